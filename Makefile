@@ -1,0 +1,49 @@
+# make help        says what there is
+# Everything bootstraps from plain python3, g++ and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OPS := ops_lib/python/ddl_ops/_ddl_ops.so
+OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
+STAMP := $(VENV)/.installed
+TESTS ?= tests
+
+.PHONY: help install ops demo up down test check format lock clean
+
+help:  ## Say what there is
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
+
+$(STAMP): requirements/bootstrap.txt requirements/lock.txt pyproject.toml setup.py
+	@scripts/install $(PYTHON) $(VENV)
+	@touch $@
+
+$(OPS): $(OPS_SOURCES) | $(STAMP)
+	@$(BIN)/python ops_lib/build.py
+
+ops: $(STAMP)  ## Compile the TensorFlow ops again
+	@rm -f $(OPS)
+	@$(MAKE) --no-print-directory $(OPS)
+
+demo: install  ## Train both examples through a real Airflow, and show the result
+	@$(BIN)/ddl-airflow demo
+
+up: install  ## The same, and leave the UI running until Ctrl-C
+	@$(BIN)/ddl-airflow demo --keep
+
+test: install  ## All tests; says loudly what it has to skip
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: install  ## Style, types, and what must never go in
+	@scripts/check $(BIN)
+
+format: install  ## Format Python and C++ in place
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lock: $(STAMP)  ## Resolve requirements/lock.in again
+	@scripts/lock $(BIN)
+
+clean:  ## Remove what make made, but the environment
+	rm -rf build dist .demo *.egg-info $(OPS) .pytest_cache .mypy_cache .ruff_cache

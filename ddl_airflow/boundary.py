@@ -1,0 +1,29 @@
+"""The one place where our errors become Airflow's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow.core.errors import DdlError
+
+
+@contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Raises what Airflow understands.
+
+    Raises:
+        AirflowFailException: a DdlError that trying again cannot mend; the task fails at once.
+        AirflowException: any other DdlError; the task's retries apply.
+    """
+    try:
+        yield
+    except DdlError as error:
+        kind = type(error).__name__
+        if error.retryable:
+            raise AirflowException(f"{kind}: {error}") from error
+        raise AirflowFailException(
+            f"{kind}: {error} (Not retried: the same again would fail the same way.)"
+        ) from error

@@ -1,0 +1,1 @@
+"""What the product means: plain values and their rules. No Airflow, TensorFlow or network."""

@@ -1,0 +1,185 @@
+"""Every error that the product raises on purpose, in one tree.
+
+::
+
+    DdlError
+    ├── ManifestError            the manifest, with every issue found in it
+    │   ├── ManifestSyntaxError  not YAML, or not text
+    │   └── ManifestInvalid      YAML, but not a manifest
+    ├── TopologyError            hosts, slots and world size do not fit
+    ├── StagingError             objects in or out
+    │   ├── SourceMissing        no such bucket, key or folder          permanent
+    │   ├── AccessDenied         wrong keys, or keys without the right  permanent
+    │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
+    │   ├── TransferCorrupt      bytes that arrived are not those listed
+    │   └── NoSpace              the disk or the store is full
+    ├── LaunchError              starting and watching ranks
+    │   ├── CommandInvalid       command or script does not exist       permanent
+    │   ├── SubmitFailed         the launcher could not start anything
+    │   ├── JobFailed            a rank failed
+    │   ├── JobLost              nobody knows how the ranks ended
+    │   └── JobTimedOut
+    └── TransformError           checkpoint to SavedModel
+        ├── CheckpointMissing    no checkpoint, or not at that step     permanent
+        └── ModelRejected        written, reloaded, and does not predict
+
+``retryable`` says whether trying again, with nothing changed by a person, can help. The Airflow
+layer (``ddl_airflow.boundary``) turns it into "fail at once" or "retry with backoff".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class DdlError(Exception):
+    """Base of all. ``retryable`` is a class default that an instance may override."""
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+
+
+@dataclass(frozen=True, order=True)
+class ManifestIssue:
+    """One thing wrong in a manifest.
+
+    Attributes:
+        line: line in the file, from 1; 0 when the whole file is meant.
+        field: dotted path of the field, e.g. ``training_data_reference.source.bucket``.
+        message: what is wrong.
+        fix: what to write instead.
+    """
+
+    line: int
+    field: str
+    message: str
+    fix: str
+
+    def render(self, source: str) -> str:
+        """``file:line: field: message. fix``: one line, clickable in most terminals."""
+        where = f"{source}:{self.line}" if self.line else source
+        field = f"{self.field}: " if self.field else ""
+        return f"{where}: {field}{self.message}. {self.fix}"
+
+
+class ManifestError(DdlError):
+    """A manifest that cannot become a DAG.
+
+    Attributes:
+        source: the file as the reader named it.
+        issues: everything that is wrong, in line order.
+    """
+
+    def __init__(self, source: str, issues: Sequence[ManifestIssue]) -> None:
+        self.source = source
+        self.issues = tuple(sorted(issues))
+        super().__init__("\n".join(issue.render(source) for issue in self.issues))
+
+
+class ManifestSyntaxError(ManifestError):
+    """Not YAML, or not text at all."""
+
+
+class ManifestInvalid(ManifestError):
+    """YAML, but with unknown, missing or wrong fields."""
+
+
+class TopologyError(DdlError):
+    """Hosts, slots and world size do not fit together."""
+
+
+class StagingError(DdlError):
+    """Objects could not be brought in or out."""
+
+    retryable = True
+
+
+class SourceMissing(StagingError):
+    """No such bucket, key or folder."""
+
+    retryable = False
+
+
+class AccessDenied(StagingError):
+    """The store refuses the keys, or the keys lack the right."""
+
+    retryable = False
+
+
+class ConnectionInvalid(StagingError):
+    """The endpoint or the credentials cannot be used as they are written."""
+
+    retryable = False
+
+
+class TransferCorrupt(StagingError):
+    """The bytes that arrived are not the bytes that were listed."""
+
+
+class NoSpace(StagingError):
+    """The disk, or the store, is full."""
+
+
+class LaunchError(DdlError):
+    """Ranks could not be started or watched."""
+
+    retryable = True
+
+
+class CommandInvalid(LaunchError):
+    """The command or the script does not exist, or is not valid code."""
+
+    retryable = False
+
+
+class SubmitFailed(LaunchError):
+    """The launcher could not start anything."""
+
+
+class JobFailed(LaunchError):
+    """A rank failed.
+
+    Attributes:
+        rank: the first rank that failed, None when no rank can be blamed.
+        host: where it ran.
+        exit_code: as a shell would show it; 128 + signal for a signal.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str = "",
+        exit_code: int | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, retryable=retryable)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+
+
+class JobLost(LaunchError):
+    """Nobody knows how the ranks ended."""
+
+
+class JobTimedOut(LaunchError):
+    """The ranks did not end in the time given."""
+
+
+class TransformError(DdlError):
+    """A checkpoint could not be made a SavedModel."""
+
+
+class CheckpointMissing(TransformError):
+    """There is no checkpoint, or none at the step that the manifest names."""
+
+
+class ModelRejected(TransformError):
+    """The SavedModel was written and reloaded, and does not predict."""

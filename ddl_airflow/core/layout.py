@@ -1,0 +1,116 @@
+"""Where the files of one training live.
+
+::
+
+    <workspace>/
+      cache/                      staged objects, by content (ddl_airflow.storage.cache)
+      runs/<dag_id>/<training_id>/
+        code/                     the scripts as they were
+        data/                     links into the cache                        DATA_DIR
+        result/                   what the training leaves                    RESULT_DIR
+          checkpoints/                                                        CHECKPOINT_DIR
+          model/                  the SavedModel
+        logs/rank-<n>.log                                                     LOG_DIR
+        ddl/                      progress.jsonl, lineage/, transform.json, try-<k>/rank-<n>.json
+
+All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def training_id(dag_id: str, run_id: str) -> str:
+    """A name for the training of a DAG run: fit for a folder, an object key and a job name.
+
+    It begins with the DAG's id, so that a results bucket may serve several manifests and all
+    trainings of one share a key prefix.
+
+    Args:
+        dag_id: the DAG.
+        run_id: Airflow's, for example ``manual__2026-11-20T20:15:00+00:00``.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:40].strip("-")
+    digest = hashlib.sha256(f"{dag_id}/{run_id}".encode()).hexdigest()[:8]
+    return f"{dag_id}-{slug}-{digest}"
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """The folder of one training."""
+
+    workspace: Path
+    dag_id: str
+    training_id: str
+
+    @property
+    def root(self) -> Path:
+        return self.workspace / "runs" / self.dag_id / self.training_id
+
+    @property
+    def cache(self) -> Path:
+        return self.workspace / "cache"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def staged(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.result / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.result / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "ddl"
+
+    @property
+    def progress(self) -> Path:
+        return self.state / "progress.jsonl"
+
+    @property
+    def transform_report(self) -> Path:
+        return self.state / "transform.json"
+
+    def records(self, try_number: int) -> Path:
+        """Where the ranks of one try leave their records."""
+        return self.state / f"try-{try_number}"
+
+    def create(self) -> None:
+        """Makes the folders that ranks write to."""
+        for folder in (self.code, self.result, self.checkpoints, self.logs, self.state):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def rank_environment(self, job_name: str) -> dict[str, str]:
+        """What every rank and the transform find in their environment, design.md section 2."""
+        return {
+            "DATA_DIR": str(self.staged),
+            "RESULT_DIR": str(self.result),
+            "MODEL_DIR": str(self.code),
+            "CHECKPOINT_DIR": str(self.checkpoints),
+            "LOG_DIR": str(self.logs),
+            "JOB_STATE_DIR": str(self.state),
+            "TRAINING_ID": self.training_id,
+            "JOB_NAME": job_name,
+            "EXPERIMENT_ID": job_name,
+            "DDL_PROGRESS": str(self.progress),
+        }

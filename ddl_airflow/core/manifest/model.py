@@ -1,0 +1,544 @@
+"""The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
+
+The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
+schedule, retries, launcher, metrics, transform and code. Each field carries its description and
+an example; error messages and the reference page are made from them. What a single field cannot
+know is in ``rules.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    SecretStr,
+    Strict,
+)
+
+from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
+from ddl_airflow.core.manifest.document import Lines, Plain
+from ddl_airflow.core.units import parse_duration
+
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SECRET_FIELDS = ("access_key_id", "secret_access_key")
+
+
+# --- kinds of values ------------------------------------------------------------------------
+
+
+def _tidy(value: Any) -> Any:
+    """Text without surrounding space: a block scalar brings a newline that nobody meant."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("has a NUL character")
+        return value.strip()
+    return value
+
+
+def _unquoted_whole(value: Any) -> Any:
+    if isinstance(value, Plain) and re.fullmatch(r"[+-]?(0|[1-9][0-9]{0,17})", value):
+        return int(value)
+    return value
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("is not a duration")
+    return parse_duration(value)
+
+
+def _checkpoint(value: Any) -> int | str:
+    step = _unquoted_whole(value)
+    if step == "latest" or (type(step) is int and step >= 0):
+        return str(step) if isinstance(step, str) else step
+    raise ValueError("is neither latest nor a step, from 0")
+
+
+AnyText = Annotated[str, BeforeValidator(_tidy)]
+Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
+Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
+Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
+Duration = Annotated[
+    timedelta, PlainValidator(_duration), PlainSerializer(lambda value: value.total_seconds())
+]
+Checkpoint = Annotated[int | str, PlainValidator(_checkpoint)]
+Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and closed to fields that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+# --- model_definition -----------------------------------------------------------------------
+
+
+class Author(Section):
+    """Who wrote the model."""
+
+    name: Text = Field(description="Name, kept in the lineage.", examples=["Your Name"])
+    email: Text | None = Field(
+        default=None, description="Address, kept in the lineage.", examples=["you@example.com"]
+    )
+
+
+class Runtimes(Section):
+    """The language that the scripts are written in."""
+
+    name: Literal["python"] = Field(description="Language of the scripts.", examples=["python"])
+    version: Text | None = Field(
+        default=None,
+        description="Kept in the lineage only; `launcher.python` decides what runs.",
+        examples=["3.11"],
+    )
+
+
+class Framework(Section):
+    """What the scripts import."""
+
+    name: Literal["tensorflow", "tensorflow-ddl"] = Field(
+        description="Framework; both names mean TensorFlow with the DDL ops.",
+        examples=["tensorflow-ddl"],
+    )
+    version: Text = Field(
+        description="TensorFlow version that the scripts are written for; `-py3-ddl` may follow.",
+        examples=["2.21"],
+    )
+    runtimes: Runtimes | None = Field(
+        default=None, description="Language of the scripts.", examples=[{"name": "python"}]
+    )
+
+
+class ComputeConfiguration(Section):
+    """How many ranks the training runs: slots per node times nodes."""
+
+    name: Text = Field(
+        description="Kind of node; decides how many ranks run on each.", examples=["v100x2"]
+    )
+    nodes: Whole = Field(default=1, ge=1, le=4096, description="Number of nodes.", examples=[2])
+
+
+class Execution(Section):
+    """What runs, and on how many ranks."""
+
+    command: Text = Field(
+        description="The first command runs on all ranks; those after `;` run once, after it.",
+        examples=["python train.py"],
+    )
+    compute_configuration: ComputeConfiguration = Field(
+        description="Where and how often it runs.", examples=[{"name": "v100", "nodes": 2}]
+    )
+
+
+class ModelDefinition(Section):
+    """The model: its name, framework and command."""
+
+    name: Text = Field(
+        description="Name of the model; the DAG id is made from it.", examples=["tf-mnist"]
+    )
+    author: Author | None = Field(
+        default=None, description="Who wrote the model.", examples=[{"name": "Your Name"}]
+    )
+    description: AnyText = Field(
+        default="", description="A sentence for the DAG list.", examples=["Digits, two layers"]
+    )
+    framework: Framework = Field(
+        description="What the scripts import.",
+        examples=[{"name": "tensorflow-ddl", "version": "2.21"}],
+    )
+    execution: Execution = Field(
+        description="What runs, and on how many ranks.",
+        examples=[{"command": "python train.py", "compute_configuration": {"name": "v100"}}],
+    )
+
+
+# --- training_data_reference, training_results_reference ------------------------------------
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What opens an object store. The keys are text here, but never part of a repr."""
+
+    endpoint_url: str
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    region_name: str | None = None
+
+
+class Connection(Section):
+    """Access to an object store: an Airflow connection, or an endpoint and keys.
+
+    Each of endpoint_url, access_key_id, secret_access_key and region_name may be ``${NAME}``: the
+    environment variable of the machine that runs the task, read when it runs.
+    """
+
+    conn_id: Text | None = Field(
+        default=None, description="Airflow connection; nothing else then.", examples=["my_s3"]
+    )
+    endpoint_url: Text | None = Field(
+        default=None,
+        description="Address of the object store.",
+        examples=["https://s3.example.com"],
+    )
+    access_key_id: Secret | None = Field(
+        default=None, description="Access key.", examples=["${S3_ACCESS_KEY_ID}"]
+    )
+    secret_access_key: Secret | None = Field(
+        default=None, description="Secret key.", examples=["${S3_SECRET_ACCESS_KEY}"]
+    )
+    region_name: Text | None = Field(
+        default=None, description="Region, where the store asks for it.", examples=["eu-de"]
+    )
+
+    def resolve(self, environ: Mapping[str, str]) -> Credentials:
+        """Returns the values themselves, with every ``${NAME}`` replaced from environ.
+
+        Raises:
+            ConnectionInvalid: variables that are not set, or empty (all of them are named); or a
+                connection by conn_id, which only Airflow can look up.
+        """
+        if self.conn_id is not None:
+            raise ConnectionInvalid(f"conn_id: {self.conn_id}: only Airflow knows its values.")
+        values: dict[str, str] = {}
+        missing: list[str] = []
+        for name, value in self:
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value or ""
+            if reference := REFERENCE.fullmatch(text):
+                text = environ.get(reference[1], "").strip()
+                if not text:
+                    missing.append(f"{name}: environment variable {reference[1]} is not set")
+            values[name] = text
+        if missing:
+            fix = "Set what is missing where the task runs, or use conn_id."
+            raise ConnectionInvalid(f"{'; '.join(missing)}. {fix}")
+        return Credentials(
+            values["endpoint_url"],
+            values["access_key_id"],
+            values["secret_access_key"],
+            values["region_name"] or None,
+        )
+
+
+class Location(Section):
+    """A place in an object store (bucket, prefix), or in the file system (path)."""
+
+    bucket: Text | None = Field(
+        default=None, description="Bucket, for type s3.", examples=["mnist-training"]
+    )
+    prefix: Prefix = Field(
+        default="", description="Folder in the bucket; all of it by default.", examples=["mnist/v1"]
+    )
+    path: Text | None = Field(
+        default=None,
+        description="Folder, for type fs; absolute, or relative to the manifest.",
+        examples=["./data"],
+    )
+
+
+class _Reference(Section):
+    """What data and results have in common."""
+
+    name: AnyText = Field(default="", description="A title for people.", examples=["MNIST images"])
+    connection: Connection | None = Field(
+        default=None,
+        description="Access to the object store, for type s3.",
+        examples=[{"conn_id": "my_s3"}],
+    )
+    type: Literal["s3", "fs"] = Field(
+        description="s3: an object store; fs: a folder.", examples=["s3"]
+    )
+
+
+class DataReference(_Reference):
+    """Where the training data is."""
+
+    source: Location = Field(
+        description="Where the data is.", examples=[{"bucket": "mnist-training-data"}]
+    )
+
+    @property
+    def place(self) -> Location:
+        """Where: the same name for data and results."""
+        return self.source
+
+
+class ResultsReference(_Reference):
+    """Where the results go."""
+
+    target: Location = Field(
+        description="Where the results go.", examples=[{"bucket": "mnist-training-models"}]
+    )
+
+    @property
+    def place(self) -> Location:
+        """Where: the same name for data and results."""
+        return self.target
+
+
+Reference: TypeAlias = DataReference | ResultsReference
+
+
+# --- the optional sections ------------------------------------------------------------------
+
+
+class Retries(Section):
+    """What happens when a task fails and trying again can help."""
+
+    attempts: Whole = Field(
+        default=3, ge=1, le=100, description="Tries in all, the first included.", examples=[3]
+    )
+    delay: Duration = Field(
+        default=timedelta(seconds=30), description="Pause before the next try.", examples=["30s"]
+    )
+    backoff: Literal["exponential", "fixed"] = Field(
+        default="exponential",
+        description="exponential doubles the pause each time.",
+        examples=["fixed"],
+    )
+
+    @property
+    def retries(self) -> int:
+        """Tries after the first one: Airflow's ``retries``."""
+        return self.attempts - 1
+
+    @property
+    def delay_s(self) -> float:
+        """The delay in seconds."""
+        return self.delay.total_seconds()
+
+
+class Launcher(Section):
+    """How the ranks start."""
+
+    kind: Text = Field(default="local", description="Launcher.", examples=["local"])
+    slots: Whole | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Ranks per node; by default what compute_configuration.name stands for.",
+        examples=[2],
+    )
+    python: Text | None = Field(
+        default=None,
+        description="Interpreter that `python` in the command means; by default Airflow's own.",
+        examples=["/opt/train/bin/python"],
+    )
+
+
+class Metric(Section):
+    """A number to be read from the output of rank 0."""
+
+    name: Text = Field(
+        description="Name of the metric; step, steps and epoch set the progress itself.",
+        examples=["loss"],
+    )
+    regex: Annotated[str, Field(min_length=1)] = Field(
+        description="Searched in each line; its one group is the number.",
+        examples=["Loss= ([0-9.]+)"],
+    )
+
+
+class Transform(Section):
+    """How the checkpoint becomes a SavedModel."""
+
+    checkpoint: Checkpoint = Field(
+        default="latest", description="Checkpoint to export: latest, or a step.", examples=[1000]
+    )
+    inputs: Mapping[str, Text] = Field(
+        default={}, description="Name in the signature -> tensor.", examples=[{"images": "x:0"}]
+    )
+    outputs: Mapping[str, Text] = Field(
+        default={}, description="Name in the signature -> tensor.", examples=[{"scores": "y:0"}]
+    )
+    sample: Text | None = Field(
+        default=None,
+        description="File in DATA_DIR or RESULT_DIR for the prediction that checks the model.",
+        examples=["t10k-images-idx3-ubyte.gz"],
+    )
+
+
+class Manifest(Section):
+    """One training: from data in a store to a model in a store."""
+
+    model_definition: ModelDefinition = Field(
+        description="The model and how it trains.",
+        examples=[
+            {
+                "name": "tf-mnist",
+                "framework": {"name": "tensorflow-ddl", "version": "2.21"},
+                "execution": {
+                    "command": "python train.py",
+                    "compute_configuration": {"name": "v100", "nodes": 2},
+                },
+            }
+        ],
+    )
+    training_data_reference: DataReference = Field(
+        description="Where the training data is.",
+        examples=[
+            {
+                "connection": {"conn_id": "my_s3"},
+                "source": {"bucket": "mnist-training-data"},
+                "type": "s3",
+            }
+        ],
+    )
+    training_results_reference: ResultsReference = Field(
+        description="Where the results go.",
+        examples=[
+            {
+                "connection": {"conn_id": "my_s3"},
+                "target": {"bucket": "mnist-training-models"},
+                "type": "s3",
+            }
+        ],
+    )
+    schedule: Text | None = Field(
+        default=None,
+        description="Cron expression or preset; without it, only people start the training.",
+        examples=["0 3 * * 0"],
+    )
+    retries: Retries = Field(
+        default=Retries(), description="What happens on failure.", examples=[{"attempts": 3}]
+    )
+    launcher: Launcher = Field(
+        default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
+    )
+    metrics: tuple[Metric, ...] = Field(
+        default=(),
+        description="Numbers to read from the output.",
+        examples=[[{"name": "loss", "regex": "Loss= ([0-9.]+)"}]],
+    )
+    transform: Transform = Field(
+        default=Transform(),
+        description="How the checkpoint becomes a SavedModel.",
+        examples=[{"checkpoint": "latest"}],
+    )
+    code: Text = Field(
+        default="./",
+        description="Folder of the scripts, relative to the manifest.",
+        examples=["./src"],
+    )
+
+    _source: str = PrivateAttr(default="")
+    _folder: Path | None = PrivateAttr(default=None)
+    _warnings: tuple[ManifestIssue, ...] = PrivateAttr(default=())
+    _lines: Lines = PrivateAttr(default_factory=Lines)
+
+    @property
+    def source(self) -> str:
+        """The file as messages name it."""
+        return self._source
+
+    @property
+    def folder(self) -> Path | None:
+        """Absolute folder of the file; relative paths start here. None for a bare text."""
+        return self._folder
+
+    @property
+    def warnings(self) -> tuple[ManifestIssue, ...]:
+        """What works, but should be written otherwise."""
+        return self._warnings
+
+    def line_of(self, path: str) -> int:
+        """Returns the line of a field such as ``metrics[0].regex``, or of its nearest parent."""
+        return self._lines.of(path)
+
+    @property
+    def dialect(self) -> str:
+        """Which of the known ways to write a manifest this one follows."""
+        return "wml"
+
+    @property
+    def dag_id(self) -> str:
+        """The model's name as Airflow, file systems and buckets accept it."""
+        return slug(self.model_definition.name)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The first is the training, on all ranks; the others run once, after it."""
+        return split_commands(self.model_definition.execution.command)
+
+    @property
+    def slots(self) -> int:
+        """Ranks per node."""
+        name = self.model_definition.execution.compute_configuration.name
+        return self.launcher.slots or COMPUTE[name].slots
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.slots * self.model_definition.execution.compute_configuration.nodes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of all that decides the training.
+
+        Key order, comments, spelled-out defaults, the file's name and the keys to the stores do
+        not change it.
+        """
+        keys = {"connection": set(SECRET_FIELDS)}
+        content = self.model_dump(
+            mode="json",
+            exclude_none=True,
+            exclude={"training_data_reference": keys, "training_results_reference": keys},
+        )
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# --- what names and commands mean -----------------------------------------------------------
+
+
+def slug(name: str) -> str:
+    """Returns the name with what is outside A-Z a-z 0-9 _ . - as one ``-``; may be empty.
+
+    It never starts or ends with a dot or a dash: it names a folder, and ``..`` is no name.
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+
+
+def split_commands(text: str) -> tuple[str, ...]:
+    """Returns the commands in a text; ``;`` and line ends outside quotes separate them.
+
+    Quotes and backslashes mean what they mean in a POSIX shell.
+
+    Raises:
+        ValueError: quotes that do not close, or a backslash at the end.
+    """
+    pieces, quote, escaped = [""], "", False
+    for char in text.replace("\\\n", " "):
+        if escaped:
+            escaped = False
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in ";\n":
+            pieces.append("")
+            continue
+        pieces[-1] += char
+    if quote or escaped:
+        raise ValueError("ends in a backslash" if escaped else f"has a {quote} that never closes")
+    return tuple(piece.strip() for piece in pieces if piece.strip())

@@ -1,0 +1,334 @@
+"""What must hold beyond the type of each field: one small function per rule.
+
+A rule names the fields that it reads and gets their values, typed. It yields what it finds; the
+loader adds the lines. Rules whose fields are sound run even when other fields are broken, so that
+one look at a manifest shows everything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.manifest.model import (
+    REFERENCE,
+    SECRET_FIELDS,
+    Connection,
+    DataReference,
+    Launcher,
+    Location,
+    Metric,
+    Reference,
+    ResultsReference,
+    slug,
+    split_commands,
+)
+
+LAUNCHER_KINDS = ("local",)
+PLANNED_LAUNCHER_KINDS = ("ssh", "slurm", "kubernetes")
+PRESETS = ("@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+MAX_DAG_ID = 200
+SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
+
+
+class Finding(NamedTuple):
+    """What a rule found: the field, what is wrong with it, and what to write instead."""
+
+    field: str
+    message: str
+    fix: str
+
+
+Findings = Iterator[Finding]
+
+
+class Rule(NamedTuple):
+    """A check, called with the path of its last field and the values of all its fields."""
+
+    fields: tuple[str, ...]
+    check: Callable[..., Findings]
+    warning: bool
+
+
+RULES: list[Rule] = []
+_Check = TypeVar("_Check", bound=Callable[..., Findings])
+
+
+def _rule(*fields: str, warning: bool = False) -> Callable[[_Check], _Check]:
+    def register(check: _Check) -> _Check:
+        RULES.append(Rule(fields, check, warning))
+        return check
+
+    return register
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Returns the fix for a word that is not among the known ones: the nearest, or all."""
+    words = list(known)
+    near = difflib.get_close_matches(given[:60], words, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(words)}."
+
+
+@_rule("model_definition.name")
+def name_gives_a_dag_id(at: str, name: str) -> Findings:
+    length = len(slug(name))
+    if length == 0:
+        yield Finding(at, "has no letter or digit to make a DAG id of", "Use A-Z, a-z, 0-9.")
+    elif length > MAX_DAG_ID:
+        yield Finding(at, f"has {length} characters, at most {MAX_DAG_ID} fit", "Shorten it.")
+
+
+@_rule("model_definition.framework.version")
+def version_is_tensorflow_2(at: str, version: str) -> Findings:
+    match = re.fullmatch(r"([0-9]{1,4})(\.[0-9]+)*([-+.]?[A-Za-z][\w.+-]*)?", version)
+    if match is None:
+        yield Finding(at, f"is {version[:40]!r}, not a version", 'Write for example "2.21".')
+    elif int(match[1]) < 2:
+        yield Finding(
+            at,
+            f"is {version}, a TensorFlow 1 script, and this release has no TensorFlow 1 mode",
+            'Port the import to tensorflow.compat.v1 and set version to "2.21".',
+        )
+
+
+@_rule("model_definition.execution.command")
+def command_can_be_split(at: str, command: str) -> Findings:
+    try:
+        commands = split_commands(command)
+    except ValueError as error:
+        yield Finding(at, str(error), "Close it, or put \\ before a character meant as it is.")
+        return
+    if not commands or not all(shlex.split(one)[0] for one in commands):
+        yield Finding(at, "is empty", 'Write for example "python train.py".')
+
+
+@_rule("launcher", "model_definition.execution.compute_configuration.name")
+def compute_is_known(at: str, launcher: Launcher, name: str) -> Findings:
+    if launcher.slots is None and name not in COMPUTE:
+        fix = f"{suggestion(name, COMPUTE)} Or set launcher.slots to the ranks per node."
+        yield Finding(at, f"{name[:40]!r} is not known", fix)
+
+
+@_rule("launcher.kind")
+def launcher_is_available(at: str, kind: str) -> Findings:
+    if kind in PLANNED_LAUNCHER_KINDS:
+        yield Finding(at, f"{kind} is not available in this release", "Use local.")
+    elif kind not in LAUNCHER_KINDS:
+        fix = f"Use local. Not available yet: {', '.join(PLANNED_LAUNCHER_KINDS)}."
+        yield Finding(at, f"{kind[:40]!r} is not known", fix)
+
+
+@_rule("schedule")
+def schedule_is_cron_or_preset(at: str, schedule: str | None) -> Findings:
+    if schedule is None or schedule in PRESETS:
+        return
+    if schedule.startswith("@"):
+        yield Finding(at, f"{schedule[:40]!r} is not a preset", suggestion(schedule, PRESETS))
+        return
+    # Airflow itself reads schedules with croniter, so it is there and it is the judge.
+    from croniter import (
+        CroniterBadDateError,
+        CroniterError,
+        croniter,
+    )
+
+    fix = 'Write minute, hour, day, month, weekday, for example "0 3 * * 0", or a preset: @daily.'
+    fields = schedule.split()
+    # H and R (hashed, random) would give another schedule at each parse.
+    if len(schedule) > 100 or len(fields) != 5 or any(f[0] in "hHrR" for f in fields):
+        yield Finding(at, f"{schedule[:40]!r} is not a cron expression of five fields", fix)
+        return
+    try:
+        croniter(schedule, time.time()).get_next(float)
+    except CroniterBadDateError:
+        yield Finding(at, f"{schedule!r} names a date that never comes", fix)
+    except CroniterError:
+        yield Finding(at, f"{schedule!r} is not a cron expression", fix)
+
+
+@_rule("metrics")
+def metrics_have_one_group(at: str, metrics: tuple[Metric, ...]) -> Findings:
+    fix = "Put ( ) around the number alone; write (?: ) for other groups."
+    for i, metric in enumerate(metrics):
+        field = f"{at}[{i}].regex"
+        if len(metric.regex) > 500:
+            yield Finding(field, "is longer than 500 characters", "Match less of the line.")
+            continue
+        try:
+            groups = re.compile(metric.regex).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            yield Finding(field, f"is not a regular expression: {error}", "Escape ( [ { + * ? .")
+            continue
+        if groups != 1:
+            yield Finding(field, f"has {groups} groups, wanted exactly one", fix)
+
+
+@_rule("metrics")
+def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
+    first: dict[str, int] = {}
+    for i, metric in enumerate(metrics):
+        field = f"{at}[{i}].name"
+        if metric.name in ("t", "source"):  # keys of every progress record
+            yield Finding(field, f"{metric.name} is reserved", "Choose another name.")
+        elif first.setdefault(metric.name, i) != i:
+            message = f"{metric.name[:40]!r} is also the name of {at}[{first[metric.name]}]"
+            yield Finding(field, message, "Choose another name.")
+
+
+@_rule("training_data_reference.type", "training_data_reference.source")
+@_rule("training_results_reference.type", "training_results_reference.target")
+def location_fits_type(at: str, kind: str, location: Location) -> Findings:
+    if kind == "s3":
+        if location.bucket is None:
+            yield Finding(
+                f"{at}.bucket", "is missing, type s3 needs it", "Write bucket: my-bucket."
+            )
+        if location.path is not None:
+            yield Finding(f"{at}.path", "is not for type s3", "Use bucket and prefix, or type: fs.")
+        return
+    if location.path is None:
+        yield Finding(f"{at}.path", "is missing, type fs needs it", "Write path: ./folder.")
+    for name in ("bucket", "prefix"):
+        if getattr(location, name):
+            yield Finding(f"{at}.{name}", "is not for type fs", "Use path, or type: s3.")
+
+
+@_rule("training_data_reference.source")
+@_rule("training_results_reference.target")
+def location_is_legal(at: str, location: Location) -> Findings:
+    bucket, path = location.bucket, location.path
+    if bucket is not None and (
+        not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket)
+        or ".." in bucket
+        or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", bucket)
+    ):
+        fix = "Use 3 to 63 of a-z, 0-9, dot and dash, starting and ending with a letter or digit."
+        yield Finding(f"{at}.bucket", f"{bucket[:70]!r} is not a bucket name", fix)
+    if location.prefix and not {"", ".", ".."}.isdisjoint(location.prefix.split("/")):
+        fix = "Write it like a/b: no leading or double slash, no dots as a folder."
+        yield Finding(f"{at}.prefix", f"{location.prefix[:70]!r} is not a key prefix", fix)
+    if path is not None and ".." in PurePosixPath(path).parts:
+        yield Finding(f"{at}.path", "has `..` in it", "Write the folder's absolute path.")
+
+
+@_rule("training_data_reference.type", "training_data_reference.connection")
+@_rule("training_results_reference.type", "training_results_reference.connection")
+def connection_fits_type(at: str, kind: str, connection: Connection | None) -> Findings:
+    if kind == "s3" and connection is None:
+        fix = "Write connection: {conn_id: my_s3}, with the id of an Airflow connection."
+        yield Finding(at, "is missing, type s3 needs it", fix)
+    if kind == "fs" and connection is not None:
+        yield Finding(at, "is not for type fs", "Delete it, or use type: s3.")
+
+
+@_rule("training_data_reference.connection")
+@_rule("training_results_reference.connection")
+def connection_is_complete(at: str, connection: Connection | None) -> Findings:
+    if connection is None:
+        return
+    wanted = ("endpoint_url", *SECRET_FIELDS)
+    given = [name for name in (*wanted, "region_name") if getattr(connection, name) is not None]
+    if connection.conn_id is not None:
+        for name in given:
+            fix = "Keep conn_id alone, or delete it."
+            yield Finding(f"{at}.{name}", "is given beside conn_id, which has it all", fix)
+        return
+    for name in wanted:
+        if name not in given:
+            fix = f"Add {name}, or give conn_id: my_s3 alone."
+            yield Finding(f"{at}.{name}", "is missing", fix)
+
+
+@_rule("training_data_reference.connection")
+@_rule("training_results_reference.connection")
+def connection_values_are_real(at: str, connection: Connection | None) -> Findings:
+    # No message here shows a value: any of them may be, or hold, a secret.
+    for name, value in connection or ():
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if text is None or REFERENCE.fullmatch(text):
+            continue
+        field, variable = f"{at}.{name}", f"${{S3_{name.upper()}}}"
+        if re.fullmatch(r"<.*>", text):
+            fix = f"Write the real value, {variable} to read it from the environment, or conn_id."
+            yield Finding(field, "is still the placeholder of the template", fix)
+        elif text.startswith("${"):
+            fix = f"Write it as {variable}, with nothing around it."
+            yield Finding(field, "is not a reference to an environment variable", fix)
+        elif name == "endpoint_url":
+            yield from _url_findings(field, text)
+
+
+def _url_findings(field: str, text: str) -> Findings:
+    fix = "Write for example https://s3.example.com, or ${S3_ENDPOINT_URL}."
+    try:
+        url = urlsplit(text)
+        sound = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        sound = False
+    if not sound or re.search(r"[\s$<>]", text):
+        yield Finding(field, "is not the address of an object store", fix)
+    elif "@" in url.netloc or url.query or url.fragment:
+        yield Finding(field, "carries more than the address", f"Keep keys out of it. {fix}")
+
+
+@_rule("training_data_reference", "training_results_reference")
+def places_differ(at: str, source: DataReference, target: ResultsReference) -> Findings:
+    data, results = _place(source), _place(target)
+    if data is None or results is None or results[: len(data)] != data:
+        return
+    where = "are the same place as" if results == data else "lie inside"
+    fix = "Give the results a place of their own: what is written there would become data."
+    yield Finding(f"{at}.target", f"the results {where} the training data", fix)
+
+
+def _place(reference: Reference) -> tuple[str, ...] | None:
+    """Returns store, bucket and folders, so that a place inside another starts with it."""
+    location, connection = reference.place, reference.connection
+    if reference.type == "fs":
+        return ("fs", *PurePosixPath(location.path).parts) if location.path else None
+    if location.bucket is None or connection is None:
+        return None
+    store = connection.conn_id or (connection.endpoint_url or "").lower().rstrip("/")
+    return ("s3", store, location.bucket, *filter(None, location.prefix.split("/")))
+
+
+@_rule("transform.sample")
+def sample_is_a_readable_file(at: str, sample: str | None) -> Findings:
+    if sample is None:
+        return
+    if _leaves_its_folder(sample):
+        yield Finding(at, "is not a file inside DATA_DIR", "Write its name relative to DATA_DIR.")
+    elif not sample.endswith(SAMPLE_ENDINGS):
+        fix = f"Use a file that ends in {', '.join(SAMPLE_ENDINGS)}."
+        yield Finding(at, f"{sample[:70]!r} has no format that can be read", fix)
+
+
+@_rule("code")
+def code_is_beside_the_manifest(at: str, code: str) -> Findings:
+    if _leaves_its_folder(code):
+        fix = "Write a folder beside or below the manifest, such as ./src."
+        yield Finding(at, "is outside the manifest's folder", fix)
+
+
+def _leaves_its_folder(path: str) -> bool:
+    return path.startswith(("/", "~")) or ".." in PurePosixPath(path).parts
+
+
+@_rule("training_data_reference.connection", warning=True)
+@_rule("training_results_reference.connection", warning=True)
+def keys_are_not_literal(at: str, connection: Connection | None) -> Findings:
+    for name in SECRET_FIELDS:
+        secret: SecretStr | None = getattr(connection, name, None)
+        if secret and not REFERENCE.fullmatch(secret.get_secret_value()):
+            fix = "Put the keys into an Airflow connection and write conn_id: its id."
+            yield Finding(f"{at}.{name}", "a key is written out in the manifest", fix)
+            return

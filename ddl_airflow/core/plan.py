@@ -1,0 +1,153 @@
+"""Manifest to plan: the steps of one training and their settings. No Airflow words.
+
+``stage_data -> train -> transform -> upload_results``. Same manifest, same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.manifest import Connection, Manifest, Reference
+
+_MASK = "***"
+
+
+@dataclass(frozen=True)
+class StoreReference:
+    """Where objects lie and how to reach them.
+
+    Attributes:
+        uri: ``s3://bucket/prefix`` or ``file:///folder``; never ends with a slash.
+        connection: keys, or where to find them; None for a folder.
+    """
+
+    uri: str
+    connection: Connection | None = None
+
+    def view(self) -> dict[str, str]:
+        """What may be shown: everything but keys."""
+        shown = {"uri": self.uri}
+        if self.connection is None:
+            return shown
+        if self.connection.conn_id:
+            return shown | {"conn_id": self.connection.conn_id}
+        return shown | {
+            "endpoint_url": str(self.connection.endpoint_url),
+            "access_key_id": _MASK,
+            "secret_access_key": _MASK,
+        }
+
+
+@dataclass(frozen=True)
+class StageDataStep:
+    """Bring the data and the code to where ranks find them."""
+
+    dataset: StoreReference
+    code: Path
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Run the manifest's first command under MPI."""
+
+    command: str
+    nodes: int
+    slots: int
+    launcher: str
+    python: str
+    framework: str
+    metrics: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True)
+class TransformStep:
+    """Checkpoint to SavedModel: the manifest's further commands, or the built-in way.
+
+    Attributes:
+        commands: run in order, once each; empty for the built-in transform.
+        checkpoint: ``latest`` or a step.
+        inputs, outputs: signature name to tensor name; empty to look in the graph.
+        sample: file whose rows the reloaded model must predict; empty to look for one.
+    """
+
+    commands: tuple[str, ...]
+    checkpoint: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    sample: str
+    python: str
+
+
+@dataclass(frozen=True)
+class UploadResultsStep:
+    """Publish the results with their lineage."""
+
+    results: StoreReference
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One manifest's training."""
+
+    dag_id: str
+    manifest: Mapping[str, Any]
+    stage_data: StageDataStep
+    train: TrainStep
+    transform: TransformStep
+    upload_results: UploadResultsStep
+
+
+def _store(reference: Reference, folder: Path) -> StoreReference:
+    place = reference.place
+    if reference.type == "fs":
+        return StoreReference((folder / str(place.path)).resolve().as_uri())
+    prefix = f"/{place.prefix.strip('/')}" if place.prefix else ""
+    return StoreReference(f"s3://{place.bucket}{prefix}", reference.connection)
+
+
+def plan(manifest: Manifest, path: Path) -> Plan:
+    """The plan of a manifest.
+
+    Args:
+        manifest: as loaded.
+        path: the manifest's file; ``code:`` and folders are relative to it.
+    """
+    definition = manifest.model_definition
+    framework = definition.framework
+    first, *rest = manifest.commands
+    return Plan(
+        dag_id=manifest.dag_id,
+        manifest={
+            "name": definition.name,
+            "digest": manifest.digest,
+            "dialect": manifest.dialect,
+            "file": path.name,
+        },
+        stage_data=StageDataStep(
+            dataset=_store(manifest.training_data_reference, path.parent),
+            code=(path.parent / manifest.code).resolve(),
+        ),
+        train=TrainStep(
+            command=first,
+            nodes=definition.execution.compute_configuration.nodes,
+            slots=manifest.slots,
+            launcher=manifest.launcher.kind,
+            python=manifest.launcher.python or "",
+            framework=f"{framework.name} {framework.version}",
+            metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
+        ),
+        transform=TransformStep(
+            commands=tuple(rest),
+            checkpoint=str(manifest.transform.checkpoint),
+            inputs=dict(manifest.transform.inputs),
+            outputs=dict(manifest.transform.outputs),
+            sample=manifest.transform.sample or "",
+            python=manifest.launcher.python or "",
+        ),
+        upload_results=UploadResultsStep(
+            results=_store(manifest.training_results_reference, path.parent)
+        ),
+    )

@@ -1,0 +1,103 @@
+"""How far a training is, from the JSON lines that rank 0 writes (docs/process-contract.md)."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+
+# Not metrics of the model: about the run itself.
+_ABOUT_RUN = frozenset(
+    {"t", "source", "step", "steps", "epoch", "examples_per_s", "comm_s", "bytes_reduced"}
+)
+_WINDOW_S = 30.0
+
+
+@dataclass
+class Progress:
+    """The newest of each value, and the speed over the last half minute.
+
+    Attributes:
+        step, steps, epoch: steps done, steps in all, epoch; None while unknown.
+        metrics: newest value of each metric of the script.
+        comm_s: seconds that rank 0 spent in collectives.
+    """
+
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    examples_per_s: float | None = None
+    comm_s: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque, repr=False)
+    _rest: str = field(default="", repr=False)
+    _script_counts: bool = field(default=False, repr=False)
+
+    def feed(self, text: str) -> bool:
+        """Takes what was appended to the file since the last call; true if a whole line came.
+
+        Raises:
+            ValueError: a complete line is not a JSON object.
+        """
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line:
+                self._take(json.loads(line))
+        return bool(lines)
+
+    def _take(self, line: dict[str, float | str | None]) -> None:
+        source = line.get("source")
+        step = line.get("step")
+        if step is not None:
+            # The ops count reductions from the start of this try; a script that counts its own
+            # steps knows better, for instance where it resumed.
+            if source != "ops":
+                if not self._script_counts:
+                    self._recent.clear()
+                self._script_counts = True
+            if source != "ops" or not self._script_counts:
+                self.step = int(step)
+                self._recent.append((float(line["t"] or 0.0), self.step))
+                while self._recent[-1][0] - self._recent[0][0] > _WINDOW_S:
+                    self._recent.popleft()
+        for name in ("steps", "epoch"):
+            if line.get(name) is not None:
+                setattr(self, name, int(line[name] or 0))
+        for name in ("examples_per_s", "comm_s"):
+            if line.get(name) is not None:
+                setattr(self, name, float(line[name] or 0.0))
+        for name, value in line.items():
+            if name not in _ABOUT_RUN and isinstance(value, (int, float)):
+                self.metrics[name] = float(value)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Speed over the recent window, None until two steps were seen apart."""
+        if len(self._recent) < 2:
+            return None
+        (t0, s0), (t1, s1) = self._recent[0], self._recent[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 and s1 > s0 else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at this speed."""
+        if self.steps_per_s is None or self.step is None or self.steps is None:
+            return None
+        return max(0.0, (self.steps - self.step) / self.steps_per_s)
+
+    def line(self) -> str:
+        """One line for a log: ``step 120/400 · 12.3 steps/s · loss 0.1234 · ETA 0:23``."""
+        parts = []
+        if self.step is not None:
+            parts.append(f"step {self.step}" + (f"/{self.steps}" if self.steps else ""))
+        if self.epoch is not None:
+            parts.append(f"epoch {self.epoch}")
+        if self.steps_per_s is not None:
+            parts.append(f"{self.steps_per_s:.1f} steps/s")
+        if self.examples_per_s is not None:
+            parts.append(f"{self.examples_per_s:.0f} examples/s")
+        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.eta_s is not None and self.eta_s > 0:
+            minutes, seconds = divmod(round(self.eta_s), 60)
+            parts.append(f"ETA {minutes}:{seconds:02d}")
+        return " · ".join(parts)

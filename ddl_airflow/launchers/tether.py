@@ -1,0 +1,31 @@
+"""Become another program that ends with the process that started it.
+
+``python -SE tether.py PARENT_PID COMMAND …``: asks Linux for SIGTERM when the parent dies, then
+executes COMMAND in place. A task process that is killed with SIGKILL cannot clean up; so mpirun,
+tethered to it, gets SIGTERM from the kernel and takes its ranks along.
+
+A program and not a ``preexec_fn``: the task process has threads, in which code between fork and
+exec is unsafe. Source: prctl(2), PR_SET_PDEATHSIG; it survives execve of ordinary programs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> None:
+    """Never returns: executes ``argv[1:]`` tethered to process ``argv[0]``."""
+    parent, command = int(argv[0]), argv[1:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        sys.exit(f"the process {parent} that started this one has ended")
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

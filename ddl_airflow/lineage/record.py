@@ -1,0 +1,104 @@
+"""The lineage record: which data, code, manifest and run made a model (design.md section 6).
+
+Each task writes the part that it knows to ``<run>/ddl/lineage/``; the upload puts them together
+and publishes the whole beside the model. No part holds a key, a token or an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.storage.store import ObjectStore
+
+LINEAGE = "lineage.json"
+SCHEMA = "ddl-airflow/lineage/1"
+_PARTS = ("stage_data", "train", "transform")
+
+
+def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
+    """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
+    folder = layout.state / "lineage"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"{step}.json", facts)
+
+
+def assemble(
+    layout: RunLayout, manifest: Mapping[str, Any], context: Any, files: Mapping[str, Path]
+) -> dict[str, Any]:
+    """The record of a training, also written to ``<run>/ddl/lineage.json``.
+
+    Args:
+        layout: the run's folder, with the parts of the steps before.
+        manifest: name, digest and dialect.
+        context: Airflow's, for the run.
+        files: what is published, by key; each goes in with size and SHA-256.
+    """
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "training_id": layout.training_id,
+        "manifest": dict(manifest),
+        "run": _run(context),
+    }
+    for step in _PARTS:
+        part = json.loads((layout.state / "lineage" / f"{step}.json").read_text("utf-8"))
+        record["run"]["tries"].update(part.pop("tries"))
+        for section, facts in part.items():
+            record.setdefault(section, {}).update(facts)
+    record["run"]["tries"]["upload_results"] = context["ti"].try_number
+    record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
+    record["result"]["files"] = [
+        {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
+        for key, path in sorted(files.items())
+    ]
+    _write(layout.state / LINEAGE, record)
+    return record
+
+
+def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
+    """What is not as recorded: one sentence for each published file that is gone or changed."""
+    problems = []
+    listed = {obj.key: obj for obj in store.list()}
+    with tempfile.TemporaryDirectory() as folder:
+        for file in record["result"]["files"]:
+            obj = listed.get(file["key"])
+            if obj is None:
+                problems.append(f"{store.uri}/{file['key']} is gone")
+                continue
+            path = Path(folder, "file")
+            store.get(obj, path, lambda _count: None)
+            if _sha256(path) != file["sha256"]:
+                problems.append(f"{store.uri}/{file['key']} is not the file that was published")
+            path.unlink()
+    return problems
+
+
+def _run(context: Any) -> dict[str, Any]:
+    run = context["dag_run"]
+    return {
+        "dag_id": run.dag_id,
+        "run_id": run.run_id,
+        "type": str(getattr(run.run_type, "value", run.run_type)),
+        "triggered_by": run.triggering_user_name,
+        "logical_date": run.logical_date.isoformat() if run.logical_date else None,
+        "started": run.start_date.isoformat() if run.start_date else None,
+        "parameters": dict(context.get("params") or {}),
+        "tries": {},
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+    partial.replace(path)

@@ -1,0 +1,86 @@
+"""What the four steps share: the run's folder, and errors that Airflow understands."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperator
+
+from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.layout import RunLayout, training_id
+
+_SAY_EVERY_S = 2.0
+
+
+def workspace() -> Path:
+    """The site's workspace: ``[ddl] workspace``."""
+    configured = conf.get("ddl", "workspace", fallback="")
+    if configured:
+        return Path(configured).expanduser()
+    return Path(conf.get("core", "dags_folder")).parent / "ddl"
+
+
+def rank_python(configured: str) -> str:
+    """The Python that starts ranks: the manifest's, the site's, or the one that runs Airflow."""
+    return configured or conf.get("ddl", "python", fallback="") or sys.executable
+
+
+class StepOperator(BaseOperator):
+    """One step of a training. Not for use by itself.
+
+    A step keeps nothing in memory for the next: what later steps and tries need lies in the run
+    directory (``ddl_airflow.core.layout``). XCom carries places and digests, never data.
+    """
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the step. Raises AirflowFailException when trying again cannot help."""
+        run = context["dag_run"]
+        layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
+        with airflow_errors():
+            layout.create()
+            return self.run_step(layout, context)
+
+    @abstractmethod
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """The step's work. Returns what goes to XCom; raises DdlError."""
+
+
+class TransferLog:
+    """Says how a transfer goes, not more often than a person would look.
+
+    Args:
+        log: a logger.
+        verb: for example ``staged``.
+    """
+
+    def __init__(self, log: Any, verb: str) -> None:
+        self._log = log
+        self._verb = verb
+        self._started = time.monotonic()
+        self._said = self._started
+
+    def __call__(self, done_bytes: int, total_bytes: int, done: int, total: int) -> None:
+        """The storage layer's progress callback."""
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            return
+        self._said = now
+        speed = done_bytes / max(now - self._started, 1e-9)
+        left = (total_bytes - done_bytes) / speed if speed else 0.0
+        self._log.info(
+            "%s %d/%d files · %.1f/%.1f MiB · %.1f MiB/s · ETA %.0f s",
+            *(
+                self._verb,
+                done,
+                total,
+                done_bytes / 2**20,
+                total_bytes / 2**20,
+                speed / 2**20,
+                left,
+            ),
+        )

@@ -1,0 +1,60 @@
+"""Checks a manifest's command as far as can be done without running it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from pathlib import Path
+
+from ddl_airflow.core.errors import CommandInvalid
+
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+
+
+def check_command(command: str, code: Path) -> None:
+    """Raises when the command names a Python script that is not in the code, or is not Python.
+
+    Args:
+        command: one command of the manifest.
+        code: the run's copy of the scripts; the command runs in it.
+
+    Raises:
+        CommandInvalid: names the script, its line when it does not parse, and what is there.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise CommandInvalid(f"execution.command: {command!r}: {error}") from error
+    script = _script(words)
+    if script is None:
+        return
+    path = code / script
+    if not path.is_file():
+        there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
+        near = difflib.get_close_matches(script, there, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(there) or 'no .py'}"
+        raise CommandInvalid(
+            f"execution.command: {command!r}: the script {script!r} is not in the manifest's "
+            f"code folder. {hint}"
+        )
+    try:
+        compile(path.read_bytes(), script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise CommandInvalid(
+            f"{script}:{line}: {getattr(error, 'msg', error)}. The script is not valid Python."
+        ) from error
+
+
+def _script(words: list[str]) -> str | None:
+    """The .py file that a plain ``python [options] script.py …`` would run."""
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return None
+    for word in words[1:]:
+        if word in ("-c", "-m"):
+            return None
+        if not word.startswith("-"):
+            relative = word.endswith(".py") and not word.startswith("/") and "$" not in word
+            return word if relative else None
+    return None

@@ -1,0 +1,130 @@
+"""Runs one job of a launcher from a task: follows it, ends it, explains it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.errors import JobFailed, JobLost
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.core.progress import Progress
+from ddl_airflow.launchers.base import Launcher
+
+_POLL_S = 0.1
+_SAY_EVERY_S = 2.0
+_LAST_LINES = 25
+# Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
+_GRACE_S = 3.0
+
+
+class _Tail:
+    """Reads what is appended to a file from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> str:
+        if not self._path.exists():
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        # A character may be cut at the end of what is there so far; take whole lines only.
+        whole = new.rfind(b"\n") + 1
+        self._offset += whole
+        return new[:whole].decode("utf-8", "replace")
+
+
+class RunningJob:
+    """One job, from submit to its end.
+
+    Args:
+        launcher: who runs it.
+        log: a logger.
+    """
+
+    def __init__(self, launcher: Launcher, log: Any) -> None:
+        self._launcher = launcher
+        self._log = log
+        self._handle: JobHandle | None = None
+        self.progress = Progress()
+
+    def run(self, job: JobSpec, progress_path: Path | None = None) -> None:
+        """Starts the job, logs rank 0's output and a progress line, and waits for the end.
+
+        Raises:
+            SubmitFailed: nothing could be started.
+            JobFailed: a rank failed; says which, where and how, with its last lines in the log.
+            JobLost: the ranks are gone and none says why.
+        """
+        shutil.rmtree(job.record_dir, ignore_errors=True)  # a cleared task repeats its try number
+        submission = self._launcher.render(job)
+        self._log.info("%s", submission)
+        output = _Tail(job.log_dir / "rank-0.log")
+        reports = _Tail(progress_path) if progress_path else None
+        before = {p: p.stat().st_size for p in job.log_dir.glob("*.log")}
+        self._handle = self._launcher.submit(submission)
+        try:
+            status = self._follow(self._handle, output, reports)
+        finally:
+            # Also after an interrupt, and for what a script left behind.
+            self._launcher.cancel(self._handle, _GRACE_S)
+        if status.state is not JobState.SUCCEEDED:
+            self._explain(self._handle, status, before)
+
+    def cancel(self) -> None:
+        """Ends every process of the job. Safe before it started and after it ended."""
+        if self._handle is not None:
+            self._launcher.cancel(self._handle, _GRACE_S)
+
+    def _follow(self, handle: JobHandle, output: _Tail, reports: _Tail | None) -> JobStatus:
+        said = time.monotonic()
+        fresh = False
+        while True:
+            status = self._launcher.status(handle)
+            for line in output.read().splitlines():
+                self._log.info("rank 0 | %s", line)
+            if reports is not None:
+                fresh |= self.progress.feed(reports.read())
+            ended = status.state is not JobState.RUNNING
+            if fresh and (ended or time.monotonic() - said >= _SAY_EVERY_S):
+                self._log.info("progress | %s", self.progress.line())
+                said, fresh = time.monotonic(), False
+            if ended:
+                return status
+            time.sleep(_POLL_S)
+
+    def _explain(self, handle: JobHandle, status: JobStatus, before: dict[Path, int]) -> None:
+        failure = status.failure
+        if failure is None:
+            self._show(handle.log_dir / "mpirun.log", before)
+            raise JobLost(
+                f"job {handle.job_id}: mpirun ended and not every rank did its work, yet none "
+                f"failed by itself. What mpirun said is above and in {handle.log_dir}/mpirun.log"
+            )
+        path = self._launcher.log(handle, failure.rank)
+        self._show(path, before)
+        where = f" on {failure.host}" if failure.host else ""
+        raise JobFailed(
+            f"rank {failure.rank} of {handle.world_size}{where} {failure.reason}. "
+            f"All ranks were ended. Its last lines are above; its whole log: {path}",
+            rank=failure.rank,
+            host=failure.host,
+            exit_code=failure.exit_code,
+            retryable=not failure.permanent,
+        )
+
+    def _show(self, path: Path, before: dict[Path, int]) -> None:
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(before.get(path, 0))
+            last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
+        self._log.error("::group::last %d lines of %s", len(last), path.name)
+        for line in last:
+            self._log.error("%s | %s", path.stem, line)
+        self._log.error("::endgroup::")

@@ -1,0 +1,84 @@
+"""stage_data: the training's data and code, to where ranks find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import Asset
+
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.record import write_part
+from ddl_airflow.operators.base import StepOperator, TransferLog
+from ddl_airflow.operators.command import check_command
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.code import snapshot
+from ddl_airflow.storage.transfer import stage
+
+
+class StageDataOperator(StepOperator):
+    """Copies the scripts as they are now, and stages the dataset through the cache.
+
+    The cheap checks come first: a command whose script is missing fails here, before a byte of
+    data has moved.
+
+    Args:
+        dataset: where the data lies. Its keys are never serialised nor rendered.
+        code: folder with the scripts.
+        commands: the manifest's commands, checked against the code.
+    """
+
+    template_fields = ("dataset", "code", "commands")
+    ui_color = "#d8ecf3"
+
+    def __init__(
+        self, *, dataset: StoreReference, code: Path, commands: list[str], **kwargs: Any
+    ) -> None:
+        asset = Asset(name=dataset.uri, uri=dataset.uri)
+        super().__init__(outlets=[asset], **kwargs)
+        self._reference = dataset
+        self.dataset = dataset.view()
+        self.code = str(code)
+        self.commands = commands
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+        code = snapshot(Path(self.code), layout.code)
+        for command in self.commands:
+            check_command(command, layout.code)
+        self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)
+        store = store_of(self._reference)
+        self.log.info("staging %s to %s", store.uri, layout.staged)
+        dataset = stage(
+            store,
+            Cache(layout.cache),
+            layout.staged,
+            workers=conf.getint("ddl", "transfer_workers", fallback=8),
+            progress=TransferLog(self.log, "staged"),
+        )
+        self.log.info(
+            "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
+            *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
+            dataset.fingerprint,
+        )
+        summary = {
+            "uri": dataset.uri,
+            "fingerprint": dataset.fingerprint,
+            "files": len(dataset.files),
+            "bytes": dataset.nbytes,
+        }
+        listing = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
+        write_part(
+            layout,
+            "stage_data",
+            {
+                "dataset": summary | {"listing": listing},
+                "code": code.record(),
+                "tries": {"stage_data": context["ti"].try_number},
+            },
+        )
+        context["outlet_events"][self.outlets[0]].extra = summary
+        return summary | {"code": code.digest}

@@ -1,0 +1,109 @@
+"""train: the manifest's script under MPI, one process per slot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.launchers.registry import launcher
+from ddl_airflow.lineage.record import write_part
+from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.command import check_command
+from ddl_airflow.operators.launch import RunningJob
+
+
+class TrainOperator(StepOperator):
+    """Starts ``nodes * slots`` ranks, follows them, and explains how they ended.
+
+    A retry finds the same RESULT_DIR and CHECKPOINT_DIR, so a script that looks there resumes.
+
+    Args:
+        command: what each rank runs, in the run's copy of the code.
+        nodes, slots: hosts, and ranks on each.
+        launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
+        python: the ranks' Python; empty for the site's.
+        framework: shown only; what runs is what the ranks' Python has.
+        metrics: name and regular expression of each metric to find in rank 0's output.
+    """
+
+    template_fields = ("command", "nodes", "slots", "launcher", "python", "framework", "metrics")
+    template_fields_renderers = {"command": "bash", "metrics": "json"}
+    ui_color = "#f7e3c3"
+
+    def __init__(
+        self,
+        *,
+        command: str,
+        nodes: int = 1,
+        slots: int = 1,
+        launcher: str = "local",
+        python: str = "",
+        framework: str = "tensorflow",
+        metrics: Sequence[Mapping[str, str]] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.command = command
+        self.nodes = nodes
+        self.slots = slots
+        self.launcher = launcher
+        self.python = python
+        self.framework = framework
+        self.metrics = [dict(m) for m in metrics]
+        self._job: RunningJob | None = None
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the world size and the last value of each metric."""
+        check_command(self.command, layout.code)
+        try_number = context["ti"].try_number
+        job = JobSpec(
+            job_id=f"{layout.training_id}/train-{try_number}",
+            command=self.command,
+            nodes=self.nodes,
+            slots=self.slots,
+            python=rank_python(self.python),
+            folder=layout.code,
+            record_dir=layout.records(try_number),
+            log_dir=layout.logs,
+            env={
+                **layout.rank_environment(self.dag_id),
+                "DDL_METRICS": json.dumps(self.metrics),
+            },
+        )
+        self._job = RunningJob(launcher(self.launcher), self.log)
+        self._job.run(job, layout.progress)
+        progress = self._job.progress
+        write_part(
+            layout,
+            "train",
+            {
+                "environment": self._environment(layout, try_number, job),
+                "result": {"metrics": progress.metrics, "steps": progress.step},
+                "tries": {"train": try_number},
+            },
+        )
+        return {"world_size": job.world_size, "metrics": progress.metrics}
+
+    def on_kill(self) -> None:
+        """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""
+        if self._job is not None:
+            self._job.cancel()
+
+    def _environment(self, layout: RunLayout, try_number: int, job: JobSpec) -> dict[str, Any]:
+        ranks = [
+            json.loads((layout.records(try_number) / f"rank-{n}.json").read_text("utf-8"))
+            for n in range(job.world_size)
+        ]
+        return {
+            "framework": self.framework,
+            "launcher": self.launcher,
+            "world_size": job.world_size,
+            "nodes": job.nodes,
+            "slots": job.slots,
+            "hosts": sorted({r["host"] for r in ranks}),
+            "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
+            "versions": ranks[0].get("versions", {}),
+        }

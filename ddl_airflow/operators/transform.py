@@ -1,0 +1,132 @@
+"""transform: checkpoint and base graph to a SavedModel that has been loaded and asked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddl_airflow.core import errors
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.launchers.local import OnceLauncher
+from ddl_airflow.lineage.record import write_part
+from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.command import check_command
+from ddl_airflow.operators.launch import RunningJob
+
+_KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
+
+
+class TransformOperator(StepOperator):
+    """Runs the manifest's further commands once, or the built-in transform if there are none.
+
+    It runs in a process of its own, in the ranks' Python: Airflow's never imports TensorFlow.
+
+    Args:
+        commands: the manifest's commands after the first.
+        checkpoint: ``latest`` or a step.
+        inputs, outputs: signature name to tensor name; empty to look in the graph.
+        sample: file whose rows the reloaded model must predict; empty to look for one.
+        python: the ranks' Python; empty for the site's.
+    """
+
+    template_fields = ("commands", "checkpoint", "inputs", "outputs", "sample", "python")
+    template_fields_renderers = {"inputs": "json", "outputs": "json"}
+    ui_color = "#e4dcf1"
+
+    def __init__(
+        self,
+        *,
+        commands: Sequence[str] = (),
+        checkpoint: str = "latest",
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        sample: str = "",
+        python: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.commands = list(commands)
+        self.checkpoint = checkpoint
+        self.inputs = dict(inputs or {})
+        self.outputs = dict(outputs or {})
+        self.sample = sample
+        self.python = python
+        self._job: RunningJob | None = None
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the model's folder, the checkpoint and the signatures."""
+        try_number = context["ti"].try_number
+        if self.commands:
+            report = self._own_commands(layout, try_number)
+        else:
+            report = self._built_in(layout, try_number)
+        write_part(layout, "transform", {"result": report, "tries": {"transform": try_number}})
+        return {"model": str(layout.model)} | {
+            name: report[name] for name in ("checkpoint", "checkpoint_step") if name in report
+        }
+
+    def on_kill(self) -> None:
+        """Ends the transform's process."""
+        if self._job is not None:
+            self._job.cancel()
+
+    def _run(self, layout: RunLayout, name: str, command: str) -> None:
+        job = JobSpec(
+            job_id=f"{layout.training_id}/{name}",
+            command=command,
+            nodes=1,
+            slots=1,
+            python=rank_python(self.python),
+            folder=layout.code,
+            record_dir=layout.state / name,
+            log_dir=layout.logs / "transform",
+            env=layout.rank_environment(self.dag_id),
+        )
+        self._job = RunningJob(OnceLauncher(), self.log)
+        self._job.run(job)
+
+    def _own_commands(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
+        for number, command in enumerate(self.commands):
+            check_command(command, layout.code)
+            self._run(layout, f"transform-{try_number}-{number}", command)
+        if not (layout.model / "saved_model.pb").is_file():
+            raise errors.TransformError(
+                f"the manifest's command {self.commands[-1]!r} ended well, and wrote no "
+                f"SavedModel to $RESULT_DIR/model. Write it there, or leave only the training "
+                "command in execution.command to have the built-in transform write it."
+            )
+        return {"transform": self.commands}
+
+    def _built_in(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
+        layout.transform_report.unlink(missing_ok=True)
+        words = [
+            *("python", "-m", "ddl_ops.saved_model"),
+            *("--result-dir", str(layout.result)),
+            *("--data-dir", str(layout.staged)),
+            *("--export-dir", str(layout.model)),
+            *("--checkpoint", self.checkpoint),
+            *("--report", str(layout.transform_report)),
+        ]
+        for option, names in (("--input", self.inputs), ("--output", self.outputs)):
+            for name, tensor in names.items():
+                words += [option, f"{name}={tensor}"]
+        if self.sample:
+            words += ["--sample", self.sample]
+        try:
+            self._run(layout, f"transform-{try_number}", shlex.join(words))
+        except errors.JobFailed as failed:
+            if layout.transform_report.exists():
+                said = json.loads(layout.transform_report.read_text("utf-8"))
+                if "error" in said:
+                    kind = _KINDS.get(said.get("kind", ""), errors.TransformError)
+                    raise kind(said["error"]) from failed
+            raise
+        report: dict[str, Any] = json.loads(layout.transform_report.read_text("utf-8"))
+        self.log.info(
+            "model from %s (step %s), reloaded and asked: %s",
+            *(report.get("checkpoint"), report.get("checkpoint_step"), report.get("prediction")),
+        )
+        return report

@@ -1,0 +1,88 @@
+"""upload_results: the model, its checkpoints, its logs and its lineage; the marker last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import Asset
+
+from ddl_airflow.core.errors import TransformError
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.operators.base import StepOperator, TransferLog
+from ddl_airflow.storage.transfer import publish
+
+
+class UploadResultsOperator(StepOperator):
+    """Publishes ``RESULT_DIR`` and the rank logs below ``<results>/<training_id>/``.
+
+    A reader who finds the marker object ``_SUCCESS`` finds everything; without it there is
+    nothing to read. ``lineage.json`` lies beside ``model/``.
+
+    Args:
+        results: where to publish. Its keys are never serialised nor rendered.
+        manifest: name, digest and dialect of the manifest, for the lineage.
+    """
+
+    template_fields = ("results", "manifest")
+    template_fields_renderers = {"manifest": "json"}
+    ui_color = "#d9efd5"
+
+    def __init__(
+        self, *, results: StoreReference, manifest: Mapping[str, Any], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._reference = results
+        self.results = results.view()
+        self.manifest = dict(manifest)
+        # All trainings of this DAG are published below this key prefix.
+        uri = f"{results.uri}/{self.dag_id}"
+        self.outlets = [Asset(name=uri, uri=uri)]
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the model's and the lineage's place."""
+        if not (layout.model / "saved_model.pb").is_file():
+            raise TransformError(
+                f"there is no SavedModel in {layout.model}. Clear the transform task first."
+            )
+        files = _files(layout.result, "") | _files(layout.logs, "logs/")
+        record = assemble(layout, self.manifest, context, files)
+        path = layout.state / LINEAGE
+        files[LINEAGE] = path
+        store = store_of(self._reference)
+        self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
+        published = publish(
+            files,
+            store,
+            layout.training_id,
+            marker={"training_id": layout.training_id, "manifest": self.manifest["digest"]},
+            workers=conf.getint("ddl", "transfer_workers", fallback=8),
+            progress=TransferLog(self.log, "published"),
+        )
+        places = {
+            "training": published.uri,
+            "model": f"{published.uri}/model",
+            "lineage": f"{published.uri}/{LINEAGE}",
+        }
+        self.log.info("model: %s", places["model"])
+        self.log.info("lineage: %s", places["lineage"])
+        context["outlet_events"][self.outlets[0]].extra = places | {
+            "training_id": layout.training_id,
+            "dataset": record["dataset"]["fingerprint"],
+            "code": record["code"]["digest"],
+            "manifest": self.manifest["digest"],
+        }
+        return places
+
+
+def _files(folder: Path, prefix: str) -> dict[str, Path]:
+    return {
+        prefix + path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,54 @@
+"""The plugin's two routes: a page, and the progress that it draws. Read-only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import requires_access_dag
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import HTMLResponse
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.manifest.model import slug
+from ddl_airflow.operators.base import workspace
+
+_PAGE = Path(__file__).with_name("training.html")
+_MOST_BYTES = 1024 * 1024
+
+
+def app() -> FastAPI:
+    """The app. A user who may read the run's task logs may read its progress."""
+    api = FastAPI(title="DDL training", docs_url=None, redoc_url=None)
+    may_read = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
+
+    @api.get("/training", response_class=HTMLResponse)
+    def training() -> str:
+        return _PAGE.read_text("utf-8")
+
+    @api.get("/progress/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def progress(dag_id: str, run_id: str, offset: int = 0) -> dict[str, Any]:
+        if slug(dag_id) != dag_id:
+            raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
+        layout = RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
+        return read_progress(layout.progress, max(0, offset))
+
+    return api
+
+
+def read_progress(path: Path, offset: int) -> dict[str, Any]:
+    """Whole lines from an offset on, at most 1 MiB of them.
+
+    Returns:
+        ``lines`` (objects) and ``offset`` (bytes), to ask again from.
+    """
+    if not path.exists():
+        return {"lines": [], "offset": 0}
+    with path.open("rb") as file:
+        file.seek(offset)
+        new = file.read(_MOST_BYTES)
+    whole = new.rfind(b"\n") + 1
+    lines = [json.loads(line) for line in new[:whole].splitlines() if line]
+    return {"lines": lines, "offset": offset + whole}

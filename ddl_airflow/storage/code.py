@@ -1,0 +1,119 @@
+"""A copy of the training's scripts as they are now, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.manifest import looks_like_manifest
+
+_MOST_BYTES = 256 * 2**20
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
+
+
+@dataclass(frozen=True)
+class CodeSnapshot:
+    """What was copied.
+
+    Attributes:
+        digest: ``sha256:…`` over the sorted files' names and contents.
+        files: relative names.
+        commit: the git commit that the folder stood at, or empty.
+        modified: whether it differed from that commit.
+    """
+
+    digest: str
+    files: tuple[str, ...]
+    commit: str
+    modified: bool
+
+    def record(self) -> dict[str, Any]:
+        """For the lineage."""
+        return {
+            "digest": self.digest,
+            "files": list(self.files),
+            "git_commit": self.commit or None,
+            "git_modified": self.modified if self.commit else None,
+        }
+
+
+def snapshot(source: Path, destination: Path) -> CodeSnapshot:
+    """Copies the scripts, without manifests (they may hold keys), hidden files and caches.
+
+    The destination is replaced as a whole.
+
+    Raises:
+        SourceMissing: no such folder, or no file in it.
+        StagingError: more than 256 MiB: data lies among the scripts.
+    """
+    if not source.is_dir():
+        raise SourceMissing(f"code: {source} is not a folder. Set `code:` in the manifest.")
+    names = _scripts(source)
+    total = sum((source / name).stat().st_size for name in names)
+    if total > _MOST_BYTES:
+        largest = max(names, key=lambda name: (source / name).stat().st_size)
+        raise StagingError(
+            f"code: {source} holds {total / 2**20:.0f} MiB, more than {_MOST_BYTES // 2**20}; the "
+            f"largest is {largest}. Keep data out of it, or set `code:` to the scripts' folder.",
+            retryable=False,
+        )
+    if not names:
+        raise SourceMissing(f"code: {source} holds no file. Set `code:` in the manifest.")
+    digest = hashlib.sha256()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".code-"))
+    try:
+        for name in names:
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target)
+            content = hashlib.sha256(target.read_bytes()).hexdigest()
+            digest.update(f"{name}\0{content}\n".encode())
+        shutil.rmtree(destination, ignore_errors=True)
+        partial.chmod(0o755)
+        partial.replace(destination)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    commit, modified = _git(source)
+    return CodeSnapshot(f"sha256:{digest.hexdigest()}", tuple(names), commit, modified)
+
+
+def _scripts(source: Path) -> list[str]:
+    names = []
+    for folder, folders, files in os.walk(source):
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and f not in _SKIPPED_FOLDERS
+        )
+        for file in files:
+            path = Path(folder, file)
+            if file.startswith(".") or not path.is_file():
+                continue
+            if path.suffix in (".yml", ".yaml") and looks_like_manifest(
+                file, path.read_text("utf-8", "replace")
+            ):
+                continue
+            names.append(path.relative_to(source).as_posix())
+    return sorted(names)
+
+
+def _git(folder: Path) -> tuple[str, bool]:
+    """The commit, and whether the folder differs from it; nothing where git has no answer."""
+    try:
+        commit = _ask_git(folder, "rev-parse", "HEAD")
+        return commit, bool(_ask_git(folder, "status", "--porcelain", "--", "."))
+    except (OSError, subprocess.SubprocessError):
+        return "", False
+
+
+def _ask_git(folder: Path, *words: str) -> str:
+    answer = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=30
+    )
+    return answer.stdout.strip()

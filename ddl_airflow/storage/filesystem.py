@@ -1,0 +1,183 @@
+"""Objects as files of a folder, and what the operating system's errors mean."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    NoSpace,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.storage.store import CHUNK, PART_PREFIX, Advance, StoredObject, check_keys
+
+
+@contextmanager
+def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turns every OSError into a StagingError that names its file, or else ``path``.
+
+    Args:
+        path: what is being read or written.
+        needed: bytes that are about to be written.
+    """
+    try:
+        yield
+    except OSError as exc:
+        where = exc.filename or path
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise NoSpace(
+                f"{where}: {exc.strerror}: {needed:,} bytes to write, {free_bytes(path):,} free. "
+                "Free space there, raise the quota or limit, or use a larger disk."
+            ) from exc
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise SourceMissing(
+                f"{where}: {exc.strerror}. Create it, or correct the path in the manifest."
+            ) from exc
+        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise AccessDenied(
+                f"{where}: {exc.strerror}. Let user id {os.geteuid()} read and write there."
+            ) from exc
+        raise StagingError(f"{where}: {exc.strerror or exc}") from exc
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that may be written where ``path`` is or will be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+class FolderStore:
+    """Files under ``path/prefix``. Links to files and folders are followed.
+
+    A file counts as unchanged while its time of change and size are the same.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], prefix: str = "") -> None:
+        # Not resolved: the user's own name for the folder is what messages and lineage show.
+        self.path = Path(os.path.abspath(path))
+        self.prefix = prefix.strip("/")
+        if self.prefix:
+            check_keys([self.prefix], self.path.as_uri())
+        self._root = self.path / self.prefix
+        self.uri = self._root.as_uri()
+
+    def at(self, prefix: str) -> FolderStore:
+        """The store of a folder inside this one."""
+        return FolderStore(self.path, f"{self.prefix}/{prefix}")
+
+    def list(self) -> list[StoredObject]:
+        """All files below, sorted by key."""
+        with os_errors(self._root):
+            return sorted(self._walk(self._root, frozenset()))
+
+    def _walk(self, folder: Path, parents: frozenset[Path]) -> Iterator[StoredObject]:
+        here = folder.resolve()
+        if here in parents:
+            raise StagingError(
+                f"{folder} links to a folder above itself. Remove the link.", retryable=False
+            )
+        for path in folder.iterdir():
+            if path.is_dir():
+                yield from self._walk(path, parents | {here})
+            elif not path.name.startswith(PART_PREFIX):
+                yield self._object(path.relative_to(self._root).as_posix(), path.stat())
+
+    def _object(self, key: str, found: os.stat_result) -> StoredObject:
+        if not stat.S_ISREG(found.st_mode):
+            raise StagingError(f"{self._root / key} is no file. Remove it.", retryable=False)
+        etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
+        return StoredObject(key, found.st_size, etag, found.st_mtime)
+
+    def _path(self, key: str) -> Path:
+        check_keys([key], self.uri)
+        return self._root / key
+
+    def identity(self, obj: StoredObject) -> str:
+        """Path, time of change and size."""
+        return json.dumps(["file", str(self._root.resolve() / obj.key), obj.etag, obj.size])
+
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
+        """A copy: a link would let a later edit of the file change what was staged."""
+        source = self._path(obj.key)
+        with os_errors(path, obj.size):
+            _copy(source, path, advance)
+            if self._object(obj.key, source.stat()) != obj or path.stat().st_size != obj.size:
+                raise TransferCorrupt(
+                    f"{source} changed while it was copied. Try again when it is complete."
+                )
+        return "size"
+
+    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
+        """Copies under another name in the same folder, then renames."""
+        with os_errors(path):
+            size = path.stat().st_size
+        with self._placing(key, size) as part:
+            if _copy(path, part, advance) != sha256:
+                raise TransferCorrupt(f"{path} changed while it was copied to {self.uri}/{key}")
+        return self._object(key, self._path(key).stat())
+
+    def put_bytes(self, key: str, body: bytes) -> StoredObject:
+        """Writes under another name in the same folder, then renames."""
+        with self._placing(key, len(body)) as part, open(part, "xb") as sink:
+            sink.write(body)
+            sink.flush()
+            os.fsync(sink.fileno())
+        return self._object(key, self._path(key).stat())
+
+    @contextmanager
+    def _placing(self, key: str, needed: int) -> Iterator[Path]:
+        final = self._path(key)
+        part = final.with_name(PART_PREFIX + uuid.uuid4().hex)
+        with os_errors(final, needed):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield part
+                os.replace(part, final)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def read_bytes(self, key: str) -> bytes:
+        """A file's content."""
+        with os_errors(self._root):
+            return self._path(key).read_bytes()
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such a file."""
+        return self._path(key).is_file()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes files, and the folders inside the store that become empty."""
+        for key in keys:
+            path = self._path(key)
+            with os_errors(path):
+                path.unlink(missing_ok=True)
+                for folder in path.parents:
+                    if folder == self.path or (folder.exists() and any(folder.iterdir())):
+                        break
+                    if folder.exists():
+                        folder.rmdir()
+
+
+def _copy(source: Path, target: Path, advance: Advance) -> str:
+    """Copies to a new file and flushes it to disk. Returns the SHA-256 of what was read."""
+    digest = hashlib.sha256()
+    with open(source, "rb") as reader, open(target, "xb") as writer:
+        while chunk := reader.read(CHUNK):
+            writer.write(chunk)
+            digest.update(chunk)
+            advance(len(chunk))
+        writer.flush()
+        os.fsync(writer.fileno())
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""Digests: of a listing, of a file, and the ETag that a multipart upload gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from ddl_airflow.storage.store import CHUNK, StoredObject
+
+
+def fingerprint(listing: Iterable[StoredObject]) -> str:
+    """``sha256:<hex>`` of the sorted keys, sizes and ETags.
+
+    Equal for equal data in two buckets; different as soon as one object is added, removed or
+    changed. No object is read for it.
+    """
+    lines = (json.dumps([obj.key, obj.size, obj.etag]) + "\n" for obj in sorted(listing))
+    return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> tuple[str, int]:
+    """A file's SHA-256 in hex, and its size in bytes."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as source:
+        while chunk := source.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+class PartsMd5:
+    """The MD5 of the parts' MD5s, a hyphen, and the number of parts.
+
+    Source: the ETag of a multipart upload, as Amazon S3 and Ceph compute it.
+    """
+
+    def __init__(self, part_size: int) -> None:
+        self._part_size = part_size
+        self._parts: list[bytes] = []
+        self._part = hashlib.md5(usedforsecurity=False)
+        self._room = part_size
+
+    def update(self, chunk: bytes) -> None:
+        """Takes the next bytes, which may span parts."""
+        view = memoryview(chunk)
+        while view:
+            if not self._room:
+                self._end_part()
+            taken = view[: self._room]
+            self._part.update(taken)
+            self._room -= len(taken)
+            view = view[len(taken) :]
+
+    def _end_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part = hashlib.md5(usedforsecurity=False)
+        self._room = self._part_size
+
+    def hexdigest(self) -> str:
+        """The ETag of all bytes so far."""
+        parts = [*self._parts, self._part.digest()]
+        return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"

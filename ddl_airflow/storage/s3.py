@@ -1,0 +1,404 @@
+"""Objects of any S3-compatible service, and what its errors mean.
+
+Integrity rests on MD5 and SHA-256 checked here, not on the checksum trailers that newer SDKs send
+by default: several compatible services refuse those (Ceph 16 answers 411).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    ConnectionInvalid,
+    NoSpace,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
+
+if TYPE_CHECKING:
+    from botocore.config import Config
+
+PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
+MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
+PARTS_AT_ONCE = 4  # of one file
+# Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
+USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 100, 128, 256, 512))
+SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
+
+_MISSING = {"NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NotFound", "404"}
+_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden"}
+_FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
+_CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "PreconditionFailed", "412"}
+_INVALID = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "InvalidBucketName",
+    "PermanentRedirect",
+    "301",
+}
+
+
+def s3_config(endpoint_url: str | None) -> Config:
+    """The botocore settings that every client of ours uses.
+
+    Args:
+        endpoint_url: None for Amazon's own.
+    """
+    from botocore.config import Config
+
+    return Config(
+        connect_timeout=10,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 4},
+        max_pool_connections=64,
+        tcp_keepalive=True,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # Bucket names in the host name need wildcard DNS, which few own services have.
+        s3={"addressing_style": "path" if endpoint_url else "auto"},
+    )
+
+
+def s3_client(
+    endpoint_url: str | None,
+    access_key_id: str | None,
+    secret_access_key: str | None,
+    region_name: str | None = None,
+) -> Any:
+    """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
+
+    Raises:
+        ConnectionInvalid: the endpoint is no http(s) URL.
+    """
+    import boto3
+
+    if endpoint_url is not None:
+        _check_endpoint(endpoint_url)
+    with s3_errors("s3", endpoint_url or "AWS"):
+        # A session of its own: building clients from the shared one is not safe in threads.
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            aws_access_key_id=access_key_id,
+            aws_secret_access_key=secret_access_key,
+            region_name=region_name,
+            config=s3_config(endpoint_url),
+        )
+
+
+def _check_endpoint(url: str) -> None:
+    fix = "Write https://host or https://host:port in endpoint_url, keys in their own fields."
+    if "@" in url:  # may hold a password: not shown
+        raise ConnectionInvalid(f"endpoint_url holds credentials. {fix}")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as exc:
+        raise ConnectionInvalid(f"endpoint_url {url!r}: {exc}. {fix}") from exc
+    if not usable:
+        raise ConnectionInvalid(f"endpoint_url {url!r} is no http(s) URL. {fix}")
+
+
+@contextmanager
+def s3_errors(uri: str, endpoint: str, needed: int = 0) -> Iterator[None]:
+    """Turns every error of boto3 into a StagingError that names object and endpoint.
+
+    Args:
+        uri: the object, or the bucket and prefix.
+        endpoint: where it was looked for.
+        needed: bytes that are about to be stored.
+    """
+    import botocore.exceptions as aws
+    from urllib3.exceptions import HTTPError
+
+    where = f"{uri} at {endpoint}"
+    try:
+        yield
+    except aws.ClientError as exc:
+        raise _meaning(exc.response, where, needed) from exc
+    except (aws.ChecksumError, aws.FlexibleChecksumError) as exc:
+        raise TransferCorrupt(f"{where}: {exc}") from exc
+    except (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, HTTPError) as exc:
+        raise StagingError(
+            f"{where}: {exc}. Check that the service runs and that this host reaches it."
+        ) from exc
+    except (aws.BotoCoreError, ValueError) as exc:
+        raise ConnectionInvalid(
+            f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection."
+        ) from exc
+
+
+def _meaning(answer: dict[str, Any], where: str, needed: int) -> StagingError:
+    code = str(answer.get("Error", {}).get("Code", ""))
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"{where}: {code} ({status})"
+    if text := answer.get("Error", {}).get("Message"):
+        said += f": {text}"
+    if code == "NoSuchBucket":
+        return SourceMissing(f"{said}: no such bucket. Create it, or correct bucket or endpoint.")
+    if code in _MISSING:
+        return SourceMissing(f"{said}. Upload it, or correct bucket, prefix or endpoint.")
+    if code in _FULL:
+        return NoSpace(f"{said}: {needed:,} bytes to store. Free space there, or raise the quota.")
+    if code in _CORRUPT:
+        return TransferCorrupt(f"{said}: changed since it was listed, or damaged on the way.")
+    if code in _INVALID:
+        return ConnectionInvalid(f"{said}. Correct endpoint_url, region_name or bucket.")
+    if code in _DENIED or status in (401, 403):
+        return AccessDenied(
+            f"{said}. Check access_key_id and secret_access_key, the rights that they have on this "
+            "bucket (list, read, and for results write and delete), and this host's clock."
+        )
+    return StagingError(said, retryable=status >= 500 or status in (408, 409, 429))
+
+
+class _Digest(Protocol):
+    def update(self, chunk: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass
+class _Check:
+    """How to tell that what arrived is right: a digest that must come out as ``expected``.
+
+    ``proof`` is False where a difference may as well come from a wrong guess of the part size.
+    """
+
+    name: str
+    digest: _Digest | None = None
+    expected: str = ""
+    proof: bool = True
+
+    def update(self, chunk: bytes) -> None:
+        if self.digest:
+            self.digest.update(chunk)
+
+    def result(self) -> str:
+        """The check's name; "size" if it could not decide. Raises ValueError on other content."""
+        if self.digest is None or (found := self.digest.hexdigest()) == self.expected:
+            return self.name
+        if self.proof:
+            raise ValueError(f"{self.name} is {found}, not {self.expected}")
+        return "size"
+
+
+class S3Store:
+    """Objects of one bucket under one prefix.
+
+    The prefix is a folder: ``mnist`` holds ``mnist/a`` but not ``mnist2``. ETags are from listings,
+    so an object replaced between listing and reading is an error, not a mixture. Does not read old
+    versions, and one object comes down in one stream.
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
+        """``client``: a boto3 S3 client, made with ``s3_config``."""
+        self._client = client
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self.endpoint: str = client.meta.endpoint_url
+        self.uri = f"s3://{bucket}/{self.prefix}".rstrip("/")
+
+    def at(self, prefix: str) -> S3Store:
+        """The store of a longer prefix."""
+        return S3Store(self._client, self.bucket, f"{self.prefix}/{prefix}")
+
+    def _key(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    @contextmanager
+    def _errors(self, key: str = "", needed: int = 0) -> Iterator[None]:
+        with s3_errors(f"{self.uri}/{key}" if key else self.uri, self.endpoint, needed):
+            yield
+
+    def list(self) -> list[StoredObject]:
+        """All objects under the prefix, sorted by key."""
+        start = self._key("")
+        found = []
+        with self._errors():
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self.bucket, Prefix=start):
+                for entry in page.get("Contents", ()):
+                    found.append(
+                        StoredObject(
+                            key=entry["Key"][len(start) :],
+                            size=entry["Size"],
+                            etag=entry["ETag"].strip('"'),
+                            modified=entry["LastModified"].timestamp(),
+                        )
+                    )
+        return sorted(found)
+
+    def identity(self, obj: StoredObject) -> str:
+        """Endpoint, bucket, whole key, ETag and size."""
+        return json.dumps([self.endpoint, self.bucket, self._key(obj.key), obj.etag, obj.size])
+
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
+        """Streams the object, digesting as it comes, and compares with what the store says."""
+        name = {"Bucket": self.bucket, "Key": self._key(obj.key), "IfMatch": f'"{obj.etag}"'}
+        size = 0
+        with os_errors(path, obj.size), self._errors(obj.key):
+            answer = self._client.get_object(**name)
+            check = self._check(answer, obj)
+            with answer["Body"] as body, open(path, "xb") as sink:
+                while chunk := body.read(CHUNK):
+                    sink.write(chunk)
+                    size += len(chunk)
+                    check.update(chunk)
+                    advance(len(chunk))
+                sink.flush()
+                os.fsync(sink.fileno())
+        if size != obj.size:
+            raise self._corrupt(obj.key, f"{size:,} bytes came, {obj.size:,} are listed")
+        try:
+            return check.result()
+        except ValueError as exc:
+            raise self._corrupt(obj.key, str(exc)) from exc
+
+    def _check(self, answer: Any, obj: StoredObject) -> _Check:
+        """The best check that the store allows."""
+        if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
+            return _Check("sha256", hashlib.sha256(), sha256)
+        if not _etag_is_md5(answer):
+            return _Check("size")
+        if "-" not in obj.etag:
+            return _Check("md5", hashlib.md5(usedforsecurity=False), obj.etag)
+        parts = int(obj.etag.rpartition("-")[2])
+        first = self._first_part_size(obj)
+        if first and -(-obj.size // first) == parts:
+            return _Check("md5-of-parts", PartsMd5(first), obj.etag)
+        for guess in USUAL_PART_SIZES:
+            if -(-obj.size // guess) == parts:
+                return _Check("md5-of-parts", PartsMd5(guess), obj.etag, proof=False)
+        return _Check("size")
+
+    def _first_part_size(self, obj: StoredObject) -> int:
+        """Bytes; all of it where the service ignores PartNumber (Ceph 16), 0 if refused."""
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._client.head_object(
+                Bucket=self.bucket, Key=self._key(obj.key), PartNumber=1
+            )
+        except ClientError:
+            return 0
+        return int(answer["ContentLength"])
+
+    def _corrupt(self, key: str, why: str) -> TransferCorrupt:
+        return TransferCorrupt(f"{self.uri}/{key} at {self.endpoint}: {why}. Transfer it again.")
+
+    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
+        """Uploads, in parts when large, and compares the ETag with the file's."""
+        with os_errors(path):
+            size = path.stat().st_size
+            if size < PART_SIZE:
+                body = path.read_bytes()
+                if hashlib.sha256(body).hexdigest() != sha256:
+                    raise self._corrupt(key, f"{path} changed while it was uploaded")
+                stored = self._put_small(key, body, sha256)
+                advance(size)
+                return stored
+            with self._errors(key, size):
+                return self._put_parts(path, size, key, sha256, advance)
+
+    def _put_parts(
+        self, path: Path, size: int, key: str, sha256: str, advance: Advance
+    ) -> StoredObject:
+        from boto3.s3.transfer import TransferConfig
+
+        part_size = PART_SIZE
+        while size > part_size * MAX_PARTS:
+            part_size *= 2
+        digest, etag = hashlib.sha256(), PartsMd5(part_size)
+        with open(path, "rb") as source:
+            while chunk := source.read(CHUNK):
+                digest.update(chunk)
+                etag.update(chunk)
+                advance(0)
+            if digest.hexdigest() != sha256:
+                raise self._corrupt(key, f"{path} changed while it was uploaded")
+            source.seek(0)
+            self._client.upload_fileobj(
+                source,
+                self.bucket,
+                self._key(key),
+                ExtraArgs={"Metadata": {SHA256_FIELD: sha256}},
+                Callback=advance,
+                Config=TransferConfig(
+                    multipart_threshold=part_size,
+                    multipart_chunksize=part_size,
+                    max_concurrency=PARTS_AT_ONCE,
+                    # The other client ignores endpoint_url and talks to AWS.
+                    preferred_transfer_client="classic",
+                ),
+            )
+        answer = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+        return self._stored(key, size, answer, etag.hexdigest())
+
+    def put_bytes(self, key: str, body: bytes) -> StoredObject:
+        """Stores a small object in one request; the service checks its MD5."""
+        return self._put_small(key, body, hashlib.sha256(body).hexdigest())
+
+    def _put_small(self, key: str, body: bytes, sha256: str) -> StoredObject:
+        md5 = hashlib.md5(body, usedforsecurity=False)
+        with self._errors(key, len(body)):
+            answer = self._client.put_object(
+                Bucket=self.bucket,
+                Key=self._key(key),
+                Body=body,
+                ContentMD5=base64.b64encode(md5.digest()).decode(),
+                Metadata={SHA256_FIELD: sha256},
+            )
+        return self._stored(key, len(body), answer, md5.hexdigest())
+
+    def _stored(self, key: str, size: int, answer: Any, expected: str) -> StoredObject:
+        etag = answer["ETag"].strip('"')
+        if answer.get("ContentLength", size) != size or (_etag_is_md5(answer) and etag != expected):
+            raise self._corrupt(key, f"stored with ETag {etag}, not {expected}")
+        return StoredObject(key, size, etag)
+
+    def read_bytes(self, key: str) -> bytes:
+        """A small object's content."""
+        with self._errors(key):
+            answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+            body: bytes = answer["Body"].read()
+            return body
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object. By listing: HEAD cannot tell a missing bucket."""
+        name = self._key(key)
+        with self._errors(key):
+            page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=name, MaxKeys=1)
+        # Keys come sorted, so the name itself is the first with this prefix.
+        return any(entry["Key"] == name for entry in page.get("Contents", ()))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes one by one: services disagree on the digest that the batch request needs."""
+        for key in keys:
+            with self._errors(key):
+                self._client.delete_object(Bucket=self.bucket, Key=self._key(key))
+
+
+def _etag_is_md5(answer: Any) -> bool:
+    """Whether an answer's ETag is an MD5 of the content: not with keys of a key service or ours.
+
+    Source: Amazon S3 API reference, Object, ETag.
+    """
+    if answer.get("ServerSideEncryption", "AES256") != "AES256":
+        return False
+    plain = re.fullmatch(r'"?[0-9a-f]{32}(-\d+)?"?', answer["ETag"])
+    return plain is not None and "SSECustomerAlgorithm" not in answer

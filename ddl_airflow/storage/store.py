@@ -1,0 +1,122 @@
+"""What the product asks of a place where objects lie: one bucket and prefix, or one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+
+# Called with each count of bytes moved; raises to stop the transfer that calls it.
+Advance = Callable[[int], None]
+
+CHUNK = 1024 * 1024  # bytes read at a time: the grain of progress and of stopping
+PART_PREFIX = ".ddl-part-"  # names of files still being written; no listing shows them
+
+
+@dataclass(frozen=True, order=True)
+class StoredObject:
+    """One object as a listing shows it.
+
+    Attributes:
+        key: name relative to its store, parts separated by "/".
+        size: bytes.
+        etag: changes when the content does, without quotes. S3: the ETag. Folder: time and size.
+        modified: seconds since 1970; no part of the identity.
+    """
+
+    key: str
+    size: int
+    etag: str = ""
+    modified: float = field(default=0.0, compare=False)
+
+
+class ObjectStore(Protocol):
+    """Objects under one bucket and prefix, or under one folder.
+
+    Every call raises the errors of ``core.errors.StagingError`` and its subclasses, each naming the
+    object and the store. An object is never visible half-written. May be used by many threads.
+    Does not lock: of two writers of one key, the last wins.
+    """
+
+    @property
+    def uri(self) -> str:
+        """``s3://bucket/prefix`` or ``file:///folder``, without a trailing slash."""
+
+    def at(self, prefix: str) -> ObjectStore:
+        """The store of what lies under ``prefix``; "" is the store itself."""
+
+    def list(self) -> list[StoredObject]:
+        """All objects, sorted by key. Raises SourceMissing if there is no such bucket or folder."""
+
+    def identity(self, obj: StoredObject) -> str:
+        """A text equal for two objects only if their place and content are the same."""
+
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
+        """Writes a new file, flushed to disk and checked.
+
+        Returns:
+            How the content was checked: "sha256", "md5", "md5-of-parts", or "size" where the store
+            offers nothing better.
+
+        Raises:
+            TransferCorrupt: the bytes are not those listed. The file may be left: the caller
+                gives a name that nobody reads, and removes it.
+        """
+
+    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
+        """Stores a file whose digest (hex) is known, and checks what arrived."""
+
+    def put_bytes(self, key: str, body: bytes) -> StoredObject:
+        """Stores a small object."""
+
+    def read_bytes(self, key: str) -> bytes:
+        """A small object's content. Raises SourceMissing if there is none."""
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes objects; one that is not there is fine."""
+
+
+def check_keys(keys: Iterable[str], uri: str) -> None:
+    """Raises StagingError, not retryable, unless all keys can be files in one folder together."""
+    files = set(keys)
+    for key in files:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in key:
+            raise _unusable(uri, key, "is no path inside a folder")
+        if any(len(part.encode()) > 255 for part in parts):
+            raise _unusable(uri, key, "has a part of over 255 bytes, too long for a file name")
+        for depth in range(1, len(parts)):
+            if (folder := "/".join(parts[:depth])) in files:
+                raise _unusable(uri, key, f"needs a folder where {folder!r} is an object")
+
+
+def _unusable(uri: str, key: str, why: str) -> StagingError:
+    return StagingError(f"{uri}: key {key!r} {why}. Rename or remove the object.", retryable=False)
+
+
+def open_store(uri: str, client: Any = None) -> ObjectStore:
+    """The store that a uri, as ``ObjectStore.uri`` gives it, names.
+
+    Args:
+        uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
+        client: a boto3 S3 client, for ``s3://`` alone.
+    """
+    from ddl_airflow.storage.filesystem import FolderStore
+    from ddl_airflow.storage.s3 import S3Store
+
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file" and rest.startswith("/"):
+        return FolderStore(Path(unquote(rest)))
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")
+    if client is None:
+        raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
+    return S3Store(client, bucket, prefix)

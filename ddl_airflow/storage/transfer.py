@@ -1,0 +1,385 @@
+"""Many objects at once: a dataset into a folder, results into a store; all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.storage.cache import CACHED, Cache
+from ddl_airflow.storage.filesystem import free_bytes, os_errors
+from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
+from ddl_airflow.storage.store import PART_PREFIX, ObjectStore, StoredObject, check_keys
+
+# done_bytes, total_bytes, done_files, total_files; called from any thread, one call at a time.
+Progress = Callable[[int, int, int, int], None]
+
+COMPLETE = ".complete"  # in a staged folder: what it holds
+SUCCESS = "_SUCCESS"  # among published objects: that they are all there
+REPORT_INTERVAL_S = 0.25
+
+Job = TypeVar("Job")
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """One file of a staged dataset.
+
+    Attributes:
+        key: path inside the folder.
+        size: bytes.
+        etag: as the store lists it.
+        checked: "sha256", "md5", "md5-of-parts", "size", or "cache" if it was there before.
+    """
+
+    key: str
+    size: int
+    etag: str
+    checked: str
+
+
+@dataclass(frozen=True)
+class StagedDataset:
+    """What ``stage`` brought.
+
+    Attributes:
+        uri: where it is from.
+        files: sorted by key.
+        nbytes: of all files.
+        fingerprint: digest of the listing.
+        fetched: files that were transferred.
+        reused: files that were not, because the cache had them.
+    """
+
+    uri: str
+    files: tuple[StagedFile, ...]
+    nbytes: int
+    fingerprint: str
+    fetched: int
+    reused: int
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """One published object: its key under the result's uri, bytes, SHA-256 in hex, and ETag."""
+
+    key: str
+    size: int
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """What ``publish`` put, sorted by key, without the marker."""
+
+    uri: str
+    files: tuple[PublishedFile, ...]
+
+
+class _Stopped(StagingError):
+    """Ends a transfer because another one failed; the other's error is the one to raise."""
+
+
+class _Meter:
+    """Counts bytes and files of all threads, reports now and then, and stops them all."""
+
+    def __init__(self, progress: Progress | None, nbytes: int, files: int) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._done, self._nbytes, self._done_files, self._files = 0, nbytes, 0, files
+        self._next_report = 0.0
+        self.stopped = False
+
+    def advance(self, nbytes: int, files: int = 0) -> None:
+        if self.stopped:
+            raise _Stopped("stopped because another transfer failed")
+        with self._lock:
+            self._done += nbytes
+            self._done_files += files
+            end = self._done_files == self._files
+            if self._progress and (end or time.monotonic() >= self._next_report):
+                self._next_report = time.monotonic() + REPORT_INTERVAL_S
+                self._progress(self._done, self._nbytes, self._done_files, self._files)
+
+
+def _for_each(
+    jobs: Iterable[Job], work: Callable[[Job], None], workers: int, meter: _Meter
+) -> None:
+    """Runs ``work`` on all jobs in threads. The first error stops the others and is raised."""
+    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="ddl-transfer") as pool:
+        running = [pool.submit(work, job) for job in jobs]
+        try:
+            for future in as_completed(running):
+                future.result()
+        except BaseException:  # also a signal that ends the task: no thread goes on alone
+            meter.stopped = True
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def stage(
+    store: ObjectStore,
+    cache: Cache,
+    destination: Path,
+    *,
+    workers: int = 8,
+    progress: Progress | None = None,
+) -> StagedDataset:
+    """Makes ``destination`` a folder of links to the store's objects, through the cache.
+
+    The folder appears whole, with its marker ``.complete``, or not at all; the same data staged
+    again changes nothing. Objects of size 0 whose key ends in "/" stand for folders and are left
+    out.
+
+    Raises:
+        SourceMissing: no such bucket or folder, or nothing in it.
+        NoSpace: the cache's disk has less room than there is to fetch; nothing was fetched then.
+        StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
+    """
+    listing = [obj for obj in store.list() if obj.size or not _names_folder(obj.key)]
+    if not listing:
+        raise SourceMissing(
+            f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "
+            "prefix or path in the manifest."
+        )
+    check_keys([*(obj.key for obj in listing), COMPLETE], store.uri)
+    digest = fingerprint(listing)
+    checks = dict.fromkeys((obj.key for obj in listing), CACHED)
+    nbytes = sum(obj.size for obj in listing)
+    marker = json.dumps({"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}) + "\n"
+
+    if not _is_staged(destination, marker, listing):
+        missing = [obj for obj in listing if not cache.holds(store, obj)]
+        _check_room(cache, store, sum(obj.size for obj in missing))
+        meter = _Meter(progress, nbytes, len(listing))
+        if len(missing) < len(listing):
+            held = nbytes - sum(obj.size for obj in missing)
+            meter.advance(held, len(listing) - len(missing))
+
+        def fetch(obj: StoredObject) -> None:
+            checks[obj.key] = cache.fetch(store, obj, meter.advance)
+            meter.advance(0, files=1)
+
+        _for_each(missing, fetch, workers, meter)
+        with os_errors(destination):
+            _link(destination, {obj.key: cache.path(store, obj) for obj in listing}, marker)
+
+    fetched = sum(check != CACHED for check in checks.values())
+    return StagedDataset(
+        uri=store.uri,
+        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in listing),
+        nbytes=nbytes,
+        fingerprint=digest,
+        fetched=fetched,
+        reused=len(listing) - fetched,
+    )
+
+
+def _names_folder(key: str) -> bool:
+    return not key or key.endswith("/")
+
+
+def _check_room(cache: Cache, store: ObjectStore, needed: int) -> None:
+    with os_errors(cache.root, needed):
+        cache.root.mkdir(parents=True, exist_ok=True)
+        free = free_bytes(cache.root)
+    if needed > free:
+        raise NoSpace(
+            f"{cache.root}: {store.uri} needs {needed:,} bytes, {free:,} are free. Free space "
+            "there, delete old blobs of the cache, or set the workspace to a larger disk."
+        )
+
+
+def _is_staged(destination: Path, marker: str, listing: Sequence[StoredObject]) -> bool:
+    """Whether the folder holds this data, with no blob behind its links lost or cut since."""
+    try:
+        return (destination / COMPLETE).read_text() == marker and all(
+            (destination / obj.key).stat().st_size == obj.size for obj in listing
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _link(destination: Path, blobs: Mapping[str, Path], marker: str) -> None:
+    """Builds the folder beside its place and renames it there."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    # Links are relative, so that a workspace may be mounted elsewhere in another container.
+    destination = destination.parent.resolve() / destination.name
+    fresh = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
+    try:
+        for key, blob in blobs.items():
+            link = fresh / key
+            link.parent.mkdir(parents=True, exist_ok=True)
+            final_folder = (destination / key).parent
+            link.symlink_to(os.path.relpath(blob.resolve(), final_folder))
+        (fresh / COMPLETE).write_text(marker)
+        _place(fresh, destination)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _place(fresh: Path, destination: Path) -> None:
+    """Renames; data staged there before goes, anything else that is there is left and refused."""
+    if (destination / COMPLETE).is_file():
+        old = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
+        os.rename(destination, old)
+        os.rename(fresh, destination)
+        shutil.rmtree(old)
+        return
+    if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
+        raise StagingError(
+            f"{destination} holds files that were not staged. Move them, or stage elsewhere.",
+            retryable=False,
+        )
+    os.rename(fresh, destination)  # over nothing, or over an empty folder
+
+
+def publish(
+    files: Mapping[str, Path],
+    store: ObjectStore,
+    prefix: str = "",
+    *,
+    marker: Mapping[str, object] | None = None,
+    workers: int = 8,
+    progress: Progress | None = None,
+) -> PublishedResult:
+    """Puts files under ``prefix`` and, when all are there, the marker object ``_SUCCESS``.
+
+    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag. It
+    is taken away before anything else changes, so no reader sees it beside other content. Files
+    that an earlier marker lists and this call does not bring are removed. Published again, the
+    same files are not sent. After an error everything that this call put is gone.
+
+    Args:
+        files: key under ``prefix`` -> file.
+        store: where to.
+        prefix: "" for the store itself.
+        marker: facts of the caller for the marker.
+        workers: transfers at once.
+        progress: see ``Progress``.
+
+    Raises:
+        StagingError: and its subclasses, as ``ObjectStore`` does.
+    """
+    target = store.at(prefix)
+    if not files:
+        raise StagingError(f"{target.uri}: no files to publish", retryable=False)
+    check_keys([*files, SUCCESS], target.uri)
+    digests = _digests(files, workers)
+    before = _read_marker(target)
+    stored = _unchanged(target, digests, before)
+    put: list[str] = []
+    try:
+        if stored is None:
+            if before is not None:
+                target.delete([SUCCESS])
+            stored = _upload(files, digests, target, put, workers, progress)
+            target.delete({entry["key"] for entry in (before or {}).get("files", ())} - set(files))
+        result = tuple(
+            PublishedFile(key, size, sha256, stored[key].etag)
+            for key, (sha256, size) in sorted(digests.items())
+        )
+        body = json.dumps({**(marker or {}), "files": [asdict(file) for file in result]}, indent=1)
+        if json.loads(body) != before:
+            put.append(SUCCESS)
+            target.put_bytes(SUCCESS, body.encode())
+    except BaseException as exc:  # also a signal that ends the task
+        _withdraw(target, put, exc)
+        raise
+    return PublishedResult(target.uri, result)
+
+
+def _digests(files: Mapping[str, Path], workers: int) -> dict[str, tuple[str, int]]:
+    """Key -> SHA-256 in hex, and bytes."""
+    digests: dict[str, tuple[str, int]] = {}
+
+    def read(key: str) -> None:
+        with os_errors(files[key]):
+            digests[key] = file_sha256(files[key])
+
+    _for_each(files, read, workers, _Meter(None, 0, 0))
+    return digests
+
+
+def _read_marker(target: ObjectStore) -> dict[str, Any] | None:
+    """The marker that lies there: None for none, {} for one that is not ours."""
+    if not target.exists(SUCCESS):
+        return None
+    try:
+        found = json.loads(target.read_bytes(SUCCESS))
+        return found if {"key", "size", "sha256", "etag"} <= set(found["files"][0]) else {}
+    except (ValueError, LookupError, TypeError):
+        return {}
+
+
+def _unchanged(
+    target: ObjectStore,
+    digests: Mapping[str, tuple[str, int]],
+    before: Mapping[str, Any] | None,
+) -> dict[str, StoredObject] | None:
+    """What is stored, if it is exactly these files as an earlier call left them; else None."""
+    if not before:
+        return None
+    recorded = {entry["key"]: entry for entry in before["files"]}
+    if {key: (entry["sha256"], entry["size"]) for key, entry in recorded.items()} != digests:
+        return None
+    stored = {obj.key: obj for obj in target.list() if obj.key in digests}
+    same = stored.keys() == digests.keys() and all(
+        (obj.size, obj.etag) == (recorded[key]["size"], recorded[key]["etag"])
+        for key, obj in stored.items()
+    )
+    return stored if same else None
+
+
+def _upload(
+    files: Mapping[str, Path],
+    digests: Mapping[str, tuple[str, int]],
+    target: ObjectStore,
+    put: list[str],
+    workers: int,
+    progress: Progress | None,
+) -> dict[str, StoredObject]:
+    """Puts all files and compares the store's listing. Adds to ``put`` what may now be there."""
+    meter = _Meter(progress, sum(size for _, size in digests.values()), len(files))
+    stored: dict[str, StoredObject] = {}
+
+    def send(key: str) -> None:
+        put.append(key)
+        stored[key] = target.put(files[key], key, digests[key][0], meter.advance)
+        meter.advance(0, files=1)
+
+    _for_each(files, send, workers, meter)
+    listed = {obj.key: obj for obj in target.list()}
+    for key, obj in stored.items():
+        if listed.get(key) != obj:
+            raise TransferCorrupt(
+                f"{target.uri}/{key}: {obj.size:,} bytes were stored, but the listing says "
+                f"{listed.get(key)}. Another writer? Publish each training under its own prefix."
+            )
+    return stored
+
+
+def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
+    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot."""
+    left = []
+    for key in keys:
+        try:
+            if target.exists(key):
+                target.delete([key])
+        except StagingError as exc:
+            left.append(f"{key} ({exc})")
+    if left and isinstance(cause, StagingError):
+        raise type(cause)(
+            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left)}",
+            retryable=cause.retryable,
+        ) from cause

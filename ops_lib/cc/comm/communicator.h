@@ -1,0 +1,39 @@
+#ifndef DDL_COMM_COMMUNICATOR_H_
+#define DDL_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace ddl {
+
+// What the engine asks of a group of ranks. One thread uses it. It does not check that the ranks
+// ask for the same thing: runtime/agreement does, before each collective.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int local_rank() const = 0;  // among the ranks of this host
+  virtual int local_size() const = 0;
+
+  // Hands `message` over and returns at once; messages to one peer arrive in order.
+  virtual Status Send(int peer, std::string message) = 0;
+
+  // Takes the next message of `peer` if one is there. Never waits.
+  virtual Status TryReceive(int peer, std::string* message, bool* received) = 0;
+
+  // out[i] = sum over ranks of in[i], the same bits on every rank. `in` may equal `out`.
+  // Source: MPI-4.1 section 6.9.6, which demands identical results on all ranks.
+  virtual Status AllReduceSum(const void* in, void* out, int64_t count, DType dtype) = 0;
+
+  // Overwrites `nbytes` at `buffer` with those of rank 0.
+  virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_COMM_COMMUNICATOR_H_

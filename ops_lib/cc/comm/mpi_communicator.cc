@@ -1,0 +1,116 @@
+#include "comm/mpi_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddl {
+namespace {
+
+constexpr int kTag = 0;
+// MPI counts are int; larger buffers go in pieces of this many elements or bytes.
+constexpr int64_t kMaxCount = int64_t{1} << 30;
+
+Status Check(int result, const char* call) {
+  if (result == MPI_SUCCESS) return Status();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(result, text, &length);
+  return Status(Code::kInternal, std::string(call) + " failed: " + std::string(text, length) +
+                                     ". See mpirun's output for the rank or host that was lost.");
+}
+
+MPI_Datatype ToMpi(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return MPI_FLOAT;
+    case DType::kFloat64: return MPI_DOUBLE;
+    case DType::kInt32: return MPI_INT32_T;
+    case DType::kInt64: return MPI_INT64_T;
+    default: return MPI_DATATYPE_NULL;
+  }
+}
+
+}  // namespace
+
+Status MpiCommunicator::OverWorld(std::unique_ptr<Communicator>* communicator) {
+  std::unique_ptr<MpiCommunicator> made(new MpiCommunicator);
+  DDL_RETURN_IF_ERROR(Check(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_), "MPI_Comm_dup"));
+  MPI_Comm_set_errhandler(made->comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(made->comm_, &made->rank_);
+  MPI_Comm_size(made->comm_, &made->size_);
+  MPI_Comm host = MPI_COMM_NULL;
+  DDL_RETURN_IF_ERROR(Check(
+      MPI_Comm_split_type(made->comm_, MPI_COMM_TYPE_SHARED, made->rank_, MPI_INFO_NULL, &host),
+      "MPI_Comm_split_type"));
+  MPI_Comm_rank(host, &made->local_rank_);
+  MPI_Comm_size(host, &made->local_size_);
+  MPI_Comm_free(&host);
+  *communicator = std::move(made);
+  return Status();
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  // A message still pending here was meant for a rank that had gone.
+  for (PendingSend& send : sends_) {
+    MPI_Cancel(&send.request);
+    MPI_Request_free(&send.request);
+  }
+  if (comm_ != MPI_COMM_NULL && sends_.empty()) MPI_Comm_free(&comm_);
+}
+
+Status MpiCommunicator::DropFinishedSends() {
+  for (auto send = sends_.begin(); send != sends_.end();) {
+    int finished = 0;
+    DDL_RETURN_IF_ERROR(Check(MPI_Test(&send->request, &finished, MPI_STATUS_IGNORE), "MPI_Test"));
+    send = finished ? sends_.erase(send) : std::next(send);
+  }
+  return Status();
+}
+
+Status MpiCommunicator::Send(int peer, std::string message) {
+  sends_.push_back({std::move(message), MPI_REQUEST_NULL});
+  PendingSend& send = sends_.back();
+  DDL_RETURN_IF_ERROR(Check(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
+                                      MPI_BYTE, peer, kTag, comm_, &send.request),
+                            "MPI_Isend"));
+  return DropFinishedSends();
+}
+
+Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received) {
+  *received = false;
+  if (!sends_.empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
+  int found = 0, nbytes = 0;
+  MPI_Message handle;
+  MPI_Status status;
+  DDL_RETURN_IF_ERROR(
+      Check(MPI_Improbe(peer, kTag, comm_, &found, &handle, &status), "MPI_Improbe"));
+  if (!found) return Status();
+  MPI_Get_count(&status, MPI_BYTE, &nbytes);
+  message->resize(nbytes);
+  DDL_RETURN_IF_ERROR(
+      Check(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
+  *received = true;
+  return Status();
+}
+
+Status MpiCommunicator::AllReduceSum(const void* in, void* out, int64_t count, DType dtype) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
+  for (int64_t first = 0; first < count; first += kMaxCount) {
+    const int n = static_cast<int>(std::min(kMaxCount, count - first));
+    const void* from = in == out ? MPI_IN_PLACE : static_cast<const char*>(in) + first * element;
+    DDL_RETURN_IF_ERROR(Check(MPI_Allreduce(from, static_cast<char*>(out) + first * element, n,
+                                            ToMpi(dtype), MPI_SUM, comm_),
+                              "MPI_Allreduce"));
+  }
+  return Status();
+}
+
+Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
+  for (int64_t first = 0; first < nbytes; first += kMaxCount) {
+    const int n = static_cast<int>(std::min(kMaxCount, nbytes - first));
+    DDL_RETURN_IF_ERROR(Check(
+        MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, 0, comm_), "MPI_Bcast"));
+  }
+  return Status();
+}
+
+}  // namespace ddl

@@ -1,0 +1,21 @@
+#ifndef DDL_CORE_ARITHMETIC_H_
+#define DDL_CORE_ARITHMETIC_H_
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace ddl {
+
+// Divides `count` elements in place. Integers truncate toward zero, as C++ does. Only for the
+// dtypes that can be reduced: float32, float64, int32, int64.
+void Divide(void* values, int64_t count, DType dtype, int divisor);
+
+// How many of `count` elements differ by more than tolerance * max(1, |expected|). NaN equals NaN
+// only. Same dtypes as Divide.
+int64_t CountDeviations(const void* values, const void* expected, int64_t count, DType dtype,
+                        double tolerance);
+
+}  // namespace ddl
+
+#endif  // DDL_CORE_ARITHMETIC_H_

@@ -1,0 +1,37 @@
+#include "core/config.h"
+
+#include <cmath>
+#include <cstdlib>
+
+namespace ddl {
+namespace {
+
+std::string Read(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+Status ReadConfig(Config* config) {
+  if (const std::string text = Read("DDL_STALL_TIMEOUT"); !text.empty()) {
+    char* end = nullptr;
+    const double seconds = std::strtod(text.c_str(), &end);
+    if (*end != '\0' || !std::isfinite(seconds) || seconds <= 0) {
+      return Status(Code::kInvalidArgument, "DDL_STALL_TIMEOUT is '" + text +
+                                                "'. Give a positive number of seconds, as in 60.");
+    }
+    config->stall_timeout_s = seconds;
+  }
+  if (const std::string level = Read("DDL_LOG"); !level.empty()) {
+    if (level != "warning" && level != "info") {
+      return Status(Code::kInvalidArgument,
+                    "DDL_LOG is '" + level + "'. Give one of: warning, info.");
+    }
+    config->log_info = level == "info";
+  }
+  config->progress_path = Read("DDL_PROGRESS");
+  return Status();
+}
+
+}  // namespace ddl

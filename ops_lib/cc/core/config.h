@@ -1,0 +1,26 @@
+#ifndef DDL_CORE_CONFIG_H_
+#define DDL_CORE_CONFIG_H_
+
+#include <string>
+
+#include "core/status.h"
+
+namespace ddl {
+
+// Every DDL_* variable that the library reads is read here, once, when the engine starts.
+struct Config {
+  // DDL_STALL_TIMEOUT: seconds that ranks wait for a missing one in a collective before all of
+  // them fail. Long by default because rank 0 may be evaluating or writing a checkpoint alone.
+  double stall_timeout_s = 300.0;
+  // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
+  std::string progress_path;
+  // DDL_LOG: "warning" (default) or "info", which also says where the ranks run.
+  bool log_info = false;
+};
+
+// Fills `config` from the environment. InvalidArgument names a variable whose value has no meaning.
+Status ReadConfig(Config* config);
+
+}  // namespace ddl
+
+#endif  // DDL_CORE_CONFIG_H_

@@ -1,0 +1,220 @@
+#include "runtime/agreement.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/log.h"
+#include "runtime/description.h"
+
+namespace ddl {
+namespace {
+
+// First byte of a verdict; the second is the Code, the rest the message.
+constexpr char kAgreed = 'A';
+constexpr char kStillWaiting = 'W';  // rank 0 is here and waits for others
+constexpr char kFailed = 'F';
+constexpr char kBroken = 'B';
+
+// Time waited, and sleeps that grow with it: a late peer costs at most an eighth more, and a long
+// wait a thousand short polls a second.
+class Wait {
+ public:
+  double elapsed_s() const {
+    return std::chrono::duration<double>(Clock::now() - start_).count();
+  }
+
+  void Pause() const {
+    const double elapsed = elapsed_s();
+    if (elapsed < 20e-6) {
+      sched_yield();
+    } else {
+      usleep(static_cast<useconds_t>(std::clamp(elapsed / 8 * 1e6, 5.0, 1000.0)));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+// Says when a wait has become worth a warning: after 10 s or half the timeout, then ever rarer.
+class WarningSchedule {
+ public:
+  explicit WarningSchedule(double timeout_s) : next_s_(std::min(10.0, timeout_s / 2)) {}
+
+  bool Due(double elapsed_s) {
+    if (elapsed_s < next_s_) return false;
+    next_s_ *= 2;
+    return true;
+  }
+
+ private:
+  double next_s_;
+};
+
+std::string Seconds(double seconds) {
+  std::string text = std::to_string(seconds);
+  return text.substr(0, text.find('.') + 2) + " s";
+}
+
+}  // namespace
+
+Agreement::Agreement(Communicator* communicator, double timeout_s)
+    : communicator_(communicator), timeout_s_(timeout_s) {}
+
+Status Agreement::Agree(const std::string& description) {
+  DDL_RETURN_IF_ERROR(broken_);
+  if (communicator_->size() == 1) return Status();
+  return communicator_->rank() == 0 ? AgreeAsRoot(description) : AgreeAsMember(description);
+}
+
+void Agreement::Leave() {
+  // Whatever the verdict is, this rank has nothing more to do: an error is for those who stay.
+  (void)Agree(kLeave);
+}
+
+Status Agreement::AgreeAsRoot(const std::string& description) {
+  const int size = communicator_->size();
+  std::vector<std::string> descriptions(size);
+  std::vector<bool> arrived(size, false);
+  descriptions[0] = description;
+  arrived[0] = true;
+  int count = 1;
+  // The rank that left and one that runs a collective, or -1.
+  int leaver = description == kLeave ? 0 : -1;
+  int worker = description == kLeave ? -1 : 0;
+
+  const Wait wait;
+  WarningSchedule warnings(timeout_s_);
+  double worker_since_s = 0, next_note_s = timeout_s_ / 4;
+  while (true) {
+    bool news = false;
+    for (int rank = 1; rank < size; ++rank) {
+      std::string message;
+      bool received = false;
+      DDL_RETURN_IF_ERROR(communicator_->TryReceive(rank, &message, &received));
+      if (!received) continue;
+      news = true;
+      if (message == kWithdrawn) {
+        return SendVerdict(
+            Status(Code::kDeadlineExceeded,
+                   Title(descriptions[rank]) + ": rank " + std::to_string(rank) +
+                       " waited longer than " + Seconds(timeout_s_) +
+                       " for rank 0 and gave up. Raise DDL_STALL_TIMEOUT if rank 0 needs so long."),
+            true);
+      }
+      descriptions[rank] = std::move(message);
+      arrived[rank] = true;
+      ++count;
+      if (descriptions[rank] == kLeave) {
+        leaver = rank;
+      } else if (worker < 0) {
+        worker = rank;
+        worker_since_s = wait.elapsed_s();
+        next_note_s = worker_since_s + timeout_s_ / 4;
+      }
+    }
+    if (leaver >= 0 && worker >= 0) {
+      return SendVerdict(Status(Code::kFailedPrecondition,
+                                Title(descriptions[worker]) + ": rank " + std::to_string(leaver) +
+                                    " has already ended its script, but rank " +
+                                    std::to_string(worker) +
+                                    " still runs this collective. Let all ranks do the same number "
+                                    "of steps, and look for an early exit on rank " +
+                                    std::to_string(leaver) + "."),
+                         true);
+    }
+    // One more round when all are here: a rank that gave up says so right after its description.
+    if (news) continue;
+    if (count == size) break;
+    const double elapsed_s = wait.elapsed_s();
+    if (worker >= 0) {
+      const double waited_s = elapsed_s - worker_since_s;
+      if (waited_s > timeout_s_) {
+        return SendVerdict(
+            Status(Code::kDeadlineExceeded,
+                   Title(descriptions[worker]) + ": " + Missing(arrived) + " did not come within " +
+                       Seconds(timeout_s_) +
+                       ". Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT if "
+                       "it needs so long."),
+            true);
+      }
+      if (warnings.Due(waited_s)) {
+        LogLine(0, Title(descriptions[worker]) + ": waiting for " + Missing(arrived) + " since " +
+                       Seconds(waited_s) + " (limit " + Seconds(timeout_s_) + ")");
+      }
+      if (elapsed_s > next_note_s) {
+        next_note_s += timeout_s_ / 4;
+        for (int rank = 1; rank < size; ++rank) {
+          if (arrived[rank]) {
+            DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kStillWaiting)));
+          }
+        }
+      }
+    }
+    wait.Pause();
+  }
+  return SendVerdict(Compare(descriptions), false);
+}
+
+Status Agreement::SendVerdict(const Status& verdict, bool breaks_group) {
+  std::string message(1, verdict.ok() ? kAgreed : breaks_group ? kBroken : kFailed);
+  message += static_cast<char>(verdict.code());
+  message += verdict.message();
+  // Also to ranks that are still missing: they find the verdict when they come.
+  for (int rank = 1; rank < communicator_->size(); ++rank) {
+    DDL_RETURN_IF_ERROR(communicator_->Send(rank, message));
+  }
+  if (breaks_group) broken_ = verdict;
+  return verdict;
+}
+
+Status Agreement::AgreeAsMember(const std::string& description) {
+  const bool leaving = description == kLeave;
+  DDL_RETURN_IF_ERROR(communicator_->Send(0, description));
+  const Wait wait;
+  WarningSchedule warnings(timeout_s_);
+  double heard_s = 0;  // when rank 0 was last known to be here
+  while (true) {
+    std::string message;
+    bool received = false;
+    DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &message, &received));
+    if (received && message[0] != kStillWaiting) {
+      if (message[0] == kAgreed) return Status();
+      const Status verdict(static_cast<Code>(message[1]), message.substr(2));
+      if (message[0] == kBroken) broken_ = verdict;
+      return verdict;
+    }
+    const double elapsed_s = wait.elapsed_s();
+    if (received) heard_s = elapsed_s;
+    if (!leaving && elapsed_s - heard_s > timeout_s_) {
+      DDL_RETURN_IF_ERROR(communicator_->Send(0, kWithdrawn));
+      broken_ = Status(Code::kDeadlineExceeded,
+                       Title(description) + ": rank 0 did not come within " + Seconds(timeout_s_) +
+                           ". Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT if "
+                           "it needs so long.");
+      return broken_;
+    }
+    if (!leaving && heard_s == 0 && warnings.Due(elapsed_s)) {
+      LogLine(communicator_->rank(), Title(description) + ": waiting for rank 0 since " +
+                                         Seconds(elapsed_s) + " (limit " + Seconds(timeout_s_) +
+                                         ")");
+    }
+    wait.Pause();
+  }
+}
+
+std::string Agreement::Missing(const std::vector<bool>& arrived) const {
+  std::string text;
+  for (size_t rank = 0; rank < arrived.size(); ++rank) {
+    if (arrived[rank]) continue;
+    text += text.empty() ? "rank " : ", rank ";
+    text += std::to_string(rank);
+  }
+  return text;
+}
+
+}  // namespace ddl

@@ -1,0 +1,99 @@
+#include "runtime/description.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace ddl {
+namespace {
+
+// Lines of a description.
+constexpr size_t kOpLine = 0;
+constexpr size_t kNameLine = 1;
+constexpr size_t kOptionsLine = 2;
+constexpr size_t kFirstTensorLine = 3;
+
+std::vector<std::string> SplitLines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t start = 0; start <= text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    lines.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return lines;
+}
+
+// The first difference between what rank `rank` and rank 0 sent.
+std::string Difference(int rank, const std::vector<std::string>& theirs,
+                       const std::vector<std::string>& ours) {
+  const std::string who = "rank " + std::to_string(rank);
+  for (const size_t line : {kOpLine, kNameLine}) {
+    if (theirs[line] != ours[line]) {
+      return who + " runs " + theirs[kOpLine] + " \"" + theirs[kNameLine] + "\", rank 0 runs " +
+             ours[kOpLine] + " \"" + ours[kNameLine] +
+             "\". All ranks must run the same collectives in the same order: build the same graph "
+             "on each, and chain independent collectives with control dependencies.";
+    }
+  }
+  if (theirs[kOptionsLine] != ours[kOptionsLine]) {
+    return who + " asks for " + theirs[kOptionsLine] + ", rank 0 for " + ours[kOptionsLine] +
+           ". Give all ranks the same attributes.";
+  }
+  const size_t tensors = theirs.size() - kFirstTensorLine;
+  if (theirs.size() != ours.size()) {
+    return who + " sent " + std::to_string(tensors) + " tensors, rank 0 " +
+           std::to_string(ours.size() - kFirstTensorLine) +
+           ". All ranks must pass the same number of tensors.";
+  }
+  for (size_t i = 0; i < tensors; ++i) {
+    if (theirs[kFirstTensorLine + i] != ours[kFirstTensorLine + i]) {
+      return who + " sent " + theirs[kFirstTensorLine + i] + " as tensor " + std::to_string(i) +
+             ", rank 0 " + ours[kFirstTensorLine + i] +
+             ". Shape and dtype must agree on all ranks.";
+    }
+  }
+  return who + " differs from rank 0.";
+}
+
+}  // namespace
+
+const char kLeave[] = "Leave";
+const char kWithdrawn[] = "Withdrawn";
+
+std::string Describe(const Request& request) {
+  std::string text = request.op_name + "\n" + request.name + "\n";
+  if (request.kind == Request::Kind::kAllReduce) {
+    text += request.average ? "op=avg" : "op=sum";
+    if (request.unfused) text += " mpi=true";
+    if (request.tolerance > 0) text += " check=" + std::to_string(request.tolerance);
+  }
+  for (const TensorBuffer& tensor : request.tensors) {
+    text += "\n";
+    text += DTypeName(request.dtype);
+    text += "[";
+    for (size_t i = 0; i < tensor.dims.size(); ++i) {
+      if (i > 0) text += ",";
+      text += std::to_string(tensor.dims[i]);
+    }
+    text += "]";
+  }
+  return text;
+}
+
+std::string Title(const std::string& description) {
+  const std::vector<std::string> lines = SplitLines(description);
+  return lines.size() > kNameLine ? lines[kOpLine] + " \"" + lines[kNameLine] + "\""
+                                  : lines[kOpLine];
+}
+
+Status Compare(const std::vector<std::string>& descriptions) {
+  for (size_t rank = 1; rank < descriptions.size(); ++rank) {
+    if (descriptions[rank] == descriptions[0]) continue;
+    return Status(Code::kInvalidArgument,
+                  Title(descriptions[0]) + ": " +
+                      Difference(static_cast<int>(rank), SplitLines(descriptions[rank]),
+                                 SplitLines(descriptions[0])));
+  }
+  return Status();
+}
+
+}  // namespace ddl

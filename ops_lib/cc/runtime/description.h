@@ -1,0 +1,28 @@
+#ifndef DDL_RUNTIME_DESCRIPTION_H_
+#define DDL_RUNTIME_DESCRIPTION_H_
+
+#include <string>
+#include <vector>
+
+#include "runtime/request.h"
+
+namespace ddl {
+
+// What a rank is about to do, in the form in which ranks compare it: op, name, options, then one
+// line for each tensor. Equal text means that the collective fits.
+std::string Describe(const Request& request);
+
+// The descriptions of a rank that ends its script, and of one that gave up waiting for rank 0.
+extern const char kLeave[];
+extern const char kWithdrawn[];
+
+// `AllReduceN "loss/grads"`, for messages.
+std::string Title(const std::string& description);
+
+// Ok if all descriptions (one for each rank) are equal. Else InvalidArgument with the first
+// difference to rank 0: which tensor, which rank, what each of them asked for.
+Status Compare(const std::vector<std::string>& descriptions);
+
+}  // namespace ddl
+
+#endif  // DDL_RUNTIME_DESCRIPTION_H_

@@ -1,0 +1,144 @@
+#include "runtime/engine.h"
+
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "core/log.h"
+#include "runtime/agreement.h"
+#include "runtime/description.h"
+#include "runtime/fused_allreduce.h"
+
+namespace ddl {
+
+Engine& Engine::Get() {
+  static Engine* engine = new Engine;
+  return *engine;
+}
+
+Engine::Engine() : session_([this] { Leave(); }) {}
+
+Status Engine::Start(Topology* topology) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (state_ == State::kIdle) {
+    state_ = State::kRunning;
+    thread_ = std::thread([this] { Run(); });
+    // mpirun reports a rank that ends without MPI_Finalize as a failure.
+    std::atexit([] { Engine::Get().Leave(); });
+  }
+  changed_.wait(lock, [this] { return opened_; });
+  if (start_status_.ok() && state_ != State::kRunning) {
+    return Status(Code::kFailedPrecondition, "ddl was shut down and cannot start again.");
+  }
+  *topology = topology_;
+  return start_status_;
+}
+
+bool Engine::Started(Topology* topology) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!opened_ || state_ != State::kRunning) return false;
+  *topology = topology_;
+  return true;
+}
+
+void Engine::Submit(Request request) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ == State::kRunning) {
+      queue_.push_back(std::move(request));
+      changed_.notify_all();
+      return;
+    }
+  }
+  request.done(Status(Code::kFailedPrecondition,
+                      request.op_name + " \"" + request.name +
+                          "\": ddl is not running. Call ddl.init (op Init) before the first "
+                          "collective, and none after the shutdown."));
+}
+
+void Engine::Leave() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ == State::kIdle) return;
+    // MPI_Finalize, called by our own thread, reports here as well.
+    if (std::this_thread::get_id() == thread_.get_id()) return;
+    if (state_ == State::kRunning) state_ = State::kLeaving;
+    changed_.notify_all();
+  }
+  std::lock_guard<std::mutex> lock(leave_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::Run() {
+  // Else the kernel rounds the short sleeps of a waiting rank up by 50 microseconds.
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  prctl(PR_SET_NAME, "ddl-engine");
+  const Status opened = Open();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    start_status_ = opened;
+    opened_ = true;
+    if (!opened.ok()) state_ = State::kFailed;
+    changed_.notify_all();
+  }
+  if (opened.ok()) Serve();
+  communicator_.reset();
+  session_.Close();
+}
+
+Status Engine::Open() {
+  DDL_RETURN_IF_ERROR(ReadConfig(&config_));
+  DDL_RETURN_IF_ERROR(session_.Open(&communicator_));
+  topology_ = {communicator_->rank(), communicator_->size(), communicator_->local_rank(),
+               communicator_->local_size()};
+  if (config_.log_info) {
+    LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
+                                std::to_string(topology_.local_rank) + " of " +
+                                std::to_string(topology_.local_size));
+  }
+  if (topology_.rank == 0 && !config_.progress_path.empty()) {
+    DDL_RETURN_IF_ERROR(progress_.Open(config_.progress_path));
+  }
+  return Status();
+}
+
+void Engine::Serve() {
+  using Clock = std::chrono::steady_clock;
+  Agreement agreement(communicator_.get(), config_.stall_timeout_s);
+  FusedAllReduce allreduce(communicator_.get());
+  while (true) {
+    Request request;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !queue_.empty() || state_ == State::kLeaving; });
+      if (queue_.empty()) break;
+      request = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    const Clock::time_point start = Clock::now();
+    Status status = agreement.Agree(Describe(request));
+    int64_t nbytes = 0;
+    if (status.ok() && request.kind == Request::Kind::kBroadcast) {
+      const TensorBuffer& tensor = request.tensors[0];
+      status = communicator_->Broadcast(
+          tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
+    } else if (status.ok()) {
+      status = allreduce.Run(request);
+      for (const TensorBuffer& tensor : request.tensors) {
+        nbytes += tensor.count * static_cast<int64_t>(DTypeSize(request.dtype));
+      }
+    }
+    if (status.ok()) {
+      progress_.Count(request.name, request.op_name == "AllReduceN", nbytes,
+                      std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    request.done(status);
+  }
+  progress_.Flush();
+  agreement.Leave();
+}
+
+}  // namespace ddl

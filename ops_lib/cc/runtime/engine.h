@@ -1,0 +1,75 @@
+#ifndef DDL_RUNTIME_ENGINE_H_
+#define DDL_RUNTIME_ENGINE_H_
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.h"
+#include "comm/mpi_session.h"
+#include "core/config.h"
+#include "runtime/progress.h"
+#include "runtime/request.h"
+
+namespace ddl {
+
+// Where this process stands among the ranks.
+struct Topology {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+};
+
+// Runs collectives one after the other in the order of submission. Its thread alone calls MPI.
+//
+// A process has one engine. It is never destroyed: MPI holds a pointer to it, and threads of
+// TensorFlow may still be running when the process exits.
+class Engine {
+ public:
+  static Engine& Get();
+
+  // Starts the thread and MPI, and waits until both are up. Ok at once if already started;
+  // FailedPrecondition after Leave; else what went wrong in the first start.
+  Status Start(Topology* topology);
+
+  // Whether the engine runs; fills `topology` if so.
+  bool Started(Topology* topology);
+
+  // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave.
+  void Submit(Request request);
+
+  // Runs what was submitted, waits until all other ranks leave too, ends MPI if we started it and
+  // stops the thread. Further calls do nothing.
+  void Leave();
+
+ private:
+  enum class State { kIdle, kRunning, kLeaving, kFailed };
+
+  Engine();
+  void Run();
+  Status Open();
+  void Serve();
+
+  std::mutex mutex_;  // guards all up to thread_
+  std::condition_variable changed_;
+  State state_ = State::kIdle;
+  bool opened_ = false;
+  Status start_status_;
+  Topology topology_;
+  std::deque<Request> queue_;
+  std::thread thread_;
+  std::mutex leave_mutex_;  // one caller of Leave joins the thread, the others wait for it
+
+  // Used by the thread alone.
+  Config config_;
+  MpiSession session_;
+  std::unique_ptr<Communicator> communicator_;
+  ProgressWriter progress_;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_RUNTIME_ENGINE_H_

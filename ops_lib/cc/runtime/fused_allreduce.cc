@@ -1,0 +1,105 @@
+#include "runtime/fused_allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/arithmetic.h"
+
+namespace ddl {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+// From here on a tensor is reduced where it lies: the copy would cost more than a message.
+constexpr int64_t kLargeBytes = int64_t{256} << 10;
+
+}  // namespace
+
+Status FusedAllReduce::Run(const Request& request) {
+  if (request.tolerance > 0) return RunChecked(request);
+  return request.unfused ? RunUnfused(request) : RunFused(request);
+}
+
+Status FusedAllReduce::ReducePiece(const Request& request, const void* in, void* out,
+                                   int64_t count) {
+  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(in, out, count, request.dtype));
+  if (request.average) Divide(out, count, request.dtype, communicator_->size());
+  return Status();
+}
+
+Status FusedAllReduce::RunUnfused(const Request& request) {
+  for (const TensorBuffer& tensor : request.tensors) {
+    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, tensor.out, tensor.count));
+  }
+  return Status();
+}
+
+Status FusedAllReduce::RunFused(const Request& request) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  for (const TensorBuffer& tensor : request.tensors) {
+    const int64_t nbytes = tensor.count * element;
+    if (nbytes >= kLargeBytes || request.tensors.size() == 1) {
+      for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
+        const int64_t count = std::min(kPieceBytes, nbytes - first) / element;
+        DDL_RETURN_IF_ERROR(ReducePiece(request, static_cast<const char*>(tensor.in) + first,
+                                        static_cast<char*>(tensor.out) + first, count));
+      }
+      continue;
+    }
+    if (nbytes == 0) continue;
+    if (packed_nbytes_ + nbytes > kPieceBytes) DDL_RETURN_IF_ERROR(Flush(request));
+    if (buffer_.empty()) buffer_.resize(kPieceBytes);
+    std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
+    packed_.push_back(&tensor);
+    packed_nbytes_ += nbytes;
+  }
+  return Flush(request);
+}
+
+Status FusedAllReduce::Flush(const Request& request) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  const Status reduced =
+      ReducePiece(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
+  const char* from = buffer_.data();
+  for (const TensorBuffer* tensor : packed_) {
+    std::memcpy(tensor->out, from, tensor->count * element);
+    from += tensor->count * element;
+  }
+  packed_.clear();
+  packed_nbytes_ = 0;
+  return reduced;
+}
+
+Status FusedAllReduce::RunChecked(const Request& request) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  // First, because outputs may overwrite the inputs.
+  std::vector<std::vector<char>> expected;
+  for (const TensorBuffer& tensor : request.tensors) {
+    expected.emplace_back(tensor.count * element);
+    DDL_RETURN_IF_ERROR(
+        ReducePiece(request, tensor.in, expected.back().data(), tensor.count));
+  }
+  DDL_RETURN_IF_ERROR(request.unfused ? RunUnfused(request) : RunFused(request));
+  std::vector<double> deviations;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    deviations.push_back(static_cast<double>(
+        CountDeviations(request.tensors[i].out, expected[i].data(), request.tensors[i].count,
+                        request.dtype, request.tolerance)));
+  }
+  // Summed over the ranks, so that all of them fail together.
+  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(deviations.data(), deviations.data(),
+                                                  static_cast<int64_t>(deviations.size()),
+                                                  DType::kFloat64));
+  for (size_t i = 0; i < deviations.size(); ++i) {
+    if (deviations[i] == 0) continue;
+    return Status(Code::kInternal,
+                  request.op_name + " \"" + request.name + "\": tensor " + std::to_string(i) +
+                      " has " + std::to_string(static_cast<int64_t>(deviations[i])) +
+                      " elements (over all ranks) that differ from MPI_Allreduce by more than " +
+                      std::to_string(request.tolerance) +
+                      ". Raise check for sums of very different magnitudes; else report a bug.");
+  }
+  return Status();
+}
+
+}  // namespace ddl

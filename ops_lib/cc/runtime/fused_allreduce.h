@@ -1,0 +1,39 @@
+#ifndef DDL_RUNTIME_FUSED_ALLREDUCE_H_
+#define DDL_RUNTIME_FUSED_ALLREDUCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "runtime/request.h"
+
+namespace ddl {
+
+// Reduces the tensors of one request in pieces of a few MiB: small tensors are laid side by side
+// in one buffer and share a message, large ones are cut. A piece stays in the cache between the
+// copy, the reduction and the division. The cut depends on the shapes alone, so the order of
+// additions, and with it every bit of the result, is the same on all ranks and in every run.
+class FusedAllReduce {
+ public:
+  // `communicator` must outlive this object.
+  explicit FusedAllReduce(Communicator* communicator) : communicator_(communicator) {}
+
+  // Fills every `out`. Internal if the request asks for a check and the result deviates.
+  Status Run(const Request& request);
+
+ private:
+  Status RunFused(const Request& request);
+  Status RunUnfused(const Request& request);
+  Status RunChecked(const Request& request);
+  Status ReducePiece(const Request& request, const void* in, void* out, int64_t count);
+  Status Flush(const Request& request);
+
+  Communicator* communicator_;
+  std::vector<char> buffer_;
+  std::vector<const TensorBuffer*> packed_;  // what lies in buffer_, in order
+  int64_t packed_nbytes_ = 0;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_RUNTIME_FUSED_ALLREDUCE_H_

@@ -1,0 +1,57 @@
+#include "runtime/progress.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "core/log.h"
+
+namespace ddl {
+
+ProgressWriter::~ProgressWriter() {
+  if (file_ >= 0) close(file_);
+}
+
+Status ProgressWriter::Open(const std::string& path) {
+  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file_ >= 0) return Status();
+  return Status(Code::kFailedPrecondition, "DDL_PROGRESS: cannot append to '" + path +
+                                               "': " + std::strerror(errno) +
+                                               ". Name a file in a folder that is writable.");
+}
+
+void ProgressWriter::Count(const std::string& name, bool is_step, int64_t nbytes, double seconds) {
+  if (file_ < 0) return;
+  if (is_step) step_ = std::max(step_, ++runs_[name]);
+  bytes_reduced_ += nbytes;
+  comm_s_ += seconds;
+  unwritten_ = true;
+  if (std::chrono::steady_clock::now() - written_at_ >= std::chrono::seconds(1)) Flush();
+}
+
+void ProgressWriter::Flush() {
+  if (file_ < 0 || !unwritten_) return;
+  const double now = std::chrono::duration<double>(
+                         std::chrono::system_clock::now().time_since_epoch()).count();
+  char line[256];
+  const int length = std::snprintf(
+      line, sizeof(line),
+      "{\"t\": %.3f, \"source\": \"ops\", \"step\": %lld, \"comm_s\": %.6f, "
+      "\"bytes_reduced\": %lld}\n",
+      now, static_cast<long long>(step_), comm_s_, static_cast<long long>(bytes_reduced_));
+  if (write(file_, line, length) != length) {
+    // A full disk must not end a training that needs nothing from this file.
+    LogLine(0, std::string("DDL_PROGRESS: write failed: ") + std::strerror(errno) +
+                   ". No more progress lines.");
+    close(file_);
+    file_ = -1;
+  }
+  unwritten_ = false;
+  written_at_ = std::chrono::steady_clock::now();
+}
+
+}  // namespace ddl

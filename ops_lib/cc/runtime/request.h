@@ -1,0 +1,39 @@
+#ifndef DDL_RUNTIME_REQUEST_H_
+#define DDL_RUNTIME_REQUEST_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace ddl {
+
+// One tensor of a collective. The memory belongs to the caller until the request is done.
+struct TensorBuffer {
+  const void* in = nullptr;
+  void* out = nullptr;  // may equal `in`
+  int64_t count = 0;    // elements
+  std::vector<int64_t> dims;
+};
+
+// One collective, as a kernel hands it to the engine.
+struct Request {
+  enum class Kind { kBroadcast, kAllReduce };
+
+  Kind kind = Kind::kAllReduce;
+  std::string op_name;  // as users know it: "AllReduceN"
+  std::string name;     // the same on every rank
+  DType dtype = DType::kFloat32;
+  bool average = false;     // divide the sum by the number of ranks
+  bool unfused = false;     // the baseline: one MPI_Allreduce for each tensor
+  double tolerance = 0.0;   // > 0: compare with the baseline
+  std::vector<TensorBuffer> tensors;
+  std::function<void(const Status&)> done;  // called once, by the engine's thread
+};
+
+}  // namespace ddl
+
+#endif  // DDL_RUNTIME_REQUEST_H_

@@ -1,0 +1,47 @@
+#include "tf/adapter.h"
+
+namespace ddl {
+
+namespace tf = tensorflow;
+
+absl::Status ToTensorFlow(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk: return absl::OkStatus();
+    case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
+    case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
+    case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
+    case Code::kInternal: break;
+  }
+  return absl::InternalError(status.message());
+}
+
+DType ToDType(tf::DataType dtype) {
+  switch (dtype) {
+    case tf::DT_DOUBLE: return DType::kFloat64;
+    case tf::DT_INT32: return DType::kInt32;
+    case tf::DT_INT64: return DType::kInt64;
+    case tf::DT_HALF: return DType::kFloat16;
+    case tf::DT_BFLOAT16: return DType::kBfloat16;
+    case tf::DT_INT8: return DType::kInt8;
+    case tf::DT_UINT8: return DType::kUint8;
+    case tf::DT_INT16: return DType::kInt16;
+    case tf::DT_UINT16: return DType::kUint16;
+    case tf::DT_UINT32: return DType::kUint32;
+    case tf::DT_UINT64: return DType::kUint64;
+    case tf::DT_BOOL: return DType::kBool;
+    case tf::DT_COMPLEX64: return DType::kComplex64;
+    case tf::DT_COMPLEX128: return DType::kComplex128;
+    default: return DType::kFloat32;
+  }
+}
+
+TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {
+  TensorBuffer buffer;
+  buffer.in = in;
+  buffer.out = out.data();
+  buffer.count = out.NumElements();
+  for (int i = 0; i < out.dims(); ++i) buffer.dims.push_back(out.dim_size(i));
+  return buffer;
+}
+
+}  // namespace ddl

@@ -1,0 +1,31 @@
+#ifndef DDL_TF_ADAPTER_H_
+#define DDL_TF_ADAPTER_H_
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "runtime/request.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace ddl {
+
+// The TensorFlow error type of each Code: InvalidArgument, FailedPrecondition, DeadlineExceeded,
+// Internal.
+absl::Status ToTensorFlow(const Status& status);
+
+// Ours for TensorFlow's. Only for the types in kPlainTypes.
+DType ToDType(tensorflow::DataType dtype);
+
+// Reads `in`, writes `out`; both outlive the request because the kernel's context holds them.
+TensorBuffer ToBuffer(const void* in, const tensorflow::Tensor& out);
+
+// The value of attribute T in op definitions: all element types without pointers.
+inline constexpr char kPlainTypes[] =
+    "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "
+    "uint64, bool, complex64, complex128}";
+
+// The types that can be summed.
+inline constexpr char kReducedTypes[] = "T: {float32, float64, int32, int64}";
+
+}  // namespace ddl
+
+#endif  // DDL_TF_ADAPTER_H_

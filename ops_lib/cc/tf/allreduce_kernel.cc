@@ -1,0 +1,51 @@
+#include "tf/allreduce_kernel.h"
+
+#include <string>
+#include <utility>
+
+#include "runtime/engine.h"
+#include "tf/adapter.h"
+
+namespace ddl {
+
+namespace tf = tensorflow;
+
+AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
+    : AsyncOpKernel(construction) {
+  std::string op;
+  OP_REQUIRES_OK(construction, construction->GetAttr("op", &op));
+  average_ = op == "avg";
+  if (construction->HasAttr("mpi")) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("mpi", &unfused_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("check", &tolerance_));
+    OP_REQUIRES(construction, tolerance_ >= 0 && tolerance_ <= 1,
+                absl::InvalidArgumentError("AllReduceN: check must be between 0 and 1."));
+  }
+}
+
+void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
+  Request request;
+  request.kind = Request::Kind::kAllReduce;
+  request.op_name = type_string();
+  request.name = name();
+  request.dtype = ToDType(context->input_dtype(0));
+  request.average = average_;
+  request.unfused = unfused_;
+  request.tolerance = tolerance_;
+  for (int i = 0; i < context->num_inputs(); ++i) {
+    // Taken first: forwarding may move the input's buffer to the output.
+    const void* in = context->input(i).data();
+    const tf::TensorShape shape = context->input(i).shape();
+    tf::Tensor* output = nullptr;
+    OP_REQUIRES_OK_ASYNC(
+        context, context->forward_input_or_allocate_output({i}, i, shape, &output), done);
+    request.tensors.push_back(ToBuffer(in, *output));
+  }
+  request.done = [context, done = std::move(done)](const Status& status) {
+    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+    done();
+  };
+  Engine::Get().Submit(std::move(request));
+}
+
+}  // namespace ddl

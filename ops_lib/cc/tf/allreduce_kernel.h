@@ -1,0 +1,23 @@
+#ifndef DDL_TF_ALLREDUCE_KERNEL_H_
+#define DDL_TF_ALLREDUCE_KERNEL_H_
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace ddl {
+
+// Sums each input over the ranks into the output of the same index. Serves AllReduce (one tensor)
+// and AllReduceN, which has the attributes `mpi` and `check` besides.
+class AllReduceKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit AllReduceKernel(tensorflow::OpKernelConstruction* construction);
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
+
+ private:
+  bool average_ = false;
+  bool unfused_ = false;
+  float tolerance_ = 0;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_TF_ALLREDUCE_KERNEL_H_

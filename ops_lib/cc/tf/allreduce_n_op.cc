@@ -1,0 +1,42 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf/adapter.h"
+#include "tf/allreduce_kernel.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("AllReduceN")
+    .Input("input: N * T")
+    .Output("output: N * T")
+    .Attr("N: int >= 1")
+    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReducedTypes)
+    .Attr("mpi: bool = false")
+    .Attr("check: float = 0.0")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Sums or averages N tensors over the ranks in one go. Collective.
+
+Small tensors share one MPI_Allreduce, large ones are cut into pieces. The results have the same
+bits on every rank. Fails with InvalidArgument on every rank if the number of tensors, a shape, the
+dtype or an attribute differ.
+
+input: N tensors of any shapes, the same on every rank.
+output: For each input the sum over the ranks; for avg divided once by their number, integers
+  toward zero.
+mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
+check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an
+  element differs by more than check * max(1, |element|).
+)doc");
+
+REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);
+
+}  // namespace
+}  // namespace ddl

@@ -1,0 +1,31 @@
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tf/adapter.h"
+#include "tf/allreduce_kernel.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("AllReduce")
+    .Input("input: T")
+    .Output("output: T")
+    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReducedTypes)
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Sums or averages a tensor over the ranks. Collective.
+
+The result has the same bits on every rank. Fails with InvalidArgument on every rank if shape,
+dtype or op differ.
+
+input: Any shape, the same on every rank.
+output: The sum over the ranks; for avg divided once by their number, integers toward zero.
+)doc");
+
+REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);
+
+}  // namespace
+}  // namespace ddl

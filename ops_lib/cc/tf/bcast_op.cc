@@ -1,0 +1,59 @@
+#include "runtime/engine.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tf/adapter.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("Bcast")
+    .Input("input: T")
+    .Output("output: T")
+    .Attr(kPlainTypes)
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Gives every rank the value of rank 0. Collective.
+
+Fails with InvalidArgument on every rank if shape or dtype differ.
+
+input: Any shape; its values matter on rank 0 only.
+output: The input of rank 0.
+)doc");
+
+class BcastOp : public tf::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    const tf::Tensor& input = context->input(0);
+    Topology topology;
+    tf::Tensor* output = nullptr;
+    // The root sends from its input, the others receive into a buffer of their own.
+    if (Engine::Get().Started(&topology) && topology.rank == 0) {
+      context->set_output(0, input);
+      output = context->mutable_output(0);
+    } else {
+      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
+    }
+    Request request;
+    request.kind = Request::Kind::kBroadcast;
+    request.op_name = "Bcast";
+    request.name = name();
+    request.dtype = ToDType(input.dtype());
+    request.tensors.push_back(ToBuffer(input.data(), *output));
+    request.done = [context, done = std::move(done)](const Status& status) {
+      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+      done();
+    };
+    Engine::Get().Submit(std::move(request));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);
+
+}  // namespace
+}  // namespace ddl

@@ -1,0 +1,101 @@
+"""Data-parallel training with TensorFlow: import it, and the script trains on all ranks.
+
+With DDL_OPTIONS in the environment (ddl-run sets it), `import ddl` starts communication and hooks
+the optimizers of tf.compat.v1.train, the variable initialisers and the choice of GPU. Without it, a
+script calls ddl.init() and the functions here. Outside mpirun there is one rank, and what needs
+others raises RuntimeError. For Keras 3 see ddl.keras.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ddl_ops import collectives, gradients, lifecycle, progress, tf1_hooks
+from ddl_ops.environment import PLACEMENT, require_launched
+
+__all__ = [
+    "allreduce_n",
+    "bcast",
+    "grads_reduce",
+    "init",
+    "local_rank",
+    "num_hosts",
+    "rank",
+    "report",
+    "size",
+]
+
+
+def rank() -> int:
+    """This process's number among all ranks, from 0."""
+    return PLACEMENT.rank
+
+
+def size() -> int:
+    """Number of ranks."""
+    return PLACEMENT.size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host, from 0: the GPU it uses."""
+    return PLACEMENT.local_rank
+
+
+def num_hosts() -> int:
+    """Number of hosts."""
+    return PLACEMENT.num_hosts
+
+
+def init(options: str = "") -> None:
+    """Starts communication among the ranks, for scripts that call the functions below themselves.
+
+    `options` is free text, as DDL_OPTIONS: MPI chooses how to communicate. Collective. Raises
+    RuntimeError outside mpirun, on a second call, and if MPI does not start.
+    """
+    del options  # kept in the signature: scripts pass it
+    lifecycle.init()
+
+
+def bcast(init_val: tf.Tensor) -> tf.Tensor:
+    """Rank 0's value, on every rank. Any shape; see ddl_ops.collectives.bcast for errors."""
+    return collectives.bcast(init_val)
+
+
+def allreduce_n(grads: Sequence[tf.Tensor], average: bool = True) -> list[tf.Tensor]:
+    """Each tensor averaged (or summed) over the ranks; see ddl_ops.collectives.allreduce_n."""
+    return collectives.allreduce_n(grads, average)
+
+
+def grads_reduce(
+    grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True
+) -> list[tuple[Any, Any]]:
+    """(gradient, variable) pairs with the gradients averaged (or summed) over the ranks.
+
+    None stays None, IndexedSlices become dense; see ddl_ops.gradients.reduce_gradients.
+    """
+    require_launched("ddl.grads_reduce()")
+    return gradients.grads_reduce(grads_and_vars, average)
+
+
+def report(
+    *,
+    step: int | None = None,
+    steps: int | None = None,
+    epoch: int | None = None,
+    **metrics: float,
+) -> None:
+    """Shows progress to whoever started the job: rank 0 appends a line to DDL_PROGRESS.
+
+    Nothing happens on other ranks or without DDL_PROGRESS. Example:
+    ddl.report(step=10, steps=250, loss=0.31). See ddl_ops.progress.append.
+    """
+    progress.append({"step": step, "steps": steps, "epoch": epoch, **metrics}, source="script")
+
+
+if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
+    if not lifecycle.initialised():
+        lifecycle.init()
+    tf1_hooks.install()

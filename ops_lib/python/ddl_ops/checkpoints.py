@@ -1,0 +1,204 @@
+"""What a training left in its results folder: base graph and checkpoints, or Keras models.
+
+Standard library only: the answer, or the error, is there before TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class TransformError(RuntimeError):
+    """A checkpoint could not be made a SavedModel."""
+
+
+class CheckpointMissing(TransformError):
+    """No checkpoint, none at the step asked for, or none that can be read."""
+
+
+class CheckpointUnreadable(Exception):
+    """This one checkpoint is incomplete or damaged; the one before may be whole."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Saved weights.
+
+    Attributes:
+        path: the ``.keras`` file, or TensorFlow's prefix: the path without ``.index``.
+        step: the number in the name: a step, for Keras an epoch; None when there is none.
+    """
+
+    path: Path
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """All that can be made a SavedModel.
+
+    Attributes:
+        base_graph: the meta graph that the weights go into; None for Keras, whose files hold both.
+        checkpoints: newest first, never empty.
+    """
+
+    base_graph: Path | None
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({c.step for c in self.checkpoints if c.step is not None})
+
+
+def find(result_dir: Path) -> Leftovers:
+    """What lies in ``result_dir`` and its folder ``checkpoints``.
+
+    A base graph, ``<name>_basegraph.meta`` or ``base*.meta``, comes first; then ``.keras`` files.
+
+    Raises:
+        CheckpointMissing: nothing to transform. The message says what was found instead.
+        TransformError: several base graphs or families of checkpoints: no telling which is meant.
+    """
+    folders = [folder for folder in (result_dir, result_dir / "checkpoints") if folder.is_dir()]
+    if not folders:
+        raise CheckpointMissing(
+            f"{result_dir}: no such folder. Training writes its checkpoints to $RESULT_DIR."
+        )
+    files = sorted(
+        path
+        for folder in folders
+        for path in folder.iterdir()
+        if path.is_file() and not path.name.startswith(".")
+    )
+    graphs = [path for path in files if re.fullmatch(r".+_basegraph\.meta|base.*\.meta", path.name)]
+    if graphs:
+        return _graph_and_checkpoints(result_dir, graphs, files)
+    models = [path for path in files if path.suffix == ".keras"]
+    if models:
+        return Leftovers(None, tuple(_keras_newest_first(models)))
+    raise CheckpointMissing(f"{result_dir}: {_nothing_usable(files)}")
+
+
+def choose(leftovers: Leftovers, wanted: str) -> Sequence[Checkpoint]:
+    """The checkpoints to try, in order: all of them for ``latest``, else the one at that step.
+
+    Raises:
+        CheckpointMissing: none has that step. The message lists those there are.
+    """
+    if wanted == "latest":
+        return leftovers.checkpoints
+    found = [c for c in leftovers.checkpoints if c.step == int(wanted)]
+    if not found:
+        kept = ", ".join(map(str, leftovers.steps)) or "none with a number in its name"
+        raise CheckpointMissing(
+            f"{leftovers.checkpoints[0].path.parent}: no checkpoint at step {wanted}; there are: "
+            f"{kept}. Set transform.checkpoint to one of them or to 'latest', or raise the "
+            f"Saver's max_to_keep."
+        )
+    return found[:1]
+
+
+def require_whole(checkpoint: Checkpoint) -> None:
+    """Checks what can be checked without TensorFlow.
+
+    Raises:
+        CheckpointUnreadable: a file is missing, cut short or damaged.
+    """
+    if checkpoint.path.suffix == ".keras":
+        try:
+            with zipfile.ZipFile(checkpoint.path) as archive:
+                damaged = archive.testzip()
+        except (zipfile.BadZipFile, EOFError, OSError) as error:
+            raise CheckpointUnreadable(str(error)) from error
+        if damaged:
+            raise CheckpointUnreadable(f"{damaged} in it is damaged")
+        return
+    prefix = checkpoint.path.name
+    shards = list(checkpoint.path.parent.glob(f"{_literal(prefix)}.data-*-of-*"))
+    counts = {shard.name.rpartition("-of-")[2] for shard in shards}
+    if not shards or len(counts) > 1 or len(shards) != int(counts.pop()):
+        raise CheckpointUnreadable(f"{prefix}.data-* files are missing")
+
+
+def _graph_and_checkpoints(
+    result_dir: Path, graphs: Sequence[Path], files: Sequence[Path]
+) -> Leftovers:
+    if len(graphs) > 1:
+        raise TransformError(
+            f"{result_dir}: {len(graphs)} base graphs ({', '.join(g.name for g in graphs)}), and "
+            f"no telling which is meant. Let the training export one."
+        )
+    (graph,) = graphs
+    families: dict[str, list[Checkpoint]] = {}
+    for path in files:
+        if match := re.fullmatch(r"(.+)-(\d+)\.index", path.name):
+            checkpoint = Checkpoint(path.with_suffix(""), int(match[2]))
+            families.setdefault(match[1], []).append(checkpoint)
+    own = graph.name.removesuffix("_basegraph.meta")
+    if own in families:
+        families = {own: families[own]}
+    if not families:
+        raise CheckpointMissing(
+            f"{result_dir}: {graph.name} is there, but no checkpoint {own}-<step>.index. Call "
+            f"saver.save(session, RESULT_DIR + '/{own}', global_step=step) on rank 0."
+        )
+    if len(families) > 1:
+        raise TransformError(
+            f"{result_dir}: checkpoints of {', '.join(sorted(families))}, and none named after "
+            f"{graph.name}. Name the base graph <name>_basegraph.meta like its checkpoints."
+        )
+    (checkpoints,) = families.values()
+    return Leftovers(graph, tuple(sorted(checkpoints, key=lambda c: -(c.step or 0))))
+
+
+def _keras_newest_first(models: Sequence[Path]) -> list[Checkpoint]:
+    """By time of writing; the number in the name decides between files of one instant."""
+    numbered = {path: int(m[1]) for path in models if (m := re.search(r"(\d+)\.keras$", path.name))}
+    # The final model usually carries no number. Where its weights are, byte for byte, those of a
+    # numbered checkpoint, that checkpoint's number is its number.
+    number_of = {crc: numbered[path] for path in numbered if (crc := _weights_crc(path))}
+    found = []
+    for path in models:
+        step = numbered.get(path)
+        if step is None and (crc := _weights_crc(path)):
+            step = number_of.get(crc)
+        found.append((path.stat().st_mtime_ns, step or 0, path not in numbered, path, step))
+    return [Checkpoint(path, step) for *_, path, step in sorted(found, reverse=True)]
+
+
+def _weights_crc(path: Path) -> int | None:
+    """The checksum that the archive itself keeps of the weights; None if it is no whole archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.getinfo("model.weights.h5").CRC
+    except (zipfile.BadZipFile, KeyError, EOFError):
+        return None
+
+
+def _nothing_usable(files: Sequence[Path]) -> str:
+    names = [path.name for path in files]
+    if any(name.endswith(".index") for name in names):
+        return (
+            "checkpoints, but no base graph *_basegraph.meta. The .meta beside a checkpoint holds "
+            "the training's communication ops and cannot be served. Call "
+            "tf.train.export_meta_graph(RESULT_DIR + '/<name>_basegraph.meta') on rank 0, before "
+            "`import ddl`."
+        )
+    if any(name.endswith(".weights.h5") for name in names):
+        return (
+            "weights (.weights.h5) without the model they belong to. Save the whole model: "
+            "model.save(RESULT_DIR + '/checkpoints/model-<epoch>.keras') on rank 0."
+        )
+    seen = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") if names else "nothing"
+    return (
+        f"no checkpoint; found {seen}. A TensorFlow 1 script saves <name>_basegraph.meta and "
+        f"<name>-<step> there, a Keras script model-<epoch>.keras, both on rank 0."
+    )
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)

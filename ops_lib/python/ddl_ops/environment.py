@@ -1,0 +1,99 @@
+"""Where this process stands among the ranks, from its environment alone: no MPI, no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This process among the ranks of the job.
+
+    `launched` is False outside mpirun: then there is one rank, this process.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launched: bool
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts, if all run equally many ranks."""
+        return max(1, self.size // self.local_size)
+
+
+# Rank, size, local rank, local size of each launcher, the most specific first. Slurm sets
+# SLURM_PROCID in batch scripts too, where nothing is parallel, but the step's size in steps only.
+_LAUNCHERS = (
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
+    """The placement that mpirun (Open MPI, MPICH, Intel MPI) or srun put into `environ`.
+
+    Default: os.environ. Raises RuntimeError if a value is not a number.
+    """
+    environ = os.environ if environ is None else environ
+    for rank, size, local_rank, local_size in _LAUNCHERS:
+        if rank not in environ or size not in environ:
+            continue
+        world = _number(environ, size, 1)
+        return Placement(
+            rank=_number(environ, rank, 0),
+            size=world,
+            local_rank=_number(environ, local_rank, _number(environ, rank, 0)),
+            local_size=_number(environ, local_size, world),
+            launched=True,
+        )
+    return Placement(rank=0, size=1, local_rank=0, local_size=1, launched=False)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    # Slurm writes tasks per node as "2(x3)" or "2,1"; the first number is this job's first node.
+    text = environ.get(name, str(default)).split("(")[0].split(",")[0]
+    try:
+        return int(text)
+    except ValueError:
+        raise RuntimeError(
+            f"{name} is {environ[name]!r}, not a number. It is set by mpirun or srun; "
+            "remove it if this process was not started by them."
+        ) from None
+
+
+def group_size(environ: Mapping[str, str] | None = None) -> int | None:
+    """DDL_GROUP_SIZE: elements that one AllReduceN should hold at most; None: all in one.
+
+    Raises RuntimeError if it is not a positive integer.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_GROUP_SIZE")
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise RuntimeError(
+            f"DDL_GROUP_SIZE is {text!r}. Give a positive number of elements, as in 1000000."
+        )
+    return int(text)
+
+
+PLACEMENT = read_placement()
+
+
+def require_launched(what: str) -> None:
+    """Raises RuntimeError if this process was not started as a rank of a job."""
+    if not PLACEMENT.launched:
+        raise RuntimeError(
+            f"{what} needs several ranks, but this process was started alone. "
+            "Start it with: ddl-run --np 2 python script.py"
+        )

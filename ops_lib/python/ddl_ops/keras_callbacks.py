@@ -1,0 +1,121 @@
+"""Keras 3 callbacks for training on several ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras  # noqa: TID253
+import tensorflow as tf  # noqa: TID253
+
+from ddl_ops import progress
+from ddl_ops.collectives import allreduce_n, bcast
+from ddl_ops.environment import PLACEMENT
+
+
+def broadcast_variables(variables: Sequence[Any]) -> None:
+    """Gives every rank the values that rank 0's `variables` (Keras or TensorFlow) have. Collective.
+
+    Raises InvalidArgumentError on every rank, naming the variable, if ranks have other variables.
+    """
+
+    @tf.function(autograph=False)
+    def run() -> None:
+        for variable in variables:
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            path = getattr(variable, "path", variable.name).removesuffix(":0")
+            value.assign(bcast(value, f"ddl_bcast/{path}"))
+
+    run()
+
+
+class BroadcastCallback(keras.callbacks.Callback):
+    """Starts training from rank 0's weights and optimizer state on every rank.
+
+    States of random generators stay as they are, so that ranks drop different units. Does nothing
+    outside mpirun. fit() raises RuntimeError if the model has no weights yet, and
+    InvalidArgumentError on every rank if models differ.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not PLACEMENT.launched:
+            return
+        if not self.model.built:
+            raise RuntimeError(
+                "BroadcastCallback: the model has no weights yet. Give its first layer an input "
+                "shape (keras.Input), or call the model once before fit()."
+            )
+        broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages the metrics of each epoch over the ranks, so that all ranks act on the same.
+
+    Place it before callbacks that read metrics (EarlyStopping, ReduceLROnPlateau): a rank that
+    stops alone fails the others. Every rank must have the same metrics; ranks count equally.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not PLACEMENT.launched or not logs:
+            return
+        names = sorted(logs)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        (averages,) = allreduce_n([values], name="ddl_metrics")
+        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+
+class ProgressCallback(keras.callbacks.Callback):
+    """Rank 0 appends progress lines to DDL_PROGRESS: step, steps, epoch, loss and all metrics.
+
+    Args:
+        steps: steps of the whole training; None: epochs times steps of an epoch, where known.
+        every: seconds between two lines; each epoch's end has its own line.
+        batch_size: examples of one rank in one step; adds `examples_per_s` over all ranks.
+
+    Does nothing on other ranks or without DDL_PROGRESS.
+    """
+
+    def __init__(
+        self, steps: int | None = None, every: float = 1.0, batch_size: int | None = None
+    ) -> None:
+        super().__init__()
+        self._steps = steps
+        self._every = every
+        self._batch_size = batch_size
+        self._epoch = 0
+        self._step = 0
+        self._step_before_epoch = 0
+        self._written_at = time.monotonic()
+        self._written_step = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._step = self._written_step = 0
+        self._written_at = time.monotonic()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+        # A resumed training starts at a later epoch.
+        per_epoch = self.params.get("steps")
+        self._step_before_epoch = epoch * per_epoch if per_epoch else self._step
+        if self._step == 0:
+            self._step = self._written_step = self._step_before_epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._step = self._step_before_epoch + batch + 1
+        if time.monotonic() - self._written_at >= self._every:
+            self._write(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._write(logs)
+
+    def _write(self, logs: dict[str, Any] | None) -> None:
+        now = time.monotonic()
+        values: dict[str, Any] = {"step": self._step, "epoch": self._epoch + 1}
+        per_epoch = self.params.get("steps")
+        values["steps"] = self._steps or (per_epoch and per_epoch * self.params["epochs"])
+        if self._batch_size and self._step > self._written_step:
+            rate = (self._step - self._written_step) / max(now - self._written_at, 1e-6)
+            values["examples_per_s"] = rate * self._batch_size * PLACEMENT.size
+        self._written_at, self._written_step = now, self._step
+        progress.append({**(logs or {}), **values}, source="keras")

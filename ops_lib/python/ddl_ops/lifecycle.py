@@ -1,0 +1,63 @@
+"""Starts the ranks' communication and ends it together, whatever happens."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+from types import TracebackType
+
+from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.loader import runtime
+
+_started = False
+
+
+def initialised() -> bool:
+    """Whether init() has succeeded."""
+    return _started
+
+
+def init() -> None:
+    """Starts communication among all ranks. Collective: waits until all have come.
+
+    From here on an uncaught exception on one rank ends all of them, and a rank that ends normally
+    waits for the others. Raises RuntimeError outside mpirun, on a second call, and if MPI does not
+    start or does not connect all ranks.
+    """
+    global _started
+    require_launched("ddl.init()")
+    if _started:
+        raise RuntimeError(
+            "ddl is already initialised: call ddl.init() once. With DDL_OPTIONS in "
+            "the environment, `import ddl` has done it."
+        )
+    topology = (ctypes.c_int * 4)()
+    message = ctypes.create_string_buffer(2048)
+    if runtime().ddl_init(topology, message, len(message)) != 0:
+        raise RuntimeError(f"ddl could not start: {message.value.decode()}")
+    rank, size = topology[0], topology[1]
+    if (rank, size) != (PLACEMENT.rank, PLACEMENT.size):
+        raise RuntimeError(
+            f"The launcher started rank {PLACEMENT.rank} of {PLACEMENT.size}, but MPI connected it "
+            f"as rank {rank} of {size}. Use the mpirun that belongs to this Python environment's "
+            "MPI (ddl-run does)."
+        )
+    _started = True
+    atexit.register(runtime().ddl_shutdown)
+    _abort_on_uncaught_exceptions()
+
+
+def _abort_on_uncaught_exceptions() -> None:
+    # The other ranks would wait for this one; mpirun's own signal would hide the traceback.
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        previous(kind, error, traceback)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        runtime().ddl_abort(1)
+
+    sys.excepthook = hook

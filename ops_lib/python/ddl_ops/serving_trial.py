@@ -1,0 +1,216 @@
+"""Loads a SavedModel from disk as a server would, and makes it predict by both signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddl_ops import samples
+from ddl_ops.checkpoints import TransformError
+from ddl_ops.serving_export import CLASS_INDEX, CLASSES, PREDICT, SCORES, SERVE, SERVE_INPUT
+
+_ROWS_SHOWN = 8
+_BATCH_ROWS = 256
+
+
+class ModelRejected(TransformError):
+    """The SavedModel was written and reloaded, and does not predict."""
+
+
+def run(
+    folder: Path,
+    sample: samples.Sample | None,
+    *,
+    sample_was_named: bool,
+    steps: Sequence[int],
+) -> tuple[dict[str, Any], list[str]]:
+    """What the model is and what it predicts, for the report; and warnings.
+
+    With labels beside the sample all its rows are predicted, for the accuracy; else the first 8.
+
+    Args:
+        folder: the SavedModel.
+        sample: real input; None: zeros.
+        sample_was_named: the manifest asked for this sample, so it has to fit.
+        steps: steps of all checkpoints, to be named if this one is bad.
+
+    Raises:
+        ModelRejected: it fails, gives values that are not finite, or the signatures disagree.
+        TransformError: the named sample does not fit.
+    """
+    import tensorflow as tf
+
+    model = tf.saved_model.load(str(folder))  # must outlive its signatures
+    predict, serve = model.signatures[PREDICT], model.signatures[SERVE]
+    specs = predict.structured_input_signature[1]
+    warnings: list[str] = []
+    try:
+        feeds = _feeds(sample, specs)
+    except ValueError as error:
+        assert sample is not None
+        if sample_was_named:
+            raise TransformError(
+                f"sample {sample.path}: {error}. Set transform.sample to input of that shape."
+            ) from error
+        warnings.append(f"{sample.path.name} does not fit the model: {error}")
+        sample, feeds = None, _feeds(None, specs)
+    if sample is None:
+        warnings.append(
+            "no real input to try the model on, so it was given zeros; set transform.sample"
+        )
+    labels = sample.labels if sample else None
+    rows = min((len(feed) for feed in feeds.values() if feed.ndim), default=1)
+    tried = rows if labels is not None else min(rows, _ROWS_SHOWN)
+    source = sample.path.name if sample else "zeros"
+    predicted, served = _outputs(predict, serve, list(_batches(feeds, specs, tried)), source)
+    predicted = {name: result[:tried] if result.ndim else result for name, result in predicted}
+    served = {name: result[:tried] if result.ndim else result for name, result in served}
+    _require_sound(predicted, served, steps)
+
+    report: dict[str, Any] = {
+        "signatures": {PREDICT: _described(predict), SERVE: _described(serve)},
+        "sample": sample.path.name if sample else None,
+        "rows": tried,
+        "prediction": {
+            name: (_text(result)[:_ROWS_SHOWN] if result.ndim else _text(result)).tolist()
+            for name, result in predicted.items()
+        },
+        "labels": None,
+        "accuracy": None,
+    }
+    if labels is not None and CLASS_INDEX in predicted and len(labels) == rows:
+        report["labels"] = labels[:_ROWS_SHOWN].tolist()
+        report["accuracy"] = round(float(np.mean(predicted[CLASS_INDEX] == labels)), 6)
+    return report, warnings
+
+
+def first_line(error: BaseException) -> str:
+    """The part of a TensorFlow or system error that a person can use."""
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    return next((line for line in message.splitlines() if line.strip()), message)[:300]
+
+
+def _feeds(sample: samples.Sample | None, specs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """One array per input.
+
+    Raises:
+        ValueError: the sample does not fit the inputs.
+    """
+    feeds = {}
+    for name, spec in specs.items():
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+        if spec.shape.rank is None:
+            raise TransformError(
+                f"input {name}: nothing is known of its shape. Give the placeholder one, e.g. "
+                f"[None, 784]."
+            )
+        if sample is None:
+            feeds[name] = samples.zeros(spec.shape.as_list(), dtype)
+            continue
+        arrays = sample.arrays
+        if name not in arrays and (len(specs) > 1 or len(arrays) > 1):
+            raise ValueError(
+                f"it holds {', '.join(filter(None, arrays)) or 'one array'}; no {name}"
+            )
+        array = arrays[name] if name in arrays else next(iter(arrays.values()))
+        feeds[name] = samples.fit(array, spec.shape.as_list(), dtype)
+    return feeds
+
+
+def _batches(
+    feeds: Mapping[str, np.ndarray], specs: Mapping[str, Any], rows: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Feeds cut into batches. Inputs whose batch size is fixed get whole ones, with repeats."""
+    fixed = {spec.shape[0] for spec in specs.values() if spec.shape.rank} - {None}
+    size = min(fixed, default=_BATCH_ROWS)
+
+    def cut(feed: np.ndarray, start: int) -> np.ndarray:
+        if not feed.ndim:  # a scalar goes with every batch
+            return feed
+        part = feed[start : min(start + size, rows)]
+        return np.resize(part, (size, *part.shape[1:])) if fixed else part
+
+    for start in range(0, rows, size):
+        yield {name: cut(feed, start) for name, feed in feeds.items()}
+
+
+def _outputs(
+    predict: Any, serve: Any, batches: Sequence[Mapping[str, np.ndarray]], source: str
+) -> tuple[list[tuple[str, np.ndarray]], list[tuple[str, np.ndarray]]]:
+    """Name and all rows of each output, of both signatures."""
+    import tensorflow as tf
+
+    found: tuple[dict[str, list[Any]], dict[str, list[Any]]] = ({}, {})
+    for batch in batches:
+        own = {name: tf.constant(array) for name, array in batch.items()}
+        common = {SERVE_INPUT: next(iter(own.values()))} if len(own) == 1 else own
+        try:
+            results = predict(**own), serve(**common)
+        except tf.errors.OpError as error:
+            raise ModelRejected(
+                f"the reloaded model fails on {source}: {first_line(error)}. Set transform.sample "
+                f"to valid input, and check that the base graph holds all that a prediction needs."
+            ) from error
+        for collected, outputs in zip(found, results, strict=True):
+            for name, tensor in outputs.items():
+                collected.setdefault(name, []).append(tensor.numpy())
+    predicted, served = (
+        [
+            (n, np.concatenate(p) if np.ndim(p[0]) else np.asarray(p[0]))
+            for n, p in sorted(c.items())
+        ]
+        for c in found
+    )
+    return predicted, served
+
+
+def _require_sound(
+    predicted: Mapping[str, np.ndarray], served: Mapping[str, np.ndarray], steps: Sequence[int]
+) -> None:
+    """Raises ModelRejected unless all is finite and both signatures say the same."""
+    for name, result in predicted.items():
+        bad = int((~np.isfinite(result)).sum()) if result.dtype.kind == "f" else 0
+        if bad:
+            kept = f" (kept: {', '.join(map(str, steps))})" if steps else ""
+            raise ModelRejected(
+                f"{PREDICT}: {bad} of {result.size} values of {name} are not finite. The training "
+                f"diverged, or the input is not scaled as in training. Lower the learning rate, or "
+                f"set transform.checkpoint to an earlier step{kept}."
+            )
+    classifies = CLASSES in served and CLASS_INDEX in predicted
+    pairs = [(CLASS_INDEX, CLASSES), (SCORES, SCORES)] if classifies else [(n, n) for n in served]
+    for first, second in pairs:
+        one, other = predicted[first], served[second]
+        agree = np.allclose if one.dtype.kind == "f" else np.array_equal
+        if not agree(one, other):
+            raise ModelRejected(
+                f"{PREDICT} and {SERVE} disagree on {first}: the model gives another answer each "
+                f"time. Make dropout and the like a tf.placeholder_with_default that is off."
+            )
+
+
+def _described(signature: Any) -> dict[str, Any]:
+    def ports(specs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: {"dtype": spec.dtype.name, "shape": _sizes(spec)}
+            for name, spec in sorted(specs.items())
+        }
+
+    return {
+        "inputs": ports(signature.structured_input_signature[1]),
+        "outputs": ports(signature.structured_outputs),
+    }
+
+
+def _sizes(spec: Any) -> list[int | None] | None:
+    return None if spec.shape.rank is None else spec.shape.as_list()
+
+
+def _text(result: np.ndarray) -> np.ndarray:
+    """Strings that JSON can carry; numbers stay."""
+    if result.dtype.kind == "O":
+        return np.vectorize(lambda value: value.decode("utf-8", "replace"))(result)
+    return result

@@ -1,0 +1,61 @@
+"""Runs when the Python of a rank starts: note the exception that ends the script.
+
+The rank shim puts this folder on ``PYTHONPATH``. The record tells whoever started the job which
+exception it was, by type and place, so that a syntax error is not tried three times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+
+def _record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    directory = os.environ.get("DDL_RECORD_DIR")
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+    if not directory:
+        return
+    frames = traceback.extract_tb(trace)
+    facts = {
+        "t": time.time(),
+        "type": kind.__name__,
+        "bases": [base.__name__ for base in kind.__mro__[1:]],
+        "message": str(error),
+        "file": frames[-1].filename if frames else getattr(error, "filename", "") or "",
+        "line": frames[-1].lineno if frames else getattr(error, "lineno", 0) or 0,
+    }
+    try:
+        Path(directory, f"rank-{rank}.exception.json").write_text(json.dumps(facts), "utf-8")
+    except OSError as problem:  # a full disk must not hide the traceback itself
+        print(f"rank {rank}: cannot record the exception: {problem}", file=sys.stderr)
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _previous_hook(kind, error, trace)
+    sys.stderr.flush()
+    _record(kind, error, trace)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        # A script that uses mpi4py alone would wait in MPI_Finalize for ranks that wait for it.
+        mpi.COMM_WORLD.Abort(1)
+
+
+def _chain() -> None:
+    """Runs the sitecustomize that this one stands in front of, if there is one."""
+    here = Path(__file__).resolve().parent
+    for folder in sys.path:
+        other = Path(folder or ".", "sitecustomize.py")
+        if other.resolve().parent != here and other.is_file():
+            code = compile(other.read_bytes(), str(other), "exec")
+            exec(code, {"__name__": "sitecustomize", "__file__": str(other)})  # noqa: S102
+            return
+
+
+_previous_hook = sys.excepthook
+sys.excepthook = _hook
+_chain()

@@ -1,0 +1,202 @@
+"""What a loaded manifest means."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.model import slug, split_commands
+
+VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
+
+
+def _load(name: str) -> Manifest:
+    return load_manifest(VALID / f"{name}.yml")
+
+
+def test_wml_dialect_keeps_the_text_of_numbers() -> None:
+    manifest = _load("wml")
+    framework = manifest.model_definition.framework
+    assert framework.version == "2.10-py3-ddl"
+    assert framework.runtimes is not None and framework.runtimes.version == "3.10"
+    assert _load("full").model_definition.framework.version == "2.10"
+    connection = manifest.training_data_reference.connection
+    assert connection is not None
+    assert connection.resolve({}).access_key_id == "0123456789"
+    assert manifest.commands == ("python train.py --steps 200", 'python "export; once.py"')
+    assert (manifest.slots, manifest.world_size, manifest.dialect) == (2, 4, "wml")
+
+
+def test_literal_keys_warn_and_are_never_shown() -> None:
+    manifest = _load("wml")
+    assert [(issue.line, issue.field) for issue in manifest.warnings] == [
+        (23, "training_data_reference.connection.access_key_id"),
+        (32, "training_results_reference.connection.access_key_id"),
+    ]
+    assert all("conn_id" in issue.fix for issue in manifest.warnings)
+    connection = manifest.training_data_reference.connection
+    assert connection is not None
+    shown = f"{manifest!r}{manifest}{manifest.model_dump_json()}{connection.resolve({})!r}"
+    assert "not/A+real=key" not in shown and "0123456789" not in shown
+    assert not _load("full").warnings and not _load("conn_id").warnings
+
+
+def test_full_manifest_has_everything() -> None:
+    manifest = _load("full")
+    assert manifest.dag_id == "Digits-v2-Keras"
+    assert (manifest.slots, manifest.world_size) == (2, 6)
+    assert manifest.retries.delay == timedelta(seconds=90)
+    assert (manifest.retries.delay_s, manifest.retries.retries) == (90.0, 4)
+    assert manifest.training_data_reference.place.prefix == "data/v2"
+    assert manifest.training_results_reference.place.prefix == "models"
+    assert manifest.transform.checkpoint == 200
+    assert manifest.transform.inputs == {"images": "x:0"}
+    assert [metric.name for metric in manifest.metrics] == ["loss", "step"]
+    assert manifest.line_of("metrics[1].regex") == 33
+    assert manifest.line_of("metrics[1].nothing.such") == 33
+    assert manifest.line_of("nothing") == 2
+
+
+def test_defaults() -> None:
+    manifest = _load("folders")
+    assert manifest.schedule is None and manifest.code == "./" and manifest.metrics == ()
+    assert (manifest.retries.attempts, manifest.retries.delay_s) == (3, 30.0)
+    assert manifest.transform.checkpoint == "latest" and manifest.launcher.kind == "local"
+    assert manifest.training_data_reference.place.path == "./data"
+    assert manifest.world_size == 2
+
+
+def test_references_are_read_from_the_environment_given() -> None:
+    connection = _load("full").training_data_reference.connection
+    assert connection is not None
+    environ = {"STORE_URL": "http://store:1", "STORE_KEY": "k", "STORE_SECRET": "s"}
+    keys = connection.resolve(environ)
+    assert (keys.endpoint_url, keys.access_key_id) == ("http://store:1", "k")
+    assert (keys.secret_access_key, keys.region_name) == ("s", "eu-de")
+    with pytest.raises(ConnectionInvalid, match="STORE_KEY.*STORE_SECRET") as caught:
+        connection.resolve({"STORE_URL": "http://store:1", "STORE_SECRET": " "})
+    assert "STORE_URL" not in str(caught.value)
+
+
+def test_a_value_that_looks_like_a_reference_after_resolving_stays() -> None:
+    connection = _load("full").training_data_reference.connection
+    assert connection is not None
+    environ = {"STORE_URL": "http://store:1", "STORE_KEY": "${HOME}", "STORE_SECRET": "s"}
+    assert connection.resolve(environ).access_key_id == "${HOME}"
+
+
+def test_conn_id_cannot_be_resolved_without_airflow() -> None:
+    connection = _load("conn_id").training_data_reference.connection
+    assert connection is not None
+    with pytest.raises(ConnectionInvalid, match="my_s3"):
+        connection.resolve({})
+
+
+def test_digest_ignores_order_comments_defaults_and_keys() -> None:
+    text = (VALID / "wml.yml").read_text(encoding="utf-8")
+    digest = load_manifest_text(text, "a.yml").digest
+    reordered = yaml.safe_load(
+        text.replace("2.10-", "'2.10-").replace("-ddl\n    run", "-ddl'\n    run")
+    )
+    reordered = dict(reversed(reordered.items()))
+    reordered["training_data_reference"]["connection"]["access_key_id"] = "another"
+    reordered["training_results_reference"]["connection"]["access_key_id"] = "another"
+    reordered["model_definition"]["framework"]["runtimes"]["version"] = "3.10"
+    reordered["retries"] = {"attempts": 3}
+    reordered["schedule"] = None
+    other = "# a comment\n" + yaml.safe_dump(reordered, sort_keys=False)
+    assert load_manifest_text(other, "b.yml").digest == digest
+    assert len(digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("nodes: 2", "nodes: 3"),
+        ("--steps 200", "--steps 201"),
+        ("digits-models", "digits-models2"),
+        ("https://s3", "https://s4"),
+        ("code: x", "code: y"),
+    ],
+)
+def test_digest_changes_with_the_training(old: str, new: str) -> None:
+    text = (VALID / "wml.yml").read_text(encoding="utf-8") + "code: x\n"
+    assert (
+        load_manifest_text(text, "m.yml").digest
+        != load_manifest_text(text.replace(old, new), "m.yml").digest
+    )
+
+
+def test_manifest_is_frozen_and_copies() -> None:
+    manifest = _load("full")
+    with pytest.raises(ValidationError):
+        manifest.code = "x"
+    for other in (copy.deepcopy(manifest), pickle.loads(pickle.dumps(manifest))):
+        assert other.digest == manifest.digest
+        assert other.line_of("code") == manifest.line_of("code")
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("a b;c", ("a b", "c")),
+        (" a ; ; b ; ", ("a", "b")),
+        ("a 'x;y' \"p;q\" r\\;s; t", ("a 'x;y' \"p;q\" r\\;s", "t")),
+        ("a \\\n  b\nc", ("a    b", "c")),
+        ("a '\\';b", ("a '\\'", "b")),
+        ('a "\\";b"', ('a "\\";b"',)),
+        ("a | b && c > d", ("a | b && c > d",)),
+        (";", ()),
+    ],
+)
+def test_split_commands(text: str, commands: tuple[str, ...]) -> None:
+    assert split_commands(text) == commands
+
+
+@pytest.mark.parametrize("text", ["a 'b", 'a "b; c', "a \\"])
+def test_split_commands_refuses_what_is_not_closed(text: str) -> None:
+    with pytest.raises(ValueError, match="never closes|backslash"):
+        split_commands(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tf-mnist", "tf-mnist"),
+        ("MNIST (v1.2)!", "MNIST-v1.2"),
+        ("a/../b", "a-..-b"),
+        ("..", ""),
+        ("日本", ""),
+        ("Größe 1", "Gr-e-1"),
+    ],
+)
+def test_slug(name: str, expected: str) -> None:
+    assert slug(name) == expected
+
+
+def _sections(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield section
+    for field in section.model_fields.values():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _sections(kind)
+
+
+def test_every_field_is_described_with_an_example_that_is_valid() -> None:
+    for section in set(_sections(Manifest)):
+        assert section.__doc__
+        for name, field in section.model_fields.items():
+            assert field.description and field.description.endswith("."), (section, name)
+            assert field.examples, (section, name)
+            kind: Any = Annotated[field.annotation, None, *field.metadata]
+            TypeAdapter(kind).validate_python(field.examples[0])

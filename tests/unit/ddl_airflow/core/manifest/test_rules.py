@@ -1,0 +1,230 @@
+"""The rules' edges; what they say is in the golden files of test_load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import ManifestInvalid
+from ddl_airflow.core.manifest import load_manifest_text
+
+VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
+
+
+def _fields(name: str, old: str, new: str) -> list[str]:
+    """Returns the fields found wrong once old is replaced by new."""
+    text = (VALID / f"{name}.yml").read_text(encoding="utf-8")
+    assert old in text
+    try:
+        load_manifest_text(text.replace(old, new), "m.yml")
+    except ManifestInvalid as error:
+        return [issue.field for issue in error.issues]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [
+        ("2", True),
+        ("2.21", True),
+        ("2.21.0", True),
+        ("2.21-py3-ddl", True),
+        ("2.21.0rc1", True),
+        ('"10.1"', True),
+        ("1.15", False),
+        ("1.13-py3-ddl", False),
+        ("0", False),
+        ("two", False),
+        ("2..1", False),
+        ("v2", False),
+    ],
+)
+def test_framework_version(version: str, good: bool) -> None:
+    fields = _fields("folders", '"2.21"', version)
+    assert fields == ([] if good else ["model_definition.framework.version"])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "good"),
+    [
+        ("'*/5 0-6 1,15 jan-mar mon'", True),
+        ("'@daily'", True),
+        ("'@once'", True),
+        ("null", True),
+        ("0 3 * * 0", True),
+        ("'@continuous'", False),
+        ("daily", False),
+        ("'* * * * * *'", False),
+        ("'* * * *'", False),
+        ("'60 * * * *'", False),
+        ("'0 0 31 4 *'", False),
+        ("'R 3 * * *'", False),
+        ("'H 3 * * *'", False),
+        ("'*/0 * * * *'", False),
+        ("{on_data_change: true}", False),
+        ("'" + "0," * 200 + "0 * * * *'", False),
+    ],
+)
+def test_schedule(schedule: str, good: bool) -> None:
+    fields = _fields("conn_id", '"@weekly"', schedule)
+    assert fields == ([] if good else ["schedule"])
+
+
+@pytest.mark.parametrize(
+    ("bucket", "good"),
+    [
+        ("abc", True),
+        ("a.b-c.1", True),
+        ("123", True),
+        ("ab", False),
+        ("a" * 63, True),
+        ("a" * 64, False),
+        ("-abc", False),
+        ("abc.", False),
+        ("a..b", False),
+        ("A-bucket", False),
+        ("a_b", False),
+        ("1.2.3.4", False),
+        ("a/b", False),
+    ],
+)
+def test_bucket(bucket: str, good: bool) -> None:
+    fields = _fields("conn_id", "digits-data", bucket)
+    assert fields == ([] if good else ["training_data_reference.source.bucket"])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "good"),
+    [("a", True), ("a/b/", True), ("a.b/..c", True), ("/a", False), ("a//b", False)]
+    + [("../a", False), ("a/..", False), ("./a", False), ("/", True)],
+)
+def test_prefix(prefix: str, good: bool) -> None:
+    fields = _fields("conn_id", "prefix: weekly", f"prefix: {prefix}")
+    assert fields == ([] if good else ["training_results_reference.target.prefix"])
+
+
+@pytest.mark.parametrize(
+    ("target", "good"),
+    [
+        ("bucket: digits-data", False),
+        ("bucket: digits-data, prefix: models", False),
+        ("bucket: digits-data2", True),
+    ],
+)
+def test_results_may_not_become_data(target: str, good: bool) -> None:
+    fields = _fields("conn_id", "bucket: digits-models, prefix: weekly", target)
+    assert fields == ([] if good else ["training_results_reference.target"])
+
+
+@pytest.mark.parametrize(
+    ("path", "good"),
+    [("./data", False), ("data/models", False), ("database", True), ("./", True)]
+    + [("data/../models", False)],
+)
+def test_result_folders(path: str, good: bool) -> None:
+    assert (_fields("folders", "/srv/models", path) == []) is good
+
+
+def test_data_inside_the_results_place_is_fine() -> None:
+    assert _fields("full", "prefix: models", "prefix: ''") == []
+    assert _fields("full", "prefix: models", "prefix: data/v2/models") != []
+    assert _fields("full", "prefix: models", "prefix: data/v22") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "good"),
+    [
+        ("http://localhost:9000", True),
+        ("https://s3.eu-de.example.com/", True),
+        ("http://[::1]:9000", True),
+        ("${ANY_NAME}", True),
+        ("https://", False),
+        ("s3://bucket", False),
+        ("http://host:99999", False),
+        ("http://[::1", False),
+        ("http://${HOST}:9000", False),
+        ("https://user:pw@host", False),
+        ("https://host?key=1", False),
+        ("${a-b}", False),
+    ],
+)
+def test_endpoint(url: str, good: bool) -> None:
+    fields = _fields("full", "${STORE_URL}", f'"{url}"')
+    wrong = [f"training_{what}_reference.connection.endpoint_url" for what in ("data", "results")]
+    assert fields == ([] if good else wrong)
+
+
+@pytest.mark.parametrize(
+    ("regex", "good"),
+    [
+        ("Loss= ([0-9.]+)", True),
+        ("(?:a|b)(c)", True),
+        ("(?P<value>c)", True),
+        ("Loss", False),
+        ("(a)(b)", False),
+        ("(a", False),
+        ("(a){99999999999}", False),
+        ("(" * 240 + "a" + ")" * 240, False),
+        ("(a)" + "b" * 500, False),
+    ],
+)
+def test_metric_regex(regex: str, good: bool) -> None:
+    fields = _fields("full", "Loss= ([0-9.]+)", regex)
+    assert fields == ([] if good else ["metrics[0].regex"])
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "...", "!"])
+def test_name_without_a_dag_id(name: str) -> None:
+    assert _fields("folders", "digits-local", f'"{name}"') == ["model_definition.name"]
+
+
+def test_compute_must_be_known_unless_slots_are_given() -> None:
+    field = "model_definition.execution.compute_configuration.name"
+    assert _fields("full", "slots: 2, ", "") == [field]
+    assert _fields("folders", "cpu2", "v100x4") == []
+    assert _fields("folders", "cpu2", "cpu3") == [field]
+
+
+@pytest.mark.parametrize(
+    ("step", "good"),
+    [("latest", True), ("0", True), ("-1", False), ("1.5", False), ("best", False)]
+    + [('"200"', False), ("010", False), ("9" * 30, False), ("[1]", False), ("", False)],
+)
+def test_checkpoint(step: str, good: bool) -> None:
+    fields = _fields("full", "checkpoint: 200", f"checkpoint: {step}")
+    assert fields == ([] if good else ["transform.checkpoint"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("code", "../code"),
+        ("code", "/code"),
+        ("code", "~/code"),
+        ("transform.sample", "/etc/x.npy"),
+        ("transform.sample", "a/../../x.npy"),
+        ("transform.sample", "x.png"),
+    ],
+)
+def test_paths_stay_inside(field: str, value: str) -> None:
+    old = {"code": "./scripts", "transform.sample": "t10k-images-idx3-ubyte.gz"}[field]
+    assert _fields("full", old, value) == [field]
+
+
+def test_sound_fields_are_checked_although_others_are_broken() -> None:
+    fields = _fields("full", "code: ./scripts", "cod: 1\nschedule2: 1\n")
+    assert fields == ["cod", "schedule2"]
+    text = (VALID / "full.yml").read_text(encoding="utf-8")
+    text = text.replace("code:", "cod:").replace("kind: local", "kind: ssh")
+    text = text.replace("name: site-special, nodes: 3", "name: site-special, nodes: 0")
+    text = text.replace("30 3 *", "30 30 *").replace("name: loss", "name: step")
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text, "m.yml")
+    assert [issue.field for issue in caught.value.issues] == [
+        "model_definition.execution.compute_configuration.nodes",
+        "schedule",
+        "launcher.kind",
+        "metrics[1].name",
+        "cod",
+    ]

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    NoSpace,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import os_errors
+
+
+def ignore(nbytes):
+    pass
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def file_size_limit(nbytes):
+    """The kernel refuses to let any file grow beyond ``nbytes``: a full disk, without root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_list_gives_nested_files_sorted_and_follows_links(tmp_path):
+    store = FolderStore(tmp_path / "data")
+    for index, key in enumerate(["b/x ü", "a", "b/c/d"]):
+        store.put_bytes(key, b"z" * index)
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "data" / "b" / "c")
+    (tmp_path / "data" / "empty").mkdir()
+    assert [(o.key, o.size) for o in store.list()] == [
+        ("a", 1),
+        ("b/c/d", 2),
+        ("b/x ü", 0),
+        ("link/d", 2),
+    ]
+    assert [o.key for o in store.at("b").list()] == ["c/d", "x ü"]
+
+
+def test_list_refuses_a_link_to_a_parent(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "up").symlink_to(tmp_path)
+    with pytest.raises(StagingError, match="links to a folder above itself"):
+        FolderStore(tmp_path).list()
+
+
+def test_list_refuses_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StagingError, match="pipe is no file"):
+        FolderStore(tmp_path).list()
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "dangling"])
+def test_list_of_no_folder_is_source_missing(tmp_path, kind):
+    if kind == "file":
+        (tmp_path / "x").write_bytes(b"")
+    if kind == "dangling":
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "lost").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SourceMissing, match=str(tmp_path / "x")) as caught:
+        FolderStore(tmp_path / "x").list()
+    assert "correct the path" in str(caught.value)
+
+
+def test_identity_changes_with_the_file(tmp_path):
+    store = FolderStore(tmp_path)
+    first = store.put_bytes("a", b"one")
+    assert store.identity(store.list()[0]) == store.identity(first)
+    os.utime(tmp_path / "a", ns=(1, 1))
+    assert store.identity(store.list()[0]) != store.identity(first)
+
+
+def test_get_copies_and_shares_nothing_with_the_source(tmp_path):
+    store = FolderStore(tmp_path / "data")
+    obj = store.put_bytes("a", b"one")
+    assert store.get(obj, tmp_path / "copy", ignore) == "size"
+    (tmp_path / "data" / "a").write_bytes(b"two")
+    assert (tmp_path / "copy").read_bytes() == b"one"
+
+
+def test_get_of_a_file_that_changed_since_listing_is_corrupt(tmp_path):
+    store = FolderStore(tmp_path / "data")
+    obj = store.put_bytes("a", b"one")
+    (tmp_path / "data" / "a").write_bytes(b"longer")
+    with pytest.raises(TransferCorrupt, match="changed while it was copied"):
+        store.get(obj, tmp_path / "copy", ignore)
+
+
+def test_put_of_a_file_with_another_digest_leaves_nothing(tmp_path):
+    (tmp_path / "f").write_bytes(b"now")
+    store = FolderStore(tmp_path / "out")
+    with pytest.raises(TransferCorrupt, match="changed"):
+        store.put(tmp_path / "f", "a/f", sha256(b"before"), ignore)
+    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
+
+
+def test_put_beyond_the_size_limit_is_no_space_and_leaves_no_file(tmp_path):
+    content = b"x" * 300_000
+    (tmp_path / "f").write_bytes(content)
+    store = FolderStore(tmp_path / "out")
+    with file_size_limit(100_000), pytest.raises(NoSpace, match="300,000 bytes to write") as caught:
+        store.put(tmp_path / "f", "big", sha256(content), ignore)
+    assert "free" in str(caught.value) and str(tmp_path / "out") in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_keys_cannot_leave_the_folder(tmp_path):
+    store = FolderStore(tmp_path / "in")
+    with pytest.raises(StagingError, match="is no path"):
+        store.put_bytes("../out", b"")
+    with pytest.raises(StagingError, match="is no path"):
+        FolderStore(tmp_path, "../up")
+
+
+def test_delete_removes_folders_that_become_empty_but_not_the_store(tmp_path):
+    store = FolderStore(tmp_path / "out")
+    for key in ("a/b/c", "a/d"):
+        store.at("run").put_bytes(key, b"1")
+    store.at("run").delete(["a/b/c", "a/never/was"])
+    assert [o.key for o in store.list()] == ["run/a/d"]
+    assert not (tmp_path / "out/run/a/b").exists()
+    store.at("run").delete(["a/d"])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_read_and_exists(tmp_path):
+    store = FolderStore(tmp_path)
+    store.put_bytes("a/b", b"1")
+    assert store.read_bytes("a/b") == b"1"
+    assert store.exists("a/b") and not store.exists("a") and not store.exists("c")
+    with pytest.raises(SourceMissing):
+        store.read_bytes("c")
+
+
+@pytest.mark.parametrize(
+    ("raised", "mapped", "retryable"),
+    [
+        (OSError(28, "No space left on device"), NoSpace, True),
+        (OSError(122, "Disk quota exceeded"), NoSpace, True),
+        (PermissionError(13, "Permission denied", "/p"), AccessDenied, False),
+        (OSError(30, "Read-only file system"), AccessDenied, False),
+        (OSError(5, "Input/output error"), StagingError, True),
+    ],
+)
+def test_os_errors_maps_by_number_and_keeps_the_cause(tmp_path, raised, mapped, retryable):
+    with pytest.raises(StagingError) as caught, os_errors(tmp_path, 7):
+        raise raised
+    assert type(caught.value) is mapped
+    assert caught.value.retryable is retryable
+    assert caught.value.__cause__ is raised
+    assert (raised.filename or str(tmp_path)) in str(caught.value)

@@ -1,0 +1,177 @@
+"""Error mapping, and what only some services do.
+
+Integrity and access are shown on a real service, in tests/integration/test_storage.py: moto
+checks neither digests nor keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import botocore.exceptions as aws
+import pytest
+from moto.server import ThreadedMotoServer
+
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    ConnectionInvalid,
+    NoSpace,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.storage import S3Store, s3_client, s3_config
+from ddl_airflow.storage.s3 import s3_errors
+
+MIB = 1024 * 1024
+
+
+def ignore(nbytes):
+    pass
+
+
+@pytest.fixture(scope="module")
+def client():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = s3_client(f"http://{host}:{port}", "key", "secret", "us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+    server.stop()
+
+
+def upload_parts(client, key, parts):
+    """A multipart upload by another program, with parts of any sizes."""
+    upload = {"Bucket": "bucket", "Key": key}
+    upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
+    done = [
+        {"PartNumber": n, "ETag": client.upload_part(PartNumber=n, Body=part, **upload)["ETag"]}
+        for n, part in enumerate(parts, 1)
+    ]
+    client.complete_multipart_upload(MultipartUpload={"Parts": done}, **upload)
+
+
+def test_object_of_odd_parts_is_checked_where_the_service_tells_the_part_size(client, tmp_path):
+    parts = [bytes([n]) * size for n, size in enumerate([7 * MIB, 7 * MIB, 5])]
+    upload_parts(client, "odd/parts", parts)
+    store = S3Store(client, "bucket", "odd")
+    (obj,) = store.list()
+    assert store.get(obj, tmp_path / "f", ignore) == "md5-of-parts"
+    assert (tmp_path / "f").read_bytes() == b"".join(parts)
+
+
+def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(client, tmp_path):
+    options = {"Bucket": "bucket", "ServerSideEncryption": "aws:kms", "Body": b"content"}
+    client.put_object(Key="kms/foreign", **options)
+    client.put_object(
+        Key="kms/ours", Metadata={"ddl-sha256": hashlib.sha256(b"content").hexdigest()}, **options
+    )
+    store = S3Store(client, "bucket", "kms")
+    checks = [store.get(obj, tmp_path / obj.key, ignore) for obj in store.list()]
+    assert checks == ["size", "sha256"]
+
+
+def test_content_other_than_its_digest_is_corrupt(client, tmp_path):
+    client.put_object(
+        Bucket="bucket", Key="wrong/digest", Body=b"x", Metadata={"ddl-sha256": "0" * 64}
+    )
+    store = S3Store(client, "bucket", "wrong")
+    with pytest.raises(TransferCorrupt, match="s3://bucket/wrong/digest at http.*sha256 is 2d711"):
+        store.get(store.list()[0], tmp_path / "f", ignore)
+
+
+@pytest.mark.parametrize(("operation", "size"), [("PutObject", 9), ("UploadPart", 17 * MIB)])
+def test_upload_that_the_service_took_damaged_is_corrupt(client, tmp_path, operation, size):
+    content = bytes(size)
+    (tmp_path / "f").write_bytes(content)
+
+    def damage(request, **context):
+        body = request.body if isinstance(request.body, bytes) else request.body.read()
+        request.body = b"x" + body[1:]
+
+    store = S3Store(client, "bucket", "damaged")
+    client.meta.events.register(f"before-send.s3.{operation}", damage)
+    try:
+        with pytest.raises(TransferCorrupt, match="s3://bucket/damaged/f at .*stored with ETag"):
+            store.put(tmp_path / "f", "f", hashlib.sha256(content).hexdigest(), ignore)
+    finally:
+        client.meta.events.unregister(f"before-send.s3.{operation}", damage)
+    store.put(tmp_path / "f", "f", hashlib.sha256(content).hexdigest(), ignore)
+
+
+def test_prefix_is_a_folder_and_not_the_start_of_a_name(client):
+    for key in ("mnist/a", "mnist2/b", "mnist"):
+        client.put_object(Bucket="bucket", Key=key, Body=b"1")
+    assert [o.key for o in S3Store(client, "bucket", "/mnist/").list()] == ["a"]
+    store = S3Store(client, "bucket")
+    assert store.exists("mnist") and not store.exists("mni") and not store.exists("mnist/")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "mapped", "retryable"),
+    [
+        ("NoSuchBucket", 404, SourceMissing, False),
+        ("NoSuchKey", 404, SourceMissing, False),
+        ("404", 404, SourceMissing, False),
+        ("InvalidAccessKeyId", 403, AccessDenied, False),
+        ("SignatureDoesNotMatch", 403, AccessDenied, False),
+        ("RequestTimeTooSkewed", 403, AccessDenied, False),
+        ("QuotaExceeded", 403, NoSpace, True),
+        ("BadDigest", 400, TransferCorrupt, True),
+        ("PreconditionFailed", 412, TransferCorrupt, True),
+        ("PermanentRedirect", 301, ConnectionInvalid, False),
+        ("SlowDown", 503, StagingError, True),
+        ("InternalError", 500, StagingError, True),
+        ("MethodNotAllowed", 405, StagingError, False),
+    ],
+)
+def test_service_errors_are_mapped_with_where_and_cause(code, status, mapped, retryable):
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    cause = aws.ClientError(answer, "GetObject")
+    with pytest.raises(StagingError) as caught, s3_errors("s3://b/k", "http://host", 9):
+        raise cause
+    assert type(caught.value) is mapped
+    assert caught.value.retryable is retryable
+    assert caught.value.__cause__ is cause
+    assert str(caught.value).startswith(f"s3://b/k at http://host: {code} ({status})")
+
+
+@pytest.mark.parametrize(
+    ("cause", "mapped", "retryable"),
+    [
+        (aws.EndpointConnectionError(endpoint_url="http://h"), StagingError, True),
+        (aws.ReadTimeoutError(endpoint_url="http://h"), StagingError, True),
+        (aws.IncompleteReadError(actual_bytes=1, expected_bytes=2), StagingError, True),
+        (aws.ResponseStreamingError(error="reset"), StagingError, True),
+        (aws.FlexibleChecksumError(error_msg="crc"), TransferCorrupt, True),
+        (aws.NoCredentialsError(), ConnectionInvalid, False),
+        (aws.ParamValidationError(report="bucket"), ConnectionInvalid, False),
+    ],
+)
+def test_errors_without_an_answer_are_mapped(cause, mapped, retryable):
+    with pytest.raises(StagingError) as caught, s3_errors("s3://b/k", "http://host"):
+        raise cause
+    assert type(caught.value) is mapped
+    assert caught.value.retryable is retryable
+
+
+@pytest.mark.parametrize("url", ["localhost:9000", "ftp://h", "http://", "http://h:99999", ""])
+def test_client_refuses_an_endpoint_that_is_no_url(url):
+    with pytest.raises(ConnectionInvalid, match="Write https://host"):
+        s3_client(url, "key", "secret")
+
+
+def test_client_does_not_show_credentials_written_into_the_endpoint():
+    with pytest.raises(ConnectionInvalid, match="holds credentials") as caught:
+        s3_client("https://key:hunter2@host", "key", "secret")
+    assert "hunter2" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_config_fits_services_other_than_amazons():
+    config = s3_config("http://host")
+    assert config.s3["addressing_style"] == "path"
+    assert config.request_checksum_calculation == "when_required"
+    assert config.response_checksum_validation == "when_required"
+    assert s3_config(None).s3["addressing_style"] == "auto"

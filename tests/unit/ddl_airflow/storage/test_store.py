@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.storage import FolderStore, S3Store, open_store, s3_client
+from ddl_airflow.storage.store import check_keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["a", "../b"], "'../b' is no path"),
+        (["a/../../b"], "is no path"),
+        (["/etc/passwd"], "is no path"),
+        (["a//b"], "is no path"),
+        (["a/./b"], "is no path"),
+        (["a/"], "is no path"),
+        ([""], "is no path"),
+        (["a\0b"], "is no path"),
+        (["x/" + "é" * 128], "over 255 bytes"),
+        (["a", "a/b"], "'a/b' needs a folder where 'a' is an object"),
+        (["a/b", "a/b/c/d"], "'a/b/c/d' needs a folder where 'a/b'"),
+    ],
+)
+def test_check_keys_refuses_what_cannot_be_files_of_one_folder(keys, said):
+    with pytest.raises(StagingError, match=said) as caught:
+        check_keys(["fine", *keys], "s3://bucket")
+    assert not caught.value.retryable
+    assert "s3://bucket" in str(caught.value)
+
+
+def test_check_keys_accepts_odd_but_safe_names():
+    check_keys(["a b/..c/d", "a b/ü", "...", "x\ny", "a b c"], "s3://bucket")
+
+
+def test_open_store_finds_what_uri_names(tmp_path):
+    folder = FolderStore(tmp_path / "with space", "sub")
+    again = open_store(folder.uri)
+    assert isinstance(again, FolderStore)
+    assert again.uri == folder.uri
+    client = s3_client("http://localhost:1", "key", "secret")
+    bucket = open_store("s3://bucket/a/b/", client)
+    assert isinstance(bucket, S3Store)
+    assert bucket.uri == "s3://bucket/a/b"
+    assert bucket.at("c").uri == "s3://bucket/a/b/c"
+    assert open_store("s3://bucket", client).uri == "s3://bucket"
+
+
+@pytest.mark.parametrize("uri", ["bucket/a", "s3://", "file://relative", "http://host/x", ""])
+def test_open_store_refuses_other_uris(uri):
+    with pytest.raises(ConnectionInvalid, match="names no store"):
+        open_store(uri)
+
+
+def test_open_store_needs_a_client_for_s3():
+    with pytest.raises(ConnectionInvalid, match="needs a connection"):
+        open_store("s3://bucket")
+
+
+def test_importing_storage_imports_no_boto3():
+    code = "import sys, ddl_airflow.storage; print([m for m in sys.modules if 'boto' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

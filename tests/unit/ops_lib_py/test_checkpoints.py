@@ -1,0 +1,157 @@
+"""What is found in a results folder, from file names alone."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddl_ops import checkpoints
+from ddl_ops.checkpoints import CheckpointMissing, CheckpointUnreadable, TransformError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def keras_file(path: Path, weights: bytes, written: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", weights)
+    os.utime(path, (written, written))
+
+
+def test_steps_are_ordered_as_numbers_newest_first(tmp_path):
+    touch(tmp_path, "m_basegraph.meta", "m-9.index", "m-100.index", "m-20.index", "m-20.meta")
+    found = checkpoints.find(tmp_path)
+    assert found.base_graph == tmp_path / "m_basegraph.meta"
+    assert [c.step for c in found.checkpoints] == [100, 20, 9]
+    assert found.checkpoints[0].path == tmp_path / "m-100"
+    assert found.steps == [9, 20, 100]
+
+
+def test_checkpoints_may_lie_in_their_own_folder(tmp_path):
+    touch(tmp_path, "m_basegraph.meta", "checkpoints/m-4.index")
+    (found,) = checkpoints.find(tmp_path).checkpoints
+    assert found == checkpoints.Checkpoint(tmp_path / "checkpoints" / "m-4", 4)
+
+
+def test_base_graph_may_be_called_base(tmp_path):
+    touch(tmp_path, "base.meta", "m-4.index")
+    assert checkpoints.find(tmp_path).base_graph == tmp_path / "base.meta"
+
+
+def test_own_family_wins_over_another(tmp_path):
+    touch(tmp_path, "m_basegraph.meta", "m-4.index", "other-9.index")
+    assert [c.step for c in checkpoints.find(tmp_path).checkpoints] == [4]
+
+
+def test_two_families_and_none_named_after_the_graph(tmp_path):
+    touch(tmp_path, "base.meta", "m-4.index", "other-9.index")
+    with pytest.raises(TransformError, match="checkpoints of m, other"):
+        checkpoints.find(tmp_path)
+
+
+def test_two_base_graphs(tmp_path):
+    touch(tmp_path, "a_basegraph.meta", "b_basegraph.meta", "a-4.index")
+    with pytest.raises(TransformError, match="2 base graphs .a_basegraph.meta, b_basegraph.meta"):
+        checkpoints.find(tmp_path)
+
+
+def test_newest_keras_file_is_by_time_not_by_number(tmp_path):
+    keras_file(tmp_path / "checkpoints" / "model-10.keras", b"ten", 1000)
+    keras_file(tmp_path / "checkpoints" / "model-9.keras", b"nine", 2000)
+    found = checkpoints.find(tmp_path)
+    assert found.base_graph is None
+    assert [c.step for c in found.checkpoints] == [9, 10]
+
+
+def test_final_keras_model_has_the_number_of_the_checkpoint_with_its_weights(tmp_path):
+    keras_file(tmp_path / "checkpoints" / "model-1.keras", b"one", 1000)
+    keras_file(tmp_path / "checkpoints" / "model-2.keras", b"two", 2000)
+    keras_file(tmp_path / "model.keras", b"one", 3000)
+    newest = checkpoints.find(tmp_path).checkpoints[0]
+    assert newest == checkpoints.Checkpoint(tmp_path / "model.keras", 1)
+    keras_file(tmp_path / "model.keras", b"tuned after that", 3000)
+    assert checkpoints.find(tmp_path).checkpoints[0].step is None
+
+
+def test_hidden_files_are_left_alone(tmp_path):
+    keras_file(tmp_path / ".partial.keras", b"half", 9000)
+    keras_file(tmp_path / "model-1.keras", b"one", 1000)
+    assert [c.path.name for c in checkpoints.find(tmp_path).checkpoints] == ["model-1.keras"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no checkpoint; found nothing"),
+        (["notes.txt"], "no checkpoint; found notes.txt"),
+        (["m_basegraph.meta"], "m_basegraph.meta is there, but no checkpoint m-<step>.index"),
+        (["m-4.index", "m-4.meta"], "no base graph .* before `import ddl`"),
+        (["m.weights.h5"], "without the model they belong to.* model.save"),
+    ],
+)
+def test_nothing_usable_says_what_is_there_and_what_to_write(tmp_path, names, message):
+    touch(tmp_path, *names)
+    with pytest.raises(CheckpointMissing, match=message):
+        checkpoints.find(tmp_path)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(CheckpointMissing, match="no such folder"):
+        checkpoints.find(tmp_path / "absent")
+
+
+def test_choose_takes_all_for_latest_and_one_for_a_step(tmp_path):
+    touch(tmp_path, "m_basegraph.meta", "m-9.index", "m-100.index")
+    found = checkpoints.find(tmp_path)
+    assert [c.step for c in checkpoints.choose(found, "latest")] == [100, 9]
+    assert [c.step for c in checkpoints.choose(found, "9")] == [9]
+    with pytest.raises(CheckpointMissing, match="no checkpoint at step 10; there are: 9, 100"):
+        checkpoints.choose(found, "10")
+
+
+@pytest.mark.parametrize(
+    ("shards", "whole"),
+    [
+        (["m-1.data-00000-of-00001"], True),
+        (["m-1.data-00000-of-00002", "m-1.data-00001-of-00002"], True),
+        (["m-1.data-00001-of-00002"], False),
+        (["m-10.data-00000-of-00001"], False),
+        ([], False),
+    ],
+)
+def test_a_checkpoint_is_whole_with_all_its_shards(tmp_path, shards, whole):
+    touch(tmp_path, *shards)
+    checkpoint = checkpoints.Checkpoint(tmp_path / "m-1", 1)
+    if whole:
+        checkpoints.require_whole(checkpoint)
+    else:
+        with pytest.raises(CheckpointUnreadable, match="m-1.data-. files are missing"):
+            checkpoints.require_whole(checkpoint)
+
+
+def test_shards_are_found_in_a_folder_with_brackets_in_the_name(tmp_path):
+    touch(tmp_path, "m[1]-1.data-00000-of-00001")
+    checkpoints.require_whole(checkpoints.Checkpoint(tmp_path / "m[1]-1", 1))
+
+
+def test_a_keras_file_cut_short_or_damaged_is_unreadable(tmp_path):
+    path = tmp_path / "model-1.keras"
+    keras_file(path, b"weights" * 100, 1000)
+    content = path.read_bytes()
+    checkpoints.require_whole(checkpoints.Checkpoint(path, 1))
+    path.write_bytes(content[:-40])
+    with pytest.raises(CheckpointUnreadable):
+        checkpoints.require_whole(checkpoints.Checkpoint(path, 1))
+    at = content.index(b"weightsweights")
+    path.write_bytes(content[:at] + b"W" + content[at + 1 :])
+    with pytest.raises(CheckpointUnreadable, match=r"model.weights.h5 in it is damaged"):
+        checkpoints.require_whole(checkpoints.Checkpoint(path, 1))
