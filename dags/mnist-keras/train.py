@@ -21,7 +21,7 @@ LEARNING_RATE = 0.002
 def folder(variable):
     path = os.environ.get(variable, "")
     if not os.path.isdir(path):
-        sys.exit(f"{variable} is {path!r}, not a folder. Airflow sets it; by hand, export it.")
+        sys.exit(f"{variable} is {path!r}, not a folder. The launcher sets it; by hand, export it.")
     return path
 
 

@@ -22,7 +22,7 @@ KEEP = 0.75  # share of the units that dropout keeps
 def folder(variable):
     path = os.environ.get(variable, "")
     if not os.path.isdir(path):
-        sys.exit(f"{variable} is {path!r}, not a folder. Airflow sets it; by hand, export it.")
+        sys.exit(f"{variable} is {path!r}, not a folder. The launcher sets it; by hand, export it.")
     return path
 
 
@@ -97,7 +97,9 @@ with tf.Session() as session:
         _, loss_now, accuracy_now = session.run([train, loss, accuracy], feed)
         # (4) Rank 0 speaks and saves for all.
         if ddl.rank() == 0 and step % 10 == 0:
-            print(f"step {step}/{STEPS} loss= {loss_now:.4f} accuracy= {accuracy_now:.4f}", flush=True)
+            print(
+                f"step {step}/{STEPS} loss= {loss_now:.4f} accuracy= {accuracy_now:.4f}", flush=True
+            )
         if ddl.rank() == 0 and (step % SAVE_EVERY == 0 or step == STEPS):
             saver.save(session, checkpoint, global_step=step)
     if ddl.rank() == 0:

@@ -294,7 +294,7 @@ def publish(
             put.append(SUCCESS)
             target.put_bytes(SUCCESS, body.encode())
     except BaseException as exc:  # also a signal that ends the task
-        _withdraw(target, put, exc)
+        _withdraw(target, put[::-1], exc)  # the marker first
         raise
     return PublishedResult(target.uri, result)
 

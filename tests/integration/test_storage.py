@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -109,10 +109,8 @@ class DamagingProxy:
         except OSError:
             pass  # the other direction closed both
         for each in (source, sink):
-            try:
+            with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             each.close()
 
 

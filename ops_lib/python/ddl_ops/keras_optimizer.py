@@ -67,7 +67,10 @@ def _restore_apply(optimizer: Any) -> None:
 
 @functools.cache
 def _hook_compile() -> None:
-    compile_original: Callable[..., Any] = keras.Model.compile
+    # Where it is defined: Keras takes a compile() that a class overrides for the user's own, and
+    # then does not compile models that it loads.
+    owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+    compile_original: Callable[..., Any] = owner.compile
 
     @functools.wraps(compile_original)
     def compile_distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,4 +92,4 @@ def _hook_compile() -> None:
             self.jit_compile = False  # "auto" turns it on where there is a GPU
         return compiled
 
-    keras.Model.compile = compile_distributed
+    owner.compile = compile_distributed

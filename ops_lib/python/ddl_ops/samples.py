@@ -92,15 +92,16 @@ def fit(array: np.ndarray, shape: Sequence[int | None], dtype: np.dtype) -> np.n
     if array.dtype == np.uint8 and np.issubdtype(dtype, np.floating):
         array = array.astype(dtype) / np.asarray(255, dtype)
     array = array.astype(dtype, copy=False)
-    if None not in row:
-        sizes = [size for size in row if size is not None]
+    sizes = [size for size in row if size is not None]
+    if len(sizes) == len(row):
         if array.ndim and array[:1].size == math.prod(sizes):
             return array.reshape(len(array), *sizes)
         if array.size == math.prod(sizes):  # one row, without a batch dimension
             return array.reshape(1, *sizes)
-    elif array.ndim == len(shape):
-        if all(want in (None, have) for want, have in zip(row, array.shape[1:], strict=True)):
-            return array
+    elif len(row) + 1 == array.ndim and all(
+        want in (None, have) for want, have in zip(row, array.shape[1:], strict=True)
+    ):
+        return array
     raise ValueError(f"rows of shape {list(array.shape[1:])} for an input of {_text(row)}")
 
 

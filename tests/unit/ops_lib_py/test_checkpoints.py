@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from ddl_ops import checkpoints
 from ddl_ops.checkpoints import CheckpointMissing, CheckpointUnreadable, TransformError
 

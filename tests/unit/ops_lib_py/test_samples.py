@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
-
 from ddl_ops import samples
 from ddl_ops.checkpoints import TransformError
 

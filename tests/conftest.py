@@ -1,0 +1,72 @@
+"""Real parts for the tests that need them, started once and only if a test asks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddl_airflow.demo.show import connection_environment, fill_buckets
+from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
+from tests.integration.ceph import CephObjectStore, available
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class StoreUnderTest:
+    """An S3-compatible store that runs.
+
+    Attributes:
+        real: Ceph, which checks keys; else the demo's embedded one, which does not.
+        client: a boto3 S3 client; both example buckets exist, with the digits in one.
+    """
+
+    endpoint_url: str
+    access_key_id: str
+    secret_access_key: str
+    real: bool
+    client: Any = None
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreUnderTest]:
+    """Ceph's gateway where it is installed; says so where it is not."""
+    if reason := available():
+        print(f"\nWARNING: DAGs run against the embedded store, not Ceph: {reason}")
+        embedded = EmbeddedObjectStore(tmp_path_factory.mktemp("store"))
+        with running(embedded):
+            store = StoreUnderTest(
+                embedded.endpoint_url,
+                embedded.access_key_id,
+                embedded.secret_access_key,
+                real=False,
+            )
+            store.client = fill_buckets(store)
+            yield store
+        return
+    with CephObjectStore(tmp_path_factory.mktemp("ceph") / "store") as ceph:
+        store = StoreUnderTest(ceph.endpoint_url, *ceph.add_user("dags"), real=True)
+        store.client = fill_buckets(store)
+        yield store
+
+
+@pytest.fixture(scope="session")
+def dags_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of ``dags/`` that tests may add to."""
+    folder = tmp_path_factory.mktemp("site") / "dags"
+    shutil.copytree(ROOT / "dags", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def site(object_store: StoreUnderTest, dags_folder: Path) -> Iterator[AirflowSite]:
+    """A running Airflow over ``dags_folder``, connected to the object store."""
+    environment = connection_environment(object_store)
+    airflow = AirflowSite(dags_folder.parent / "home", dags_folder, environment, port=18080)
+    with running(airflow):
+        yield airflow

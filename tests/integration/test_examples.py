@@ -1,0 +1,164 @@
+"""The road of one manifest through a real Airflow: each example, to the model in the bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.progress import Progress
+from ddl_airflow.demo.show import EXAMPLES, RESULTS_BUCKET
+from ddl_airflow.launchers.processes import marked
+from ddl_airflow.lineage.record import check_files
+from ddl_airflow.storage import S3Store
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="session")
+def finished(site):
+    """Both examples, run one after the other: DAG id to (run id, state)."""
+    runs = {}
+    for dag_id in EXAMPLES:
+        site.wait_for_dag(dag_id)
+        run_id = site.trigger(dag_id)
+        runs[dag_id] = (run_id, site.wait_for_run(dag_id, run_id, 300))
+    return runs
+
+
+def _layout(site, dag_id, run_id):
+    return RunLayout(site.workspace, dag_id, training_id(dag_id, run_id))
+
+
+@pytest.mark.parametrize("dag_id", EXAMPLES)
+def test_example_trains_publishes_and_tells_its_lineage(site, object_store, finished, dag_id):
+    run_id, state = finished[dag_id]
+    assert state == "success", site.task_log(dag_id, run_id, "train")
+    places = site.xcom(dag_id, run_id, "upload_results")
+    training = training_id(dag_id, run_id)
+    assert places["model"] == f"s3://{RESULTS_BUCKET}/{training}/model"
+
+    store = S3Store(object_store.client, RESULTS_BUCKET, training)
+    keys = {obj.key for obj in store.list()}
+    assert {"_SUCCESS", "lineage.json", "model/saved_model.pb", "logs/rank-1.log"} <= keys
+    record = json.loads(store.read_bytes("lineage.json"))
+    assert record["result"]["metrics"]["test_accuracy"] >= 0.90
+    # Not the script's own word: the SavedModel, reloaded from disk, over all held-out digits.
+    assert record["result"]["accuracy"] >= 0.90
+    assert record["result"]["rows"] > 300
+    assert set(record["result"]["signatures"]) == {"predict_images", "serving_default"}
+    assert record["environment"]["world_size"] == 2
+    assert record["dataset"]["uri"] == "s3://mnist-training-data"
+    assert record["run"]["run_id"] == run_id
+    assert record["run"]["triggered_by"] == "admin"
+    assert record["run"]["tries"] == dict.fromkeys(
+        ("stage_data", "train", "transform", "upload_results"), 1
+    )
+    assert check_files(record, store) == []
+
+
+@pytest.mark.parametrize("dag_id", EXAMPLES)
+def test_no_key_is_shown_anywhere(site, object_store, finished, dag_id):
+    run_id, _ = finished[dag_id]
+    secret = object_store.secret_access_key
+    rendered = json.dumps(site.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances"))
+    assert secret not in rendered
+    assert "'uri': 's3://mnist-training-data'" in rendered or "s3://mnist-training-data" in rendered
+    for task_id in ("stage_data", "train", "transform", "upload_results"):
+        assert secret not in site.task_log(dag_id, run_id, task_id)
+    for path in _layout(site, dag_id, run_id).root.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+
+
+def test_lineage_command_checks_the_published_files(site, object_store, finished):
+    run_id, _ = finished["mnist-tf1"]
+    uri = site.xcom("mnist-tf1", run_id, "upload_results")["lineage"]
+    keys = {
+        "AWS_ENDPOINT_URL": object_store.endpoint_url,
+        "AWS_ACCESS_KEY_ID": object_store.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": object_store.secret_access_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    command = [sys.executable, "-m", "ddl_airflow.cli", "lineage", uri]
+    said = subprocess.run(command, env=os.environ | keys, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout)["run"]["run_id"] == run_id
+    assert "files are as recorded" in said.stderr
+
+    published = json.loads(said.stdout)["training_id"]
+    store = S3Store(object_store.client, RESULTS_BUCKET, published)
+    original = store.read_bytes("logs/rank-1.log")
+    store.put_bytes("logs/rank-1.log", b"another run's words")
+    said = subprocess.run(command, env=os.environ | keys, capture_output=True, text=True)
+    store.put_bytes("logs/rank-1.log", original)
+    assert said.returncode == 1
+    assert "logs/rank-1.log is not the file that was published" in said.stderr
+
+
+def test_model_and_data_are_asset_events(site, finished):
+    events = site.call("GET", "/assets/events", params={"limit": 100})["asset_events"]
+    by_uri = {(e["uri"], e["source_run_id"]): e["extra"] for e in events}
+    for dag_id, (run_id, _) in finished.items():
+        data = by_uri["s3://mnist-training-data", run_id]
+        model = by_uri[f"s3://{RESULTS_BUCKET}/{dag_id}", run_id]
+        assert data["fingerprint"].startswith("sha256:")
+        assert model["dataset"] == data["fingerprint"]
+        assert model["training_id"] == training_id(dag_id, run_id)
+
+
+def test_second_run_fetches_nothing(site, finished):
+    """Unchanged data comes from the cache: the log of whichever example came second says so."""
+    run_id, _ = finished["mnist-keras"]
+    assert "4 files" in site.task_log("mnist-keras", run_id, "stage_data")
+    assert "0 fetched, 4 already in the cache" in site.task_log("mnist-keras", run_id, "stage_data")
+
+
+def test_killed_rank_ends_the_try_and_the_retry_succeeds(site, finished):
+    dag_id = "mnist-tf1"
+    run_id = site.trigger(dag_id)
+    layout = _layout(site, dag_id, run_id)
+    _wait(lambda: _step(layout) >= 100, 120)
+    victim = _rank_process(f"{layout.training_id}/train-1", rank=1)
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    _wait(lambda: site.task_instances(dag_id, run_id)["train"]["state"] != "running", 30)
+    assert time.monotonic() - killed < 10
+    assert marked("DDL_JOB_ID", f"{layout.training_id}/train-1") == []
+    assert site.wait_for_run(dag_id, run_id, 240) == "success"
+    first = site.task_log(dag_id, run_id, "train", 1)
+    assert "rank 1 of 2" in first and "SIGKILL" in first
+    # The retry found the first try's checkpoints and went on from there.
+    assert "Resumed at step" in site.task_log(dag_id, run_id, "train", 2)
+    assert marked("DDL_JOB_ID", f"{layout.training_id}/train-2") == []
+
+
+def _step(layout):
+    progress = Progress()
+    if layout.progress.exists():
+        progress.feed(layout.progress.read_text())
+    return progress.step or 0
+
+
+def _rank_process(job_id, rank):
+    """The script of a rank, beneath its shim."""
+    for pid in marked("DDL_JOB_ID", job_id):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            mine = f"OMPI_COMM_WORLD_RANK={rank}".encode() in file.read().split(b"\0")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if mine and b"train.py" in file.read().split(b"\0"):
+                return pid
+    raise AssertionError(f"no rank {rank} in {job_id}")
+
+
+def _wait(done, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.2)

@@ -1,0 +1,244 @@
+"""What goes wrong ends in a clear error in the task's log, at once, and leaves nothing behind.
+
+The scripts are plain Python: how a task fails does not depend on TensorFlow, and starting it
+would cost ten seconds for each case.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.demo.show import RESULTS_BUCKET
+from ddl_airflow.launchers.processes import marked
+
+pytestmark = pytest.mark.integration
+
+MANIFEST = """\
+model_definition:
+  name: {name}
+  framework: {{name: tensorflow, version: "2.21"}}
+  execution:
+    command: {command}
+    compute_configuration: {{name: cpu, nodes: 2}}
+training_data_reference:
+  type: s3
+  connection: {connection}
+  source: {{bucket: {bucket}}}
+training_results_reference:
+  type: s3
+  connection: {{conn_id: ddl_object_store}}
+  target: {{bucket: mnist-training-models}}
+retries: {{attempts: 2, delay: 1s, backoff: fixed}}
+{more}
+"""
+GOOD_SCRIPT = "print('trained nothing')\n"
+RAISES_ON_RANK_1 = """\
+import os, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    raise ValueError("sample 17 has 783 pixels")
+time.sleep(300)
+"""
+# What a TensorFlow 1 training leaves, as far as names go.
+LEAVES_STEP_10 = """\
+import os
+folder = os.environ["RESULT_DIR"]
+for name in ("mnist_basegraph.meta", "mnist-10.index", "mnist-10.data-00000-of-00001"):
+    open(os.path.join(folder, name), "w").close()
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A manifest that must fail.
+
+    Attributes:
+        task: the task that fails.
+        tries: how many times it is tried.
+        words: what its log must say.
+    """
+
+    task: str
+    tries: int
+    words: tuple[str, ...]
+    command: str = "python train.py"
+    script: str = GOOD_SCRIPT
+    connection: str = "{conn_id: ddl_object_store}"
+    bucket: str = "mnist-training-data"
+    more: str = ""
+    needs_real_store: bool = False
+    absent: tuple[str, ...] = field(default=())
+
+
+CASES = {
+    "missing-bucket": Case(
+        "stage_data", 1, ("SourceMissing", "no-such-bucket"), bucket="no-such-bucket"
+    ),
+    "wrong-key": Case(
+        "stage_data",
+        1,
+        ("AccessDenied",),
+        connection="{endpoint_url: ENDPOINT, access_key_id: AKIAWRONG, "
+        "secret_access_key: notthekey0123}",
+        needs_real_store=True,
+        absent=("notthekey0123",),
+    ),
+    "missing-connection": Case(
+        "stage_data",
+        1,
+        ("ConnectionInvalid", "nobody_made_it"),
+        connection="{conn_id: nobody_made_it}",
+    ),
+    "unset-variable": Case(
+        "stage_data",
+        1,
+        ("ConnectionInvalid", "DDL_TEST_UNSET"),
+        connection='{endpoint_url: "${DDL_TEST_UNSET}", access_key_id: "${DDL_TEST_UNSET}", '
+        'secret_access_key: "${DDL_TEST_UNSET}"}',
+    ),
+    "missing-script": Case(
+        "stage_data", 1, ("CommandInvalid", "'trian.py'", "'train.py'"), command="python trian.py"
+    ),
+    "invalid-script": Case(
+        "stage_data", 1, ("CommandInvalid", "train.py:2"), script="x = 1\ndef f(:\n"
+    ),
+    "missing-import": Case(
+        "train", 1, ("ModuleNotFoundError", "no_such_module"), script="import no_such_module\n"
+    ),
+    "missing-command": Case("train", 1, ("command not found", "pythom"), command="pythom train.py"),
+    "raises": Case(
+        "train",
+        2,
+        ("JobFailed", "rank 1 of 2", "ValueError", "sample 17 has 783 pixels", "train.py:3"),
+        script=RAISES_ON_RANK_1,
+    ),
+    "no-checkpoint": Case("transform", 1, ("CheckpointMissing",)),
+    "no-such-step": Case(
+        "transform",
+        1,
+        ("CheckpointMissing", "20", "10"),
+        script=LEAVES_STEP_10,
+        more="transform: {checkpoint: 20}",
+    ),
+    "no-model": Case(
+        "transform",
+        1,
+        ("TransformError", "saved nothing", "$RESULT_DIR/model"),
+        command="python train.py ; echo saved nothing",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def failed(site, object_store, dags_folder):
+    """All cases, run at the same time: case to run id."""
+    for name, case in CASES.items():
+        folder = dags_folder / "failures" / name
+        folder.mkdir(parents=True)
+        (folder / "train.py").write_text(case.script)
+        manifest = MANIFEST.format(
+            name=f"fails-{name}",
+            command=case.command,
+            connection=case.connection.replace("ENDPOINT", object_store.endpoint_url),
+            bucket=case.bucket,
+            more=case.more,
+        )
+        (folder / "manifest.yml").write_text(manifest)
+    runs = {}
+    for name in CASES:
+        site.wait_for_dag(f"fails-{name}")
+        runs[name] = site.trigger(f"fails-{name}")
+    for name, run_id in runs.items():
+        assert site.wait_for_run(f"fails-{name}", run_id, 300) == "failed"
+    return runs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name):
+    case = CASES[name]
+    if case.needs_real_store and not object_store.real:
+        pytest.skip("the embedded store checks no keys; install Ceph (see the warning above)")
+    dag_id, run_id = f"fails-{name}", failed[name]
+    tasks = site.task_instances(dag_id, run_id)
+    assert tasks[case.task]["state"] == "failed"
+    assert tasks[case.task]["try_number"] == case.tries
+    log = site.task_log(dag_id, run_id, case.task, case.tries)
+    for word in case.words:
+        assert word in log
+    for word in case.absent:
+        assert word not in log
+    training = training_id(dag_id, run_id)
+    for number in range(1, case.tries + 1):
+        assert marked("DDL_JOB_ID", f"{training}/train-{number}") == []
+    published = object_store.client.list_objects_v2(Bucket=RESULTS_BUCKET, Prefix=training)
+    assert published["KeyCount"] == 0
+    layout = RunLayout(site.workspace, dag_id, training)
+    assert not layout.model.exists()
+
+
+def test_broken_manifest_shows_its_error_and_the_good_ones_live(site, dags_folder):
+    folder = dags_folder / "broken"
+    folder.mkdir()
+    good = (dags_folder / "mnist-tf1" / "manifest.yml").read_text()
+    broken = good.replace("command: python train.py", "comand: python train.py")
+    assert broken != good
+    (folder / "manifest.yml").write_text(broken)
+
+    def errors():
+        found = site.call("GET", "/importErrors", params={"limit": 100})["import_errors"]
+        return {e["filename"]: e["stack_trace"] for e in found}
+
+    deadline = time.monotonic() + 60
+    while "broken/manifest.yml" not in errors():
+        assert time.monotonic() < deadline, errors()
+        time.sleep(0.5)
+    said = errors()["broken/manifest.yml"]
+    line = broken[: broken.index("comand")].count("\n") + 1
+    assert f"broken/manifest.yml:{line}: model_definition.execution" in said
+    assert "comand" in said and "command" in said
+    assert list(errors()) == ["broken/manifest.yml"]
+    assert site.call("GET", "/dags/mnist-tf1")["is_stale"] is False
+    # The good ones still run, while the broken one lies beside them.
+    run_id = site.trigger("fails-missing-bucket")
+    assert site.wait_for_run("fails-missing-bucket", run_id, 60) == "failed"
+    (folder / "manifest.yml").unlink()
+    deadline = time.monotonic() + 60
+    while errors():
+        assert time.monotonic() < deadline, errors()
+        time.sleep(0.5)
+
+
+def test_cancelled_task_ends_every_rank(site, dags_folder):
+    folder = dags_folder / "endless"
+    folder.mkdir()
+    (folder / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    (folder / "manifest.yml").write_text(
+        textwrap.dedent(MANIFEST).format(
+            name="endless",
+            command="python train.py",
+            connection="{conn_id: ddl_object_store}",
+            bucket="mnist-training-data",
+            more="",
+        )
+    )
+    site.wait_for_dag("endless")
+    run_id = site.trigger("endless")
+    job_id = f"{training_id('endless', run_id)}/train-1"
+    deadline = time.monotonic() + 60
+    while len(marked("DDL_JOB_ID", job_id)) < 5:  # mpirun, two shims, two scripts
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    site.call(
+        "PATCH",
+        f"/dags/endless/dagRuns/{run_id}/taskInstances/train",
+        json={"new_state": "failed"},
+    )
+    deadline = time.monotonic() + 20
+    while marked("DDL_JOB_ID", job_id):
+        assert time.monotonic() < deadline, marked("DDL_JOB_ID", job_id)
+        time.sleep(0.2)
+    assert site.wait_for_run("endless", run_id, 60) == "failed"

@@ -1,0 +1,114 @@
+"""Ways in which a job can end, one for each name."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from speech import RANK, SIZE, say
+
+HOW = sys.argv[1]
+
+if HOW == "mpi4py first":
+    from mpi4py import MPI
+
+    say(f"mpi4py: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
+
+import ddl  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+
+def total() -> list[float]:
+    return ddl.allreduce_n([tf.constant([1.0, float(RANK)])], average=False)[0].numpy().tolist()
+
+
+def fails(kind: type[Exception]) -> None:
+    start = time.monotonic()
+    try:
+        total()
+    except kind as error:
+        say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
+
+
+def refused(what: object, *arguments: object) -> None:
+    try:
+        what(*arguments)
+    except RuntimeError as error:
+        say(f"RuntimeError: {error}")
+
+
+if HOW == "explicit":
+    say(f"placement {ddl.rank()} {ddl.size()} {ddl.local_rank()} {ddl.num_hosts()}")
+    refused(ddl.bcast, tf.ones([]))
+    refused(ddl.allreduce_n, [tf.ones([])])
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    own = tf.Variable(0.0)
+    optimizer.apply_gradients([(tf.constant(float(RANK)), own)])
+    say(f"not reduced {own.numpy()}")
+    ddl.init("-mode p")
+    refused(ddl.init, "-mode p")
+    say(f"total {total()}")
+elif HOW == "alone":
+    say(f"placement {ddl.rank()} {ddl.size()} {ddl.local_rank()} {ddl.num_hosts()}")
+    refused(ddl.init, "-mode p")
+    refused(ddl.bcast, tf.ones([]))
+    refused(ddl.allreduce_n, [tf.ones([])])
+    refused(ddl.grads_reduce, [(tf.ones([]), tf.Variable(0.0))])
+    ddl.report(step=1)
+    import ddl.keras
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    callbacks = [
+        ddl.keras.BroadcastCallback(),
+        ddl.keras.MetricAverageCallback(),
+        ddl.keras.ProgressCallback(),
+    ]
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=1, verbose=0, callbacks=callbacks)
+    say("trained alone")
+else:
+    say(f"total {total()}")
+
+if HOW == "raise":
+    total()
+    if RANK == SIZE - 1:
+        say(f"raising at {time.time()}")
+        raise ValueError("this rank has had enough")
+    while True:
+        total()
+elif HOW == "exit 3":
+    if RANK == SIZE - 1:
+        say(f"exiting at {time.time()}")
+        sys.exit(3)
+    total()
+elif HOW == "exit 3 together":
+    sys.exit(3)
+elif HOW == "early end":
+    if RANK == 0:
+        say(f"ending at {time.time()}")
+        sys.exit()
+    fails(tf.errors.FailedPreconditionError)
+    fails(tf.errors.FailedPreconditionError)
+elif HOW == "late end":
+    time.sleep(1.5 * RANK)  # the others wait, without a limit and without an error
+elif HOW == "missing member":
+    if RANK == 1:
+        time.sleep(7)
+    fails(tf.errors.DeadlineExceededError)
+    fails(tf.errors.DeadlineExceededError)
+elif HOW == "missing root":
+    if RANK == 0:
+        time.sleep(7)
+    fails(tf.errors.DeadlineExceededError)
+    fails(tf.errors.DeadlineExceededError)
+elif HOW == "slow member":
+    # Rank 1 waits for rank 0, which waits for rank 2: longer than the limit in all, each within it.
+    time.sleep({0: 3, 1: 0, 2: 6}[RANK])
+    say(f"total {total()}")
+elif HOW == "mpi4py first":
+    # The user's own end of MPI, with our thread still running.
+    MPI.Finalize()
+    say("finalized by mpi4py")
+say("end of script")

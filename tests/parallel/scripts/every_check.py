@@ -1,0 +1,535 @@
+"""All that works in a healthy job, in one start of TensorFlow: runs each check, says how it went.
+
+Inputs differ by rank and index, so that a wrong peer, root or offset shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from speech import RANK, SIZE, say
+
+v1 = tf.compat.v1
+
+# Made before ddl is imported, with a seed of its own on each rank.
+EARLY_GRAPH = tf.Graph()
+with EARLY_GRAPH.as_default():
+    v1.disable_resource_variables()
+    v1.set_random_seed(RANK + 1)
+    EARLY = v1.get_variable("early", [5, 3], initializer=v1.random_normal_initializer())
+    EARLY_LOCAL = v1.Variable(
+        float(RANK), collections=[v1.GraphKeys.LOCAL_VARIABLES], name="early_local"
+    )
+v1.enable_resource_variables()
+
+import ddl  # noqa: E402
+import ddl.keras  # noqa: E402
+import keras  # noqa: E402
+from ddl_ops.gradients import reduce_gradients  # noqa: E402
+from ddl_ops.loader import operations  # noqa: E402
+
+CHECKS: list[Callable[[], None]] = []
+DTYPES = ["float32", "float64", "int32", "int64"]
+# Scalar, empty, one element, odd, more than the fusion limit, more than a piece.
+SHAPES = [(), (0,), (3, 0), (1,), (7, 3), (70_001,), (1_100_003,)]
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def values(shape: tuple[int, ...], dtype: str, rank: int, salt: int = 0) -> np.ndarray:
+    """index * SIZE + rank, small enough to be exact in float32 after a sum over ranks."""
+    index = np.arange(int(np.prod(shape))) % 100_003
+    return (index * SIZE + rank + 7 * salt).reshape(shape).astype(dtype)
+
+
+def total(shape: tuple[int, ...], dtype: str, salt: int = 0) -> np.ndarray:
+    return sum(values(shape, "float64", rank, salt) for rank in range(SIZE)).astype(dtype)
+
+
+def on_all_ranks(text: str) -> list[str]:
+    """`text` of every rank, through the collectives: a length, then bytes."""
+    encoded = np.zeros((SIZE, 64), np.int32)
+    encoded[RANK, : len(text)] = list(text.encode())
+    with tf.init_scope():  # eagerly, whatever graph the check builds
+        rows = ddl.allreduce_n([encoded], average=False)[0].numpy()
+    return [bytes(row[row > 0].tolist()).decode() for row in rows]
+
+
+def digest(arrays: list[np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+
+
+def assert_same_everywhere(arrays: list[np.ndarray]) -> None:
+    digests = on_all_ranks(digest(arrays)[:60])
+    assert len(set(digests)) == 1, digests
+
+
+@check
+def placement() -> None:
+    assert (ddl.rank(), ddl.size(), ddl.num_hosts()) == (RANK, SIZE, 1)
+    assert ddl.local_rank() == RANK
+    found = [int(x) for x in operations().init(-1, mode="-mode p")]
+    assert found == [RANK, SIZE, RANK, SIZE, RANK], found
+    assert int(operations().init(5, mode="")[4]) == 5
+
+
+@check
+def second_init_is_refused() -> None:
+    try:
+        ddl.init("-mode p")
+    except RuntimeError as error:
+        assert "already initialised" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+@check
+def bcast_gives_rank_0s_values() -> None:
+    plain = ["float16", "bfloat16", "int8", "uint8", "int16", "uint16", "uint32", "uint64"]
+    for dtype in [*DTYPES, *plain, "bool", "complex64", "complex128"]:
+        numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+        mine = (np.arange(15) * (RANK + 1) % 3).reshape(5, 3).astype(numpy_dtype)
+        want = (np.arange(15) % 3).reshape(5, 3).astype(numpy_dtype)
+        got = ddl.bcast(tf.constant(mine))
+        assert got.dtype == tf.as_dtype(dtype)
+        np.testing.assert_array_equal(got.numpy(), want)
+    for shape in SHAPES:
+        got = ddl.bcast(tf.constant(values(shape, "float32", RANK)))
+        np.testing.assert_array_equal(got.numpy(), values(shape, "float32", 0))
+
+
+@check
+def allreduce_sums_and_averages() -> None:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            mine = tf.constant(values(shape, dtype, RANK))
+            got = operations().all_reduce(mine, op="sum")
+            np.testing.assert_array_equal(got.numpy(), total(shape, dtype))
+            np.testing.assert_array_equal(mine.numpy(), values(shape, dtype, RANK))  # untouched
+            mean = operations().all_reduce(mine, op="avg").numpy()
+            want = total(shape, dtype)
+            want = want // SIZE if dtype.startswith("int") else want / np.array(SIZE, dtype)
+            np.testing.assert_array_equal(mean, want)
+
+
+@check
+def integer_averages_truncate_toward_zero() -> None:
+    mine = np.array([-1 if RANK == 0 else 0, 1 if RANK == 0 else 0, -2 * SIZE - 1], np.int32)
+    got = ddl.allreduce_n([mine])[0].numpy()
+    want = [-1, 1, -3] if SIZE == 1 else [0, 0, -2 * SIZE - 1]
+    np.testing.assert_array_equal(got, want)
+
+
+@check
+def allreduce_n_keeps_tensors_apart() -> None:
+    for dtype in DTYPES:
+        mine = [values(shape, dtype, RANK, salt) for salt, shape in enumerate(SHAPES)]
+        got = ddl.allreduce_n(mine, average=False)
+        assert len(got) == len(SHAPES)
+        for salt, shape in enumerate(SHAPES):
+            np.testing.assert_array_equal(got[salt].numpy(), total(shape, dtype, salt))
+    assert ddl.allreduce_n([]) == []
+
+
+@check
+def allreduce_n_takes_many_tensors() -> None:
+    shapes = [(i % 13,) for i in range(500)]
+    got = ddl.allreduce_n([values(s, "float32", RANK, i) for i, s in enumerate(shapes)])
+    for i, shape in enumerate(shapes):
+        want = total(shape, "float32", i) / np.float32(SIZE)
+        np.testing.assert_array_equal(got[i].numpy(), want)
+
+
+@check
+def baseline_and_check_attributes() -> None:
+    mine = [np.random.RandomState(RANK).randn(n).astype("float32") for n in (3, 40_000, 1_200_000)]
+    fused = operations().all_reduce_n(mine, op="avg", check=1e-5)
+    plain = operations().all_reduce_n(mine, op="avg", mpi=True)
+    both = operations().all_reduce_n(mine, op="sum", mpi=True, check=1e-5)
+    for a, b, c in zip(fused, plain, both, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(c / SIZE, b, rtol=1e-5, atol=1e-6)
+    try:
+        operations().all_reduce_n(mine, op="avg", check=2.0)
+    except tf.errors.InvalidArgumentError as error:
+        assert "between 0 and 1" in error.message
+    else:
+        raise AssertionError("no error")
+
+
+@check
+def results_are_the_same_bits_on_all_ranks_and_in_every_run() -> None:
+    # Sums that depend on their order: magnitudes over 16 decades.
+    generator = np.random.RandomState(100 + RANK)
+    for count in (1, 5, 1000, 100_000, 3_000_001):
+        mine = generator.randn(count) * 10.0 ** generator.randint(-8, 8, count)
+        first = ddl.allreduce_n([mine.astype("float32"), mine[:7].astype("float32")])
+        again = ddl.allreduce_n([mine.astype("float32"), mine[:7].astype("float32")])
+        for a, b in zip(first, again, strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+        assert_same_everywhere([tensor.numpy() for tensor in first])
+
+
+@check
+def collectives_in_a_function_keep_their_order() -> None:
+    @tf.function
+    def run(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = [ddl.allreduce_n([x * float(i)], average=False)[0] for i in range(1, 9)]
+        return ddl.bcast(x), *sums
+
+    mine = tf.constant(values((4, 2), "float32", RANK))
+    for _ in range(3):
+        got = run(mine)
+        np.testing.assert_array_equal(got[0].numpy(), values((4, 2), "float32", 0))
+        for i in range(1, 9):
+            np.testing.assert_array_equal(got[i].numpy(), total((4, 2), "float32") * i)
+
+
+@check
+def collectives_in_a_tf1_graph() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2])
+        roots = [ddl.bcast(x + float(i)) for i in range(12)]
+        mean = ddl.allreduce_n([x, x[:1]])
+        feed = {x: values((4, 2), "float32", RANK)}
+        # Fetched in the reverse order: the chain in the graph decides.
+        for i, got in reversed(list(enumerate(session.run(roots[::-1], feed)[::-1]))):
+            np.testing.assert_array_equal(got, values((4, 2), "float32", 0) + i)
+        got = session.run(mean, feed)
+        np.testing.assert_array_equal(got[1], total((4, 2), "float32")[:1] / np.float32(SIZE))
+
+
+def train_tf1(variables: list[tf.Variable], loss: tf.Tensor, x: tf.Tensor) -> list[np.ndarray]:
+    step = v1.train.get_or_create_global_step()
+    train = v1.train.AdamOptimizer(0.05).minimize(loss, step)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        starts = session.run(variables)
+        assert_same_everywhere(starts)
+        for i in range(8):
+            session.run(train, {x: np.random.RandomState(50 * i + RANK).randn(6, 5)})
+        ends = session.run(variables)
+        assert session.run(step) == 8
+    assert digest(starts) != digest(ends)
+    assert_same_everywhere(ends)
+    return ends
+
+
+@check
+def tf1_ranks_end_with_equal_weights() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 77)
+        x = v1.placeholder(tf.float32, [None, 5])
+        w = v1.get_variable("w", [5, 3], use_resource=True)
+        b = v1.get_variable("b", [3], initializer=v1.random_normal_initializer())
+        unused = v1.get_variable("unused", [2], initializer=v1.random_normal_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b - 1.0))
+        train_tf1([w, b, unused], loss, x)
+
+
+@check
+def tf1_variables_made_before_import_start_equal() -> None:
+    with EARLY_GRAPH.as_default():
+        x = v1.placeholder(tf.float32, [None, 5])
+        late = v1.get_variable("late", [3], initializer=v1.random_normal_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, EARLY) + late - 1.0))
+        train_tf1([EARLY, late], loss, x)
+        with v1.Session() as session:  # a local variable is each rank's own
+            session.run(v1.local_variables_initializer())
+            assert session.run(EARLY_LOCAL) == float(RANK)
+
+
+@check
+def tf1_monitored_session_starts_equal() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 5)
+        w = v1.get_variable("w", [4], initializer=v1.random_normal_initializer())
+        v1.train.get_or_create_global_step()
+        with v1.train.MonitoredTrainingSession() as session:
+            assert_same_everywhere([session.run(w)])
+
+
+@check
+def tf1_groups_sparse_and_missing_gradients() -> None:
+    os.environ["DDL_GROUP_SIZE"] = "10"
+    try:
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(RANK)
+            table = v1.get_variable("table", [6, 2])
+            rest = [v1.get_variable(f"w{i}", [2 + i], dtype=tf.float32) for i in range(4)]
+            half = v1.get_variable("half", [3], dtype=tf.float16)
+            rows = tf.gather(table, [RANK % 6, 2])  # other rows on each rank
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(tf.cast(half, tf.float32))
+            loss += tf.add_n([tf.reduce_sum(w) * (i + 1.0) for i, w in enumerate(rest)])
+            idle = v1.get_variable("idle", [2])
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            pairs = optimizer.compute_gradients(loss, [table, *rest, half, idle])
+            assert pairs[-1][0] is None
+            train = optimizer.apply_gradients(pairs)
+            nodes = [op.name for op in graph.get_operations() if op.type == "AllReduceN"]
+            # From the end: half's 3 and 5 elements; 4, 3 and 2; the table's 12 alone.
+            assert len(nodes) == 3, nodes
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                before = session.run([table, *rest, half, idle])
+                session.run(train)
+                after = session.run([table, *rest, half, idle])
+        moved = before[0] - after[0]
+        want = np.zeros((6, 2))
+        for rank in range(SIZE):
+            want[rank % 6] += 1 / SIZE
+            want[2] += 1 / SIZE
+        np.testing.assert_allclose(moved, want, atol=1e-6)
+        for i in range(4):
+            np.testing.assert_allclose(before[1 + i] - after[1 + i], i + 1.0, rtol=1e-5)
+        np.testing.assert_array_equal(before[-1], after[-1])
+        assert_same_everywhere(after)
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+
+
+def whole_batch() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.RandomState(9)
+    return generator.randn(12, 5).astype("float32"), generator.randn(12, 3).astype("float32")
+
+
+def my_part(batch: np.ndarray) -> np.ndarray:
+    return np.split(batch, SIZE)[RANK]
+
+
+@check
+def parts_of_a_batch_give_the_gradients_of_the_whole() -> None:
+    x, y = whole_batch()
+    w = tf.Variable(np.random.RandomState(3).randn(5, 3).astype("float32"))
+
+    def gradient(inputs: np.ndarray, targets: np.ndarray) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(inputs @ w) - targets))
+        return tape.gradient(loss, w)
+
+    (mean,) = reduce_gradients([gradient(my_part(x), my_part(y))])
+    np.testing.assert_allclose(mean, gradient(x, y), rtol=0, atol=1e-6)
+    (pair,) = ddl.grads_reduce([(gradient(my_part(x), my_part(y)), w)])
+    np.testing.assert_array_equal(pair[0], mean)
+    assert pair[1] is w
+
+
+def keras_model(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((5,)), keras.layers.Dense(7, activation="tanh"), keras.layers.Dense(3)]
+    return keras.Sequential(layers)
+
+
+@check
+def keras_parts_of_a_batch_train_as_the_whole() -> None:
+    x, y = whole_batch()
+    together, alone = keras_model(1), keras_model(1)
+    together.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    alone.compile(keras.optimizers.SGD(0.5), "mse")
+    for eagerly in (False, True):
+        together.run_eagerly = alone.run_eagerly = eagerly
+        together.make_train_function(force=True)
+        alone.make_train_function(force=True)
+        together.train_on_batch(my_part(x), my_part(y))
+        alone.train_on_batch(x, y)
+        for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, want, rtol=0, atol=1e-6)
+
+
+@check
+def keras_fit_ends_with_equal_weights_and_reports() -> None:
+    model = keras_model(RANK + 1)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(40, 5), generator.randn(40, 3)
+    progress = Path(os.environ["DDL_PROGRESS"])
+    before = progress.read_text().count('"keras"') if RANK == 0 else 0
+    callbacks = [
+        ddl.keras.BroadcastCallback(),
+        ddl.keras.MetricAverageCallback(),
+        ddl.keras.ProgressCallback(every=0.0, batch_size=8),
+    ]
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    assert_same_everywhere(model.get_weights())
+    assert_same_everywhere([np.asarray(v) for v in optimizer.variables])
+    assert_same_everywhere([np.array(history.history[name]) for name in ("loss", "mae")])
+    if RANK == 0:
+        lines = [json.loads(line) for line in progress.read_text().splitlines()]
+        mine = [line for line in lines if line["source"] == "keras"][before:]
+        assert [line["step"] for line in mine] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10]
+        assert {line["steps"] for line in mine} == {10}
+        assert [line["epoch"] for line in mine] == [1] * 6 + [2] * 6
+        assert all(line["loss"] > 0 and line["mae"] > 0 for line in mine)
+        assert mine[0]["examples_per_s"] > 0
+
+
+@check
+def keras_custom_loop_ends_with_equal_weights() -> None:
+    model = keras_model(RANK + 3)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    ddl.keras.broadcast_variables(model.weights)
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - 1.0))
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
+        )
+
+    for i in range(4):
+        step(tf.constant(np.random.RandomState(10 * i + RANK).randn(4, 5), tf.float32))
+    assert_same_everywhere(model.get_weights())
+
+
+@check
+def keras_saved_model_is_free_of_ddl() -> None:
+    model = keras_model(4)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.train_on_batch(np.ones((2, 5)), np.ones((2, 3)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    assert type(model.optimizer) is keras.optimizers.Adam
+    assert int(loaded.optimizer.iterations) == 1
+    assert "ddl" not in json.dumps(loaded.get_compile_config())
+    loaded.train_on_batch(np.ones((2, 5)), np.ones((2, 3)))  # alone: no other rank is asked
+
+
+@check
+def keras_wraps_once_and_turns_xla_off() -> None:
+    import warnings
+
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam())
+    try:
+        ddl.keras.DistributedOptimizer(optimizer)
+    except ValueError as error:
+        assert "distributed already" in str(error)
+    else:
+        raise AssertionError("wrapped twice")
+    model = keras_model(6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.compile(optimizer, "mse", jit_compile=True)
+    assert any("XLA cannot compile" in str(w.message) for w in caught), caught
+    assert model.jit_compile is False
+    free = keras_model(6)
+    free.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
+    assert free.jit_compile is True
+
+
+@check
+def keras_loss_scaling_reduces_before_it_decides() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras_model(8)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+    overflow = np.full((2, 5), np.inf if RANK == 0 else 1.0, "float32")
+    model.train_on_batch(overflow, np.ones((2, 3)))
+    model.train_on_batch(np.ones((2, 5)) * (RANK + 1), np.ones((2, 3)))
+    assert_same_everywhere(model.get_weights())
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def mismatch(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    raise AssertionError("no error")
+
+
+@check
+def mismatches_name_tensor_and_rank_on_every_rank() -> None:
+    if SIZE == 1:
+        return
+    last = SIZE - 1
+    odd = last == RANK
+    three = [tf.ones([2]), tf.ones([4, 3]), tf.ones([])]
+
+    def sums(tensors: list[tf.Tensor], **attributes: object) -> Callable[[], object]:
+        arguments = {"op": "sum"} | attributes
+        # A function of its own keeps the op's name, which eager mode drops.
+        return tf.function(lambda: operations().all_reduce_n(tensors, name="my_grads", **arguments))
+
+    shape = mismatch(sums([tf.ones([2]), tf.ones([4, 3 + odd]), tf.ones([])]))
+    want = f'AllReduceN "my_grads": rank {last} sent float32[4,4] as tensor 1, rank 0 float32[4,3].'
+    assert want in shape, shape
+    count = mismatch(sums(three[: 2 if odd else 3]))
+    assert f'"my_grads": rank {last} sent 2 tensors, rank 0 3.' in count, count
+    dtype = mismatch(sums([tf.cast(t, tf.float64 if odd else tf.float32) for t in three]))
+    assert f"rank {last} sent float64[2] as tensor 0, rank 0 float32[2]." in dtype, dtype
+    op = mismatch(sums(three, op="avg" if odd else "sum"))
+    assert f"rank {last} asks for op=avg, rank 0 for op=sum." in op, op
+    kind = mismatch(
+        (lambda: ddl.bcast(tf.ones([2]))) if odd else (lambda: ddl.allreduce_n([tf.ones([2])]))
+    )
+    assert f'rank {last} runs Bcast "Bcast", rank 0 runs AllReduceN "AllReduceN".' in kind, kind
+    # The group goes on.
+    np.testing.assert_array_equal(ddl.allreduce_n([tf.ones([3])], average=False)[0], [SIZE] * 3)
+
+
+@check
+def keras_models_that_differ_are_named() -> None:
+    if SIZE == 1:
+        return
+    variable = keras.Variable(np.zeros(2 + RANK), dtype="float32", name="kernel")
+    message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
+    assert "kernel" in message, message
+    assert "rank 1 sent float32[3] as tensor 0, rank 0 float32[2]." in message, message
+
+
+@check
+def mpi4py_works_beside() -> None:
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    mine = np.full(1000, float(RANK))
+    for _ in range(5):
+        got = np.empty_like(mine)
+        MPI.COMM_WORLD.Allreduce(mine, got)
+        np.testing.assert_array_equal(got, sum(range(SIZE)))
+        np.testing.assert_array_equal(ddl.allreduce_n([mine], average=False)[0], got)
+
+
+@check
+def report_writes_lines_of_rank_0() -> None:
+    ddl.report(step=3, steps=9, loss=np.float32(0.5))
+    if RANK == 0:
+        lines = [json.loads(x) for x in Path(os.environ["DDL_PROGRESS"]).read_text().splitlines()]
+        line = next(line for line in lines if line["source"] == "script")
+        assert line | {"t": 0} == {"t": 0, "source": "script", "step": 3, "steps": 9, "loss": 0.5}
+
+
+def main() -> None:
+    for function in CHECKS:
+        try:
+            function()
+        except Exception:
+            say(f"{function.__name__}: FAILED {traceback.format_exc()}")
+        else:
+            say(f"{function.__name__}: ok")
+
+
+main()

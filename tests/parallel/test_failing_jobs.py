@@ -1,0 +1,75 @@
+"""A rank that raises, leaves or does not come: no hang, and an error that says who and what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+OPTIONS = {"DDL_OPTIONS": "-mode p"}
+
+
+def seconds_since(word: str, ended) -> float:
+    """From the time that a rank said to the end of the job."""
+    return ended.at - float(re.search(rf"> {word} at ([0-9.]+)", ended.output)[1])
+
+
+def test_raising_rank_ends_all(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 3, "raise", **OPTIONS)
+    assert ended.returncode != 0
+    assert seconds_since("raising", ended) < 10
+    assert "Traceback (most recent call last)" in ended.output
+    assert "ValueError: this rank has had enough" in ended.output
+    assert "end of script" not in ended.output
+
+
+def test_rank_that_exits_fails_the_others(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 2, "exit 3", **OPTIONS)
+    assert ended.returncode != 0
+    assert seconds_since("exiting", ended) < 10
+    assert 'AllReduceN "AllReduceN": rank 1 has already ended its script' in ended.output
+
+
+def test_exit_code_of_all_ranks_is_kept(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 2, "exit 3 together", **OPTIONS)
+    assert ended.returncode == 3, ended.output
+
+
+def test_early_end_is_an_error_for_those_who_go_on(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 2, "early end", **OPTIONS)
+    assert seconds_since("ending", ended) < 10
+    said = ended.lines_of(1)
+    assert len(said) == 4, ended.output
+    for line in said[1:3]:  # and again for the next collective
+        assert line.startswith("FailedPreconditionError after 0."), said
+        assert 'AllReduceN "AllReduceN": rank 0 has already ended its script, but rank 1' in line
+
+
+def test_missing_member_is_named_on_every_rank(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 3, "missing member", DDL_STALL_TIMEOUT="3", **OPTIONS)
+    assert 'ddl: rank 0: AllReduceN "AllReduceN": waiting for rank 1 since 1.5' in ended.output
+    for rank in range(3):
+        said = ended.lines_of(rank)
+        assert len(said) == 4, ended.output
+        for line in said[1:3]:
+            assert line.startswith("DeadlineExceededError after "), said
+            assert 'AllReduceN "AllReduceN": rank 1 did not come within 3.0 s' in line
+        waited = float(re.search(r"after ([0-9.]+) s", said[1])[1])
+        assert waited < 1 if rank == 1 else 2.5 < waited < 5
+    assert ended.returncode == 0, ended.output  # every rank caught the error and went home
+
+
+def test_missing_root_is_named_on_every_rank(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 2, "missing root", DDL_STALL_TIMEOUT="3", **OPTIONS)
+    assert 'ddl: rank 1: AllReduceN "AllReduceN": waiting for rank 0 since 1.5' in ended.output
+    first, second = ended.lines_of(0), ended.lines_of(1)
+    assert len(first) == len(second) == 4, ended.output
+    assert "rank 1 waited longer than 3.0 s for rank 0 and gave up" in first[1]
+    assert "rank 0 did not come within 3.0 s" in second[1]
+    assert ended.returncode == 0, ended.output
+
+
+def test_limit_counts_from_the_arrival_of_rank_0(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 3, "slow member", DDL_STALL_TIMEOUT="5", **OPTIONS)
+    assert ended.returncode == 0, ended.output
+    for rank in range(3):
+        assert ended.lines_of(rank) == ["total [3.0, 3.0]"] * 2 + ["end of script"]

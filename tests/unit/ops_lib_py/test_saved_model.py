@@ -1,0 +1,678 @@
+"""Checkpoints become SavedModels that predict, or an error and nothing at all.
+
+The models are tiny but real; each checkpoint has other weights, so a prediction shows which one
+was taken. TensorFlow is imported once here and once in the one fresh process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ddl_ops import saved_model
+
+ROWS, FEATURES, CLASSES = 11, 6, 3
+STEPS = (5, 20, 100)  # as text they would sort in another order
+PIXELS = ((np.arange(ROWS * FEATURES) * 37) % 256).astype(np.uint8).reshape(ROWS, 2, 3)
+BIAS = np.float32([0.1, 0.2, 0.3])
+
+
+def weights(step: int) -> np.ndarray:
+    return np.random.default_rng(step).normal(size=(FEATURES, CLASSES)).astype(np.float32)
+
+
+def logits(step: int) -> np.ndarray:
+    return PIXELS.reshape(ROWS, FEATURES).astype(np.float32) / 255 @ weights(step) + BIAS
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    powers = np.exp(values - values.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow
+
+    return tensorflow
+
+
+def save_graph(
+    tf: Any,
+    folder: Path,
+    build: Callable[[Any], None],
+    values: dict[int, dict[str, np.ndarray]],
+    name: str = "m",
+    before_export: Callable[[], None] = lambda: None,
+) -> None:
+    """What a TensorFlow 1 script leaves: base graph, then checkpoints with more in them."""
+    v1 = tf.compat.v1
+    folder.mkdir(parents=True, exist_ok=True)
+    with tf.Graph().as_default():
+        build(v1)
+        before_export()
+        v1.train.export_meta_graph(str(folder / f"{name}_basegraph.meta"), as_text=True)
+        v1.get_variable("optimizer_slot", [2], use_resource=False)
+        saver = v1.train.Saver(max_to_keep=None)
+        with v1.Session(config=v1.ConfigProto(allow_soft_placement=True)) as session:
+            session.run(v1.global_variables_initializer())
+            for step, by_name in values.items():
+                for variable in v1.global_variables():
+                    if variable.op.name in by_name:
+                        variable.load(by_name[variable.op.name], session)
+                saver.save(session, str(folder / name), global_step=step)
+
+
+def classifier(v1: Any, *, end: str = "pRes", rows: int | None = None) -> Any:
+    x = v1.placeholder(v1.float32, [rows, FEATURES], name="x")
+    keep = v1.placeholder_with_default(1.0, [], name="keepprob")
+    with v1.device("/gpu:0"):  # the machine that serves has none
+        kernel = v1.get_variable("kernel", [FEATURES, CLASSES], use_resource=False)
+        bias = v1.get_variable("bias", [CLASSES], use_resource=False)
+        hidden = v1.nn.dropout(v1.matmul(x, kernel), rate=1 - keep)
+    return v1.identity(hidden + bias, name=end)
+
+
+CLASSIFIER_VALUES = {step: {"kernel": weights(step), "bias": BIAS} for step in STEPS}
+
+
+@pytest.fixture(scope="module")
+def originals(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("originals")
+    save_graph(tf, folder / "graph", classifier, CLASSIFIER_VALUES)
+    return folder
+
+
+class Bench:
+    """Folders of one transform."""
+
+    def __init__(self, root: Path) -> None:
+        self.result = root / "result"
+        self.data = root / "data"
+        self.model = self.result / "model"
+        self.report_file = root / "ddl" / "transform.json"
+        self.data.mkdir()
+
+    def add_sample(self) -> None:
+        (self.data / "t10k-images-idx3-ubyte").write_bytes(idx(PIXELS))
+
+    def run(self, *more: str) -> tuple[int, dict[str, Any]]:
+        code = saved_model.main(
+            [
+                *("--result-dir", str(self.result), "--data-dir", str(self.data)),
+                *("--export-dir", str(self.model), "--report", str(self.report_file)),
+                *more,
+            ]
+        )
+        return code, json.loads(self.report_file.read_text())
+
+    def succeed(self, *more: str) -> dict[str, Any]:
+        code, report = self.run(*more)
+        assert code == 0, report
+        assert (self.model / "saved_model.pb").is_file()
+        assert self.leftovers() == []
+        return report
+
+    def fail(self, kind: str, *more: str) -> str:
+        """Runs into an error, with and without a model of a time before, and returns it."""
+        code, report = self.run(*more)
+        assert (code, report["kind"]) == (3, kind), report
+        assert set(report) == {"error", "kind"}
+        assert not self.model.exists()
+        self.result.mkdir(exist_ok=True)
+        self.model.mkdir()
+        (self.model / "saved_model.pb").write_bytes(b"the one before")
+        assert self.run(*more)[0] == 3
+        assert [path.name for path in self.model.iterdir()] == ["saved_model.pb"]
+        assert (self.model / "saved_model.pb").read_bytes() == b"the one before"
+        assert self.leftovers() == []
+        shutil.rmtree(self.model)
+        return report["error"]
+
+    def leftovers(self) -> list[str]:
+        return [p.name for p in self.result.glob(".*")] if self.result.is_dir() else []
+
+
+@pytest.fixture
+def empty(tmp_path: Path, tf: Any) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def bench(empty: Bench, originals: Path) -> Iterator[Bench]:
+    """The classifier with checkpoints at steps 5, 20 and 100, and sample images."""
+    shutil.copytree(originals / "graph", empty.result)
+    empty.add_sample()
+    yield empty
+
+
+# --- the road ----------------------------------------------------------------------------------
+
+
+def test_latest_checkpoint_is_the_one_with_the_highest_step(bench: Bench) -> None:
+    (bench.data / "t10k-labels-idx1-ubyte").write_bytes(
+        idx(np.append(logits(100).argmax(axis=1)[:-1], 3).astype(np.uint8))
+    )
+    report = bench.succeed()
+    assert report["framework"] == "tensorflow-graph"
+    assert report["base_graph"] == "m_basegraph.meta"
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("m-100", 100)
+    assert report["sample"] == "t10k-images-idx3-ubyte"
+    assert report["rows"] == ROWS
+    prediction = report["prediction"]
+    np.testing.assert_allclose(prediction["logits"], logits(100)[:8], rtol=1e-4)
+    np.testing.assert_allclose(prediction["scores"], softmax(logits(100))[:8], rtol=1e-4)
+    assert prediction["class_index"] == logits(100).argmax(axis=1)[:8].tolist()
+    assert report["labels"] == prediction["class_index"]
+    assert report["accuracy"] == pytest.approx((ROWS - 1) / ROWS, abs=1e-6)
+    assert report["warnings"] == []
+
+
+def test_signatures_are_those_that_servers_of_2018_know(bench: Bench, tf: Any) -> None:
+    report = bench.succeed()
+    images = {"dtype": "float32", "shape": [None, FEATURES]}
+    classes = {"dtype": "int64", "shape": [None]}
+    scores = {"dtype": "float32", "shape": [None, CLASSES]}
+    assert report["signatures"] == {
+        "predict_images": {
+            "inputs": {"images": images},
+            "outputs": {"class_index": classes, "scores": scores, "logits": scores},
+        },
+        "serving_default": {
+            "inputs": {"inputs": images},
+            "outputs": {"classes": classes, "scores": scores},
+        },
+    }
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(bench.model))
+        methods = {name: s.method_name for name, s in meta.signature_def.items()}
+        assert methods["predict_images"] == "tensorflow/serving/predict"
+        assert methods["serving_default"] == "tensorflow/serving/classify"
+        assert not {node.device for node in meta.graph_def.node} - {""}
+
+
+def test_files_are_listed_with_their_digests(bench: Bench) -> None:
+    listed = {file["path"]: file for file in bench.succeed()["files"]}
+    found = [path for path in bench.model.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(bench.model)) for path in found} == set(listed)
+    assert "variables/variables.index" in listed
+    for path in found:
+        entry = listed[str(path.relative_to(bench.model))]
+        assert entry["size"] == path.stat().st_size
+        assert entry["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_chosen_step_gives_that_steps_weights(bench: Bench) -> None:
+    report = bench.succeed("--checkpoint", "20")
+    assert report["checkpoint_step"] == 20
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+
+
+def test_a_new_model_replaces_the_one_before_whole(bench: Bench) -> None:
+    bench.succeed("--checkpoint", "5")
+    (bench.model / "of_the_first").touch()
+    report = bench.succeed("--checkpoint", "20")
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+    assert not (bench.model / "of_the_first").exists()
+
+
+def test_what_a_killed_try_left_is_in_nobodys_way(bench: Bench) -> None:
+    for name in (".model.partial", ".model.old"):
+        (bench.result / name).mkdir()
+        (bench.result / name / "saved_model.pb").touch()
+    bench.succeed()
+
+
+def test_names_of_the_manifest_are_names_of_the_signature(bench: Bench) -> None:
+    report = bench.succeed("--input", "pixels=x", "--output", "votes=pRes:0")
+    predict = report["signatures"]["predict_images"]
+    assert set(predict["inputs"]) == {"pixels"}
+    assert set(predict["outputs"]) == {"class_index", "scores", "votes"}
+    assert set(report["signatures"]["serving_default"]["inputs"]) == {"inputs"}
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+
+def test_missing_step_lists_those_there_are(bench: Bench) -> None:
+    error = bench.fail("CheckpointMissing", "--checkpoint", "30")
+    assert "no checkpoint at step 30; there are: 5, 20, 100" in error
+    assert "transform.checkpoint" in error
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[10] ^= 0xFF
+    path.write_bytes(content)
+
+
+DAMAGES = [
+    pytest.param("m-100.data-00000-of-00001", Path.unlink, id="no data"),
+    pytest.param("m-100.data-00000-of-00001", cut_short, id="data cut short"),
+    pytest.param("m-100.data-00000-of-00001", flip_a_byte, id="data damaged"),
+    pytest.param("m-100.index", cut_short, id="index cut short"),
+    pytest.param("m-100.index", lambda path: path.write_bytes(b""), id="index empty"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_latest_falls_back_to_the_newest_that_is_whole(
+    bench: Bench, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(bench.result / name)
+    report = bench.succeed()
+    assert report["checkpoint_step"] == 20
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(20)[:8], rtol=1e-4)
+    (warning,) = report["warnings"]
+    assert warning.startswith("m-100 was skipped: ")
+    assert warning.endswith("; used m-20")
+    assert f"warning: {warning}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_chosen_step_that_is_damaged_is_not_replaced_by_another(
+    bench: Bench, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(bench.result / name)
+    error = bench.fail("CheckpointMissing", "--checkpoint", "100")
+    assert "no checkpoint can be read (m-100: " in error
+
+
+def test_all_damaged_names_each(bench: Bench) -> None:
+    for path in bench.result.glob("m-*.data-*"):
+        cut_short(path)
+    error = bench.fail("CheckpointMissing")
+    assert all(f"m-{step}: " in error for step in STEPS)
+
+
+def test_nothing_trained(empty: Bench) -> None:
+    empty.result.mkdir()
+    assert "no checkpoint; found nothing" in empty.fail("CheckpointMissing")
+
+
+def test_checkpoint_of_another_model(bench: Bench, tf: Any) -> None:
+    def wider(v1: Any) -> None:
+        v1.get_variable("kernel", [FEATURES, CLASSES + 1], use_resource=False)
+
+    save_graph(tf, bench.result / "other", wider, {100: {}})
+    for path in bench.result.glob("m-*"):
+        path.unlink()
+    for path in (bench.result / "other").glob("m-100.*"):
+        path.rename(bench.result / path.name)
+    error = bench.fail("TransformError")
+    assert "m-100 does not fit m_basegraph.meta" in error
+    assert "kernel [6, 3] (there: [6, 4])" in error
+    assert "bias [3] (there: missing)" in error
+
+
+# --- finding input and output ------------------------------------------------------------------
+
+
+def test_two_placeholders_are_listed(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        classifier(v1)
+        v1.placeholder(v1.int64, [None], name="y")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert "candidates: x:0 [n, 6], y:0 [n]" in error
+    assert 'transform.inputs: {images: "<tensor>:0"}' in error
+    # Naming the output is enough: it does not depend on y.
+    assert empty.succeed("--output", "logits=pRes:0")["checkpoint_step"] == 100
+
+
+def test_two_ends_are_listed(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        v1.nn.softmax(classifier(v1, end="pRes") * 2.0, name="other")
+        v1.identity(v1.get_default_graph().get_tensor_by_name("pRes:0"), name="wanted")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert "other:0 [n, 3]" in error
+    assert "wanted:0 [n, 3]" in error
+    assert 'transform.outputs: {logits: "<tensor>:0"}' in error
+
+
+def test_an_output_that_only_argmax_reads_has_to_be_named(empty: Bench, tf: Any) -> None:
+    save_graph(
+        tf, empty.result, lambda v1: v1.argmax(classifier(v1), 1, name="best"), CLASSIFIER_VALUES
+    )
+    assert "no float [n, k] tensor at the end" in empty.fail("TransformError")
+    empty.succeed("--output", "logits=pRes:0")
+
+
+def test_a_name_that_is_not_there_comes_with_those_near_it(bench: Bench) -> None:
+    error = bench.fail("TransformError", "--output", "logits=pres:0")
+    assert "no tensor pres:0 (transform.outputs). Near it: pRes:0" in error
+    assert "Placeholders: x:0" in bench.fail("TransformError", "--input", "images=x:1")
+
+
+def test_an_input_that_nobody_would_feed(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        v1.identity(classifier(v1, end="raw") * v1.placeholder(v1.float32, [], name="t"), "pRes")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    error = empty.fail("TransformError", "--input", "images=x:0")
+    assert "pRes:0 also needs t:0" in error
+    assert "tf.placeholder_with_default" in error
+
+
+def test_an_end_in_softmax_is_scores_and_has_no_logits(empty: Bench, tf: Any) -> None:
+    save_graph(tf, empty.result, lambda v1: v1.nn.softmax(classifier(v1)), CLASSIFIER_VALUES)
+    empty.add_sample()
+    report = empty.succeed()
+    assert set(report["prediction"]) == {"class_index", "scores"}
+    np.testing.assert_allclose(report["prediction"]["scores"], softmax(logits(100))[:8], rtol=1e-4)
+
+
+def test_one_number_per_row_is_no_classifier(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        x = v1.placeholder(v1.float32, [None, FEATURES], name="x")
+        v1.matmul(x, v1.get_variable("kernel", [FEATURES, 1], use_resource=True))
+
+    kernel = np.arange(FEATURES, dtype=np.float32)[:, None]
+    save_graph(tf, empty.result, build, {1: {"kernel": kernel}})
+    empty.add_sample()
+    report = empty.succeed()
+    for signature in report["signatures"].values():
+        assert set(signature["outputs"]) == {"outputs"}
+    expected = PIXELS.reshape(ROWS, FEATURES) / 255 @ kernel
+    np.testing.assert_allclose(report["prediction"]["outputs"], expected[:8], rtol=1e-4)
+
+
+def test_a_fixed_batch_is_filled(empty: Bench, tf: Any) -> None:
+    save_graph(tf, empty.result, lambda v1: classifier(v1, rows=4), CLASSIFIER_VALUES)
+    empty.add_sample()
+    labels = logits(100).argmax(axis=1).astype(np.uint8)
+    (empty.data / "t10k-labels-idx1-ubyte").write_bytes(idx(labels))
+    report = empty.succeed()
+    assert (report["rows"], report["accuracy"]) == (ROWS, 1.0)
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(100)[:8], rtol=1e-4)
+
+
+# --- models that must not be published ---------------------------------------------------------
+
+
+def test_nan_is_rejected(empty: Bench, tf: Any) -> None:
+    broken = weights(2)
+    broken[0, 1] = np.nan
+    values = {1: {"kernel": weights(1), "bias": BIAS}, 2: {"kernel": broken, "bias": BIAS}}
+    save_graph(tf, empty.result, classifier, values)
+    empty.add_sample()
+    error = empty.fail("ModelRejected")
+    assert "values of logits are not finite" in error
+    assert "earlier step (kept: 1, 2)" in error
+    assert empty.succeed("--checkpoint", "1")["checkpoint_step"] == 1
+
+
+def test_a_model_that_answers_differently_each_time_is_rejected(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        scores = classifier(v1, end="raw")
+        v1.identity(scores + v1.random_normal([CLASSES]), name="pRes")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    empty.add_sample()
+    assert "predict_images and serving_default disagree" in empty.fail("ModelRejected")
+
+
+def test_a_model_that_fails_on_the_sample_is_rejected(empty: Bench, tf: Any) -> None:
+    def build(v1: Any) -> None:
+        scores = classifier(v1, end="raw")
+        with v1.control_dependencies([v1.debugging.Assert(scores[0, 0] > 1e9, ["too small"])]):
+            v1.identity(scores, name="pRes")
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    empty.add_sample()
+    error = empty.fail("ModelRejected")
+    assert "the reloaded model fails on t10k-images-idx3-ubyte: " in error
+
+
+def test_a_file_that_is_no_meta_graph(bench: Bench) -> None:
+    (bench.result / "m_basegraph.meta").write_bytes(b"\xff\x00 not a graph")
+    assert "m_basegraph.meta: not a meta graph" in bench.fail("TransformError")
+
+
+def test_a_full_disk_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saved_model.serving_export, "export", full)
+    error = bench.fail("TransformError")
+    assert "no model was written ([Errno 28] No space left on device)" in error
+    assert "MiB are free" in error
+
+
+# --- samples -----------------------------------------------------------------------------------
+
+
+def test_without_a_sample_zeros_and_a_warning(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bench.data / "t10k-images-idx3-ubyte").unlink()
+    report = bench.succeed()
+    assert report["sample"] is None
+    np.testing.assert_allclose(report["prediction"]["logits"], [BIAS], rtol=1e-5)
+    assert "no real input to try the model on" in report["warnings"][0]
+    assert "warning: no real input" in capsys.readouterr().out
+
+
+def test_a_usual_file_of_another_shape_is_not_taken(bench: Bench) -> None:
+    (bench.data / "t10k-images-idx3-ubyte").write_bytes(idx(PIXELS[:, :, :2]))
+    report = bench.succeed()
+    assert report["sample"] is None
+    assert "rows of shape [2, 2] for an input of [6]" in report["warnings"][0]
+
+
+def test_a_named_sample_has_to_be_there_and_to_fit(bench: Bench) -> None:
+    assert "sample absent.npy: not in " in bench.fail("TransformError", "--sample", "absent.npy")
+    np.save(bench.data / "wide.npy", np.zeros((4, 7), np.float32))
+    error = bench.fail("TransformError", "--sample", "wide.npy")
+    assert "rows of shape [7] for an input of [6]" in error
+
+
+def test_a_named_sample_may_lie_with_the_results(bench: Bench) -> None:
+    rows = np.linspace(-1, 1, 3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
+    np.savez(bench.result / "held_out.npz", images=rows, other=rows * 0)
+    report = bench.succeed("--sample", "held_out.npz")
+    assert report["sample"] == "held_out.npz"
+    np.testing.assert_allclose(
+        report["prediction"]["logits"], rows @ weights(100) + BIAS, rtol=1e-4, atol=1e-6
+    )
+
+
+# --- Keras -------------------------------------------------------------------------------------
+
+
+def keras_model(seed: int, activation: str | None = "softmax") -> Any:
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((2, 3, 1), name="pixels"),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(CLASSES, activation=activation, name="last"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.set_weights([weights(seed), BIAS])
+    return model
+
+
+def save_keras(path: Path, model: Any, written: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model.save(path)
+    os.utime(path, (written, written))
+
+
+def test_keras_newest_file_wins_and_knows_its_epoch(empty: Bench) -> None:
+    for epoch in (1, 2):
+        model = keras_model(epoch)
+        save_keras(empty.result / "checkpoints" / f"model-{epoch}.keras", model, 1000 + epoch)
+    save_keras(empty.result / "model.keras", model, 2000)
+    empty.add_sample()
+    report = empty.succeed()
+    assert report["framework"] == "keras"
+    assert report["base_graph"] is None
+    assert (report["checkpoint"], report["checkpoint_step"]) == ("model.keras", 2)
+    assert report["signatures"] == {
+        "predict_images": {
+            "inputs": {"images": {"dtype": "float32", "shape": [None, 2, 3, 1]}},
+            "outputs": {
+                "class_index": {"dtype": "int64", "shape": [None]},
+                "scores": {"dtype": "float32", "shape": [None, CLASSES]},
+            },
+        },
+        "serving_default": {
+            "inputs": {"inputs": {"dtype": "float32", "shape": [None, 2, 3, 1]}},
+            "outputs": {
+                "classes": {"dtype": "int64", "shape": [None]},
+                "scores": {"dtype": "float32", "shape": [None, CLASSES]},
+            },
+        },
+    }
+    np.testing.assert_allclose(report["prediction"]["scores"], softmax(logits(2))[:8], rtol=1e-4)
+
+    earlier = empty.succeed("--checkpoint", "1")
+    assert earlier["checkpoint"] == "checkpoints/model-1.keras"
+    np.testing.assert_allclose(earlier["prediction"]["scores"], softmax(logits(1))[:8], rtol=1e-4)
+
+
+def test_keras_file_cut_short_is_skipped(empty: Bench) -> None:
+    for epoch in (1, 2):
+        path = empty.result / f"model-{epoch}.keras"
+        save_keras(path, keras_model(epoch, activation=None), 1000 + epoch)
+    path.write_bytes(path.read_bytes()[:-100])
+    os.utime(path, (5000, 5000))
+    empty.add_sample()
+    report = empty.succeed()
+    assert report["checkpoint_step"] == 1
+    assert report["warnings"][0].startswith("model-2.keras was skipped: ")
+    np.testing.assert_allclose(report["prediction"]["logits"], logits(1)[:8], rtol=1e-4)
+
+
+def test_keras_names_of_the_manifest(empty: Bench) -> None:
+    save_keras(empty.result / "model-1.keras", keras_model(1), 1000)
+    report = empty.succeed("--input", "digits=pixels", "--output", "chances=last")
+    predict = report["signatures"]["predict_images"]
+    assert set(predict["inputs"]) == {"digits"}
+    assert set(predict["outputs"]) == {"class_index", "scores", "chances"}
+    shutil.rmtree(empty.model)
+    error = empty.fail("TransformError", "--input", "digits=x:0")
+    assert "transform.inputs names x:0; the model has pixels" in error
+
+
+def test_keras_model_that_needs_the_script(empty: Bench, tf: Any) -> None:
+    import keras
+
+    class OfTheScript(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs * 2
+
+    model = keras.Sequential([keras.Input((2,)), OfTheScript()])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    error = empty.fail("TransformError")
+    assert "model-1.keras: Keras cannot load it without the training script" in error
+
+
+# --- the command -------------------------------------------------------------------------------
+
+FRESH = """
+import sys
+import numpy as np
+from ddl_ops import saved_model
+
+bad = saved_model.main(sys.argv[2:])
+assert bad == 3, bad
+
+import tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+rows = tf.constant(np.load(sys.argv[1] + ".npy"))
+print(model.signatures["predict_images"](images=rows)["class_index"].numpy().tolist())
+print(model.signatures["serving_default"](inputs=rows)["classes"].numpy().tolist())
+assert not [name for name in sys.modules if name == "ddl" or name.startswith("mpi4py")]
+"""
+
+
+def test_a_fresh_process_serves_the_model_and_refuses_a_graph_with_communication(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.succeed()
+    served = tmp_path / "served"
+    bench.model.rename(served)
+    np.save(f"{served}.npy", PIXELS.reshape(ROWS, FEATURES).astype(np.float32) / 255)
+    meta = bench.result / "m_basegraph.meta"
+    node = 'node { name: "reduce" op: "AllReduceN" attr { key: "N" value { i: 1 } } }'
+    meta.write_text(meta.read_text().replace("graph_def {", "graph_def {\n" + node, 1))
+
+    arguments = ["--result-dir", bench.result, "--export-dir", bench.model]
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, served, *arguments, "--report", bench.report_file],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    classes = str(logits(100).argmax(axis=1).tolist())
+    assert done.stdout.splitlines() == [classes, classes]
+    report = json.loads(bench.report_file.read_text())
+    assert report["kind"] == "TransformError"
+    assert "ops that TensorFlow alone cannot run: AllReduceN (reduce)" in report["error"]
+    assert "before `import ddl`" in report["error"]
+    assert f"TransformError: {report['error']}" in done.stderr
+    assert not bench.model.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--checkpoint", "newest"],
+        ["--checkpoint", "-1"],
+        ["--input", "x:0"],
+        ["--output", "=pRes:0"],
+    ],
+)
+def test_arguments_that_make_no_sense(tmp_path: Path, wrong: list[str]) -> None:
+    common = ["--result-dir", "r", "--export-dir", "r/model", "--report", str(tmp_path / "x.json")]
+    with pytest.raises(SystemExit) as stopped:
+        saved_model.main([*common, *wrong])
+    assert stopped.value.code == 2
+
+
+def test_a_missing_checkpoint_is_told_before_tensorflow_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys; from ddl_ops import saved_model; code = saved_model.main(sys.argv[1:]);"
+        "assert 'tensorflow' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", program, "--result-dir", tmp_path / "none"),
+            *("--export-dir", tmp_path / "none" / "model", "--report", tmp_path / "report.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 3, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["kind"] == "CheckpointMissing"
