@@ -48,11 +48,13 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreUnde
             )
             store.client = fill_buckets(store)
             yield store
+            store.client.close()
         return
     with CephObjectStore(tmp_path_factory.mktemp("ceph") / "store") as ceph:
         store = StoreUnderTest(ceph.endpoint_url, *ceph.add_user("dags"), real=True)
         store.client = fill_buckets(store)
         yield store
+        store.client.close()
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ if done:
     optimizer.build(model.trainable_variables)
     model.load_weights(os.path.join(checkpoints, f"model-{done}.keras"))
 
-# (3) All ranks begin with rank 0's weights. (4) Rank 0 speaks and saves for all.
+# (3) All ranks begin with rank 0's weights. (4) Rank 0 speaks and saves for all ranks.
 batch = BATCH // ddl.size()
 callbacks = [ddl.keras.BroadcastCallback(), ddl.keras.ProgressCallback(batch_size=batch)]
 if ddl.rank() == 0:
@@ -96,5 +96,5 @@ model.fit(
 if ddl.rank() == 0:
     model.save(os.path.join(result_dir, "model.keras"))
     _, accuracy = model.evaluate(test_images, test_labels, verbose=0)
-    print(f"test accuracy= {accuracy:.4f}", flush=True)
+    print(f"test accuracy= {accuracy:.4f}")
     ddl.report(test_accuracy=accuracy)

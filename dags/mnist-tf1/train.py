@@ -97,11 +97,9 @@ with tf.Session() as session:
         _, loss_now, accuracy_now = session.run([train, loss, accuracy], feed)
         # (4) Rank 0 speaks and saves for all.
         if ddl.rank() == 0 and step % 10 == 0:
-            print(
-                f"step {step}/{STEPS} loss= {loss_now:.4f} accuracy= {accuracy_now:.4f}", flush=True
-            )
+            print(f"step {step}/{STEPS} loss= {loss_now:.4f} accuracy= {accuracy_now:.4f}")
         if ddl.rank() == 0 and (step % SAVE_EVERY == 0 or step == STEPS):
             saver.save(session, checkpoint, global_step=step)
     if ddl.rank() == 0:
         result = session.run(accuracy, {x: test_images, y: test_labels})
-        print(f"test accuracy= {result:.4f}", flush=True)
+        print(f"test accuracy= {result:.4f}")

@@ -76,9 +76,13 @@ class Service:
             last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-15:])
             raise RuntimeError(f"{self.name} ended with code {code}. Log: {self.log}\n{last}")
 
+    def terminate(self) -> None:
+        """SIGTERM; does not wait."""
+        self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to its whole group."""
-        self._process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -198,7 +202,11 @@ class AirflowSite:
 
     def stop(self) -> None:
         """Ends every process of the site, and of the tasks that it was running."""
-        for service in reversed(self._services):
+        if self._client is not None:
+            self._client.close()
+        for service in self._services:
+            service.terminate()
+        for service in self._services:
             service.stop()
         self._services.clear()
         kill_marked(_MARK, self._mark)
