@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddl_airflow.demo.show import connection_environment, fill_buckets
+from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration.ceph import CephObjectStore, available
 
@@ -72,3 +72,14 @@ def site(object_store: StoreUnderTest, dags_folder: Path) -> Iterator[AirflowSit
     airflow = AirflowSite(dags_folder.parent / "home", dags_folder, environment, port=18080)
     with running(airflow):
         yield airflow
+
+
+@pytest.fixture(scope="session")
+def finished(site: AirflowSite) -> dict[str, tuple[str, str]]:
+    """Both examples, run one after the other: DAG id to (run id, state)."""
+    runs = {}
+    for dag_id in EXAMPLES:
+        site.wait_for_dag(dag_id)
+        run_id = site.trigger(dag_id)
+        runs[dag_id] = (run_id, site.wait_for_run(dag_id, run_id, 300))
+    return runs

@@ -13,7 +13,7 @@ import ddl.keras
 import keras
 import numpy as np
 
-EPOCHS = 5
+EPOCHS = 4
 BATCH = 128  # over all ranks together: more ranks, smaller shares, the same training
 LEARNING_RATE = 0.002
 
@@ -78,6 +78,8 @@ done = max((int(match[1]) for match in saved if match), default=0)
 if done:
     optimizer.build(model.trainable_variables)
     model.load_weights(os.path.join(checkpoints, f"model-{done}.keras"))
+    if ddl.rank() == 0:
+        print(f"goes on from epoch {done}", flush=True)
 
 # (3) All ranks begin with rank 0's weights. (4) Rank 0 speaks and saves for all ranks.
 batch = BATCH // ddl.size()

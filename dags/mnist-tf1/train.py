@@ -89,6 +89,8 @@ with tf.Session() as session:
     newest = tf.train.latest_checkpoint(result_dir)
     if newest:  # this is a retry: go on where the last try stopped
         saver.restore(session, newest)
+        if ddl.rank() == 0:
+            print(f"goes on from step {session.run(global_step)}", flush=True)
     for step in range(session.run(global_step) + 1, STEPS + 1):
         # (3) All ranks draw the same batch, since they seed alike, and each takes its own share.
         batch = np.random.default_rng(step).choice(len(train_images), BATCH, replace=False)

@@ -186,19 +186,18 @@ def _show_failure(site: AirflowSite, dag_id: str, run_id: str) -> None:
 def _show_result(record: Mapping[str, Any], places: Mapping[str, str]) -> None:
     result = record["result"]
     accuracy = result["metrics"].get("test_accuracy")
-    print(f"  accuracy    {accuracy:.4f} on held-out digits")
+    print(f"  accuracy    {accuracy:.4f} on held-out digits, as the script measured it")
     print(f"  model       {places['model']}  (checkpoint {result['checkpoint']})")
-    print(f"  prediction  {_prediction(result)}")
+    predicted = " ".join(map(str, result["prediction"]["class_index"]))
+    print(f"  prediction  {predicted}  by the reloaded SavedModel")
+    print(f"  labels      {' '.join(map(str, result['labels']))}")
+    print(f"              {result['accuracy']:.4f} right of all {result['rows']} held-out digits")
     print(f"  lineage     {places['lineage']}")
     print(
         f"              data {record['dataset']['fingerprint'][:19]}  "
         f"code {record['code']['digest'][:19]}  manifest {record['manifest']['digest'][:12]}\n",
         flush=True,
     )
-
-
-def _prediction(result: Mapping[str, Any]) -> str:
-    return json.dumps(result.get("prediction"))
 
 
 class MemoryWatch(threading.Thread):

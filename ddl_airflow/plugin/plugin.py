@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -24,12 +24,12 @@ class LazyApp:
         await self._app(scope, receive, send)
 
 
-class DdlPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow's class is untyped here
+class DdlPlugin(AirflowPlugin):
     """See the module."""
 
     name = "ddl"
-    fastapi_apps: ClassVar[list[Any]] = [{"app": LazyApp(), "url_prefix": "/ddl", "name": "ddl"}]
-    external_views: ClassVar[list[Any]] = [
+    fastapi_apps = [{"app": LazyApp(), "url_prefix": "/ddl", "name": "ddl"}]
+    external_views = [
         {
             "name": "Training",
             "href": "/ddl/training?dag_id={DAG_ID}&run_id={RUN_ID}",

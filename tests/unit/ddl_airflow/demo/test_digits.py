@@ -92,8 +92,7 @@ def test_a_picture_keeps_its_own_label_and_place(parts):
     """Shrunk back to 8x8, a held-out picture is one of scikit-learn's with that label."""
     bundled = load_digits()
     box = parts[2][:, 4:24, 4:24].astype(float)
-    # 20 pixels over 8: the middle of small pixel i lies at 2.5 i + 0.75, exactly there only when
-    # i is odd or even in turn, so compare with some slack and against every candidate.
+    # Small pixel i has its middle at 2.5 i + 1.25 of the 20 pixels: look into the pixel there.
     places = np.floor(np.arange(8) * 2.5 + 1.25).astype(int)
     small = box[:, places][:, :, places] / 255 * 16
     flat = bundled.images.reshape(len(bundled.images), -1)

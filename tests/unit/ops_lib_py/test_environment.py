@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from ddl_ops.environment import Placement, group_size, read_placement
+
+
+def test_open_mpi_is_read() -> None:
+    environ = {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "PMI_RANK": "0",
+        "PMI_SIZE": "1",
+    }
+    placement = read_placement(environ)
+    assert placement == Placement(rank=5, size=8, local_rank=1, local_size=4, launched=True)
+    assert placement.num_hosts == 2
+
+
+def test_hydra_is_read() -> None:
+    environ = {
+        "PMI_RANK": "3",
+        "PMI_SIZE": "6",
+        "MPI_LOCALRANKID": "0",
+        "MPI_LOCALNRANKS": "3",
+    }
+    assert read_placement(environ) == Placement(3, 6, 0, 3, True)
+
+
+@pytest.mark.parametrize("per_node", ["2(x3)", "2", "2,1"])
+def test_slurm_step_is_read(per_node: str) -> None:
+    environ = {
+        "SLURM_PROCID": "4",
+        "SLURM_STEP_NUM_TASKS": "6",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": per_node,
+    }
+    assert read_placement(environ) == Placement(4, 6, 0, 2, True)
+
+
+def test_slurm_batch_script_is_no_rank() -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
+    assert read_placement(environ) == Placement(0, 1, 0, 1, False)
+
+
+def test_without_a_launcher_there_is_one_rank() -> None:
+    placement = read_placement({})
+    assert placement == Placement(0, 1, 0, 1, False)
+    assert placement.num_hosts == 1
+
+
+def test_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(RuntimeError, match="PMI_SIZE is 'two'"):
+        read_placement({"PMI_RANK": "0", "PMI_SIZE": "two"})
+
+
+@pytest.mark.parametrize(("text", "limit"), [(None, None), ("1", 1), ("250000", 250000)])
+def test_group_size_is_read(text: str | None, limit: int | None) -> None:
+    assert group_size({} if text is None else {"DDL_GROUP_SIZE": text}) == limit
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1e6", "many"])
+def test_group_size_without_meaning_is_refused(text: str) -> None:
+    with pytest.raises(RuntimeError, match="DDL_GROUP_SIZE"):
+        group_size({"DDL_GROUP_SIZE": text})
