@@ -15,6 +15,7 @@ import pytest
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
+from tests.integration.disk import tiny_disk
 
 pytestmark = pytest.mark.integration
 
@@ -29,13 +30,13 @@ training_data_reference:
   type: s3
   connection: {connection}
   source: {{bucket: {bucket}}}
-training_results_reference:
-  type: s3
-  connection: {{conn_id: ddl_object_store}}
-  target: {{bucket: mnist-training-models}}
+training_results_reference: {results}
 retries: {{attempts: 2, delay: 1s, backoff: fixed}}
 {more}
 """
+BUCKET = (
+    "{type: s3, connection: {conn_id: ddl_object_store}, target: {bucket: mnist-training-models}}"
+)
 GOOD_SCRIPT = "print('trained nothing')\n"
 RAISES_ON_RANK_1 = """\
 import os, time
@@ -67,6 +68,7 @@ class Case:
     words: tuple[str, ...]
     command: str = "python train.py"
     script: str = GOOD_SCRIPT
+    results: str = BUCKET
     connection: str = "{conn_id: ddl_object_store}"
     bucket: str = "mnist-training-data"
     more: str = ""
@@ -145,6 +147,7 @@ def failed(site, object_store, dags_folder):
             command=case.command,
             connection=case.connection.replace("ENDPOINT", object_store.endpoint_url),
             bucket=case.bucket,
+            results=case.results,
             more=case.more,
         )
         (folder / "manifest.yml").write_text(manifest)
@@ -222,6 +225,7 @@ def test_cancelled_task_ends_every_rank(site, dags_folder):
             command="python train.py",
             connection="{conn_id: ddl_object_store}",
             bucket="mnist-training-data",
+            results=BUCKET,
             more="",
         )
     )
@@ -242,3 +246,33 @@ def test_cancelled_task_ends_every_rank(site, dags_folder):
         assert time.monotonic() < deadline, marked("DDL_JOB_ID", job_id)
         time.sleep(0.2)
     assert site.wait_for_run("endless", run_id, 60) == "failed"
+
+
+def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp_path):
+    folder = dags_folder / "full-disk"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import os\n"
+        "folder = os.path.join(os.environ['RESULT_DIR'], 'model')\n"
+        "os.makedirs(folder, exist_ok=True)\n"
+        "open(os.path.join(folder, 'saved_model.pb'), 'wb').write(bytes(1 << 20))\n"
+    )
+    with tiny_disk(tmp_path / "disk", 256 * 1024) as disk:
+        manifest = MANIFEST.format(
+            name="full-disk",
+            command="python train.py ; echo the model is there",
+            connection="{conn_id: ddl_object_store}",
+            bucket="mnist-training-data",
+            results=f"{{type: fs, target: {{path: {disk}/results}}}}",
+            more="",
+        )
+        (folder / "manifest.yml").write_text(manifest)
+        site.wait_for_dag("full-disk")
+        run_id = site.trigger("full-disk")
+        assert site.wait_for_run("full-disk", run_id, 120) == "failed"
+        tasks = site.task_instances("full-disk", run_id)
+        assert tasks["upload_results"]["state"] == "failed"
+        assert tasks["upload_results"]["try_number"] == 2  # somebody may have made room
+        log = site.task_log("full-disk", run_id, "upload_results", 2)
+        assert "NoSpace" in log and str(disk) in log
+        assert [p for p in disk.rglob("*") if p.is_file()] == []

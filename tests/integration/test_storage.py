@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage import Cache, FolderStore, S3Store, publish, s3_client, stage
 from tests.integration.ceph import CephObjectStore, available
+from tests.integration.disk import tiny_disk
 
 MIB = 1024 * 1024
 pytestmark = pytest.mark.integration
@@ -115,19 +115,6 @@ class DamagingProxy:
 
 
 PATTERN = b"<pattern not in any header>"
-
-
-@contextmanager
-def tiny_disk(folder, nbytes):
-    """A file system of ``nbytes``, for as long as the context lasts."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a full disk cannot be made: mounting tmpfs needs root with CAP_SYS_ADMIN")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def files_below(folder):

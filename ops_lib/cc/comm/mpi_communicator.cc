@@ -107,8 +107,8 @@ Status MpiCommunicator::AllReduceSum(const void* in, void* out, int64_t count, D
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
   for (int64_t first = 0; first < nbytes; first += kMaxCount) {
     const int n = static_cast<int>(std::min(kMaxCount, nbytes - first));
-    DDL_RETURN_IF_ERROR(Check(
-        MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, 0, comm_), "MPI_Bcast"));
+    DDL_RETURN_IF_ERROR(
+        Check(MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, 0, comm_), "MPI_Bcast"));
   }
   return Status();
 }

@@ -47,9 +47,9 @@ Status MpiSession::Open(std::unique_ptr<Communicator>* communicator) {
     return Status(Code::kFailedPrecondition,
                   !initialized
                       ? "This MPI library offers no MPI_THREAD_MULTIPLE, which ddl needs. "
-                           "Install an MPI built with thread support."
-                         : "MPI was initialised before ddl without MPI_THREAD_MULTIPLE. Ask for it "
-                           "(mpi4py: mpi4py.rc.thread_level = 'multiple') or initialise ddl first.");
+                        "Install an MPI built with thread support."
+                      : "MPI was initialised before ddl without MPI_THREAD_MULTIPLE. Ask for it "
+                        "(mpi4py: mpi4py.rc.thread_level = 'multiple') or initialise ddl first.");
   }
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, OnSelfDeleted, &keyval_, nullptr);
   MPI_Comm_set_attr(MPI_COMM_SELF, keyval_, this);

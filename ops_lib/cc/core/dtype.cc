@@ -10,9 +10,9 @@ struct Row {
 
 // In the order of DType.
 constexpr Row kRows[] = {
-    {"float32", 4}, {"float64", 8}, {"int32", 4},  {"int64", 8},     {"float16", 2},
-    {"bfloat16", 2}, {"int8", 1},   {"uint8", 1},  {"int16", 2},     {"uint16", 2},
-    {"uint32", 4},  {"uint64", 8},  {"bool", 1},   {"complex64", 8}, {"complex128", 16},
+    {"float32", 4},  {"float64", 8}, {"int32", 4}, {"int64", 8},     {"float16", 2},
+    {"bfloat16", 2}, {"int8", 1},    {"uint8", 1}, {"int16", 2},     {"uint16", 2},
+    {"uint32", 4},   {"uint64", 8},  {"bool", 1},  {"complex64", 8}, {"complex128", 16},
 };
 
 }  // namespace

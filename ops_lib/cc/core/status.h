@@ -33,8 +33,8 @@ class [[nodiscard]] Status {
 
 }  // namespace ddl
 
-#define DDL_RETURN_IF_ERROR(expression)                \
-  do {                                                 \
+#define DDL_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                       \
     if (::ddl::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 

@@ -22,9 +22,7 @@ constexpr char kBroken = 'B';
 // wait a thousand short polls a second.
 class Wait {
  public:
-  double elapsed_s() const {
-    return std::chrono::duration<double>(Clock::now() - start_).count();
-  }
+  double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   void Pause() const {
     const double elapsed = elapsed_s();
@@ -118,14 +116,14 @@ Status Agreement::AgreeAsRoot(const std::string& description) {
       }
     }
     if (leaver >= 0 && worker >= 0) {
-      return SendVerdict(Status(Code::kFailedPrecondition,
-                                Title(descriptions[worker]) + ": rank " + std::to_string(leaver) +
-                                    " has already ended its script, but rank " +
-                                    std::to_string(worker) +
-                                    " still runs this collective. Let all ranks do the same number "
-                                    "of steps, and look for an early exit on rank " +
-                                    std::to_string(leaver) + "."),
-                         true);
+      return SendVerdict(
+          Status(Code::kFailedPrecondition,
+                 Title(descriptions[worker]) + ": rank " + std::to_string(leaver) +
+                     " has already ended its script, but rank " + std::to_string(worker) +
+                     " still runs this collective. Let all ranks do the same number "
+                     "of steps, and look for an early exit on rank " +
+                     std::to_string(leaver) + "."),
+          true);
     }
     // One more round when all are here: a rank that gave up says so right after its description.
     if (news) continue;

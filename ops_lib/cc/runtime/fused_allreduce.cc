@@ -76,8 +76,7 @@ Status FusedAllReduce::RunChecked(const Request& request) {
   std::vector<std::vector<char>> expected;
   for (const TensorBuffer& tensor : request.tensors) {
     expected.emplace_back(tensor.count * element);
-    DDL_RETURN_IF_ERROR(
-        ReducePiece(request, tensor.in, expected.back().data(), tensor.count));
+    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, expected.back().data(), tensor.count));
   }
   DDL_RETURN_IF_ERROR(request.unfused ? RunUnfused(request) : RunFused(request));
   std::vector<double> deviations;

@@ -35,8 +35,8 @@ void ProgressWriter::Count(const std::string& name, bool is_step, int64_t nbytes
 
 void ProgressWriter::Flush() {
   if (file_ < 0 || !unwritten_) return;
-  const double now = std::chrono::duration<double>(
-                         std::chrono::system_clock::now().time_since_epoch()).count();
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   char line[256];
   const int length = std::snprintf(
       line, sizeof(line),

@@ -27,9 +27,9 @@ struct Request {
   std::string op_name;  // as users know it: "AllReduceN"
   std::string name;     // the same on every rank
   DType dtype = DType::kFloat32;
-  bool average = false;     // divide the sum by the number of ranks
-  bool unfused = false;     // the baseline: one MPI_Allreduce for each tensor
-  double tolerance = 0.0;   // > 0: compare with the baseline
+  bool average = false;    // divide the sum by the number of ranks
+  bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
+  double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;
   std::function<void(const Status&)> done;  // called once, by the engine's thread
 };

@@ -37,8 +37,8 @@ void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback do
     const void* in = context->input(i).data();
     const tf::TensorShape shape = context->input(i).shape();
     tf::Tensor* output = nullptr;
-    OP_REQUIRES_OK_ASYNC(
-        context, context->forward_input_or_allocate_output({i}, i, shape, &output), done);
+    OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({i}, i, shape, &output),
+                         done);
     request.tensors.push_back(ToBuffer(in, *output));
   }
   request.done = [context, done = std::move(done)](const Status& status) {

@@ -1,0 +1,193 @@
+"""An Airflow home of its own, real jobs of plain Python scripts, manifests, golden files."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers.local import LocalLauncher
+from ddl_airflow.launchers.processes import kill_marked, marked
+
+# Before anything imports Airflow: it reads its settings once, and writes where it lives.
+_home = tempfile.TemporaryDirectory(prefix="ddl-unit-airflow-")
+atexit.register(_home.cleanup)
+os.environ["AIRFLOW_HOME"] = _home.name
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+_WAIT_S = 20.0
+
+MANIFEST = """\
+model_definition:
+  name: {name}
+  framework: {{name: tensorflow, version: "2.21"}}
+  execution:
+    command: {command}
+    compute_configuration: {{name: cpu, nodes: 2}}
+training_data_reference:
+  type: fs
+  source: {{path: ./data}}
+training_results_reference:
+  type: fs
+  target: {{path: ./results}}
+"""
+LITERAL_KEYS = """\
+model_definition:
+  name: literal
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: cpu}
+training_data_reference:
+  type: s3
+  connection: &store
+    endpoint_url: http://127.0.0.1:9
+    access_key_id: AKIDLITERALKEYOFTEST
+    secret_access_key: literalSecretOfTest77
+  source: {bucket: some-data}
+training_results_reference:
+  type: s3
+  connection: *store
+  target: {bucket: some-models}
+"""
+KEYS = ("AKIDLITERALKEYOFTEST", "literalSecretOfTest77")
+
+
+def same_as_golden(name: str, text: str) -> None:
+    """Compares with tests/golden/<name>; UPDATE_GOLDEN=1 rewrites it, and review reads the diff."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, "utf-8")
+    assert text == path.read_text("utf-8")
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """golden(name, text): the text is that of the golden file."""
+    return same_as_golden
+
+
+@pytest.fixture
+def literal_keys() -> tuple[str, tuple[str, ...]]:
+    """A manifest with keys written out, and these keys."""
+    return LITERAL_KEYS, KEYS
+
+
+@pytest.fixture
+def write_manifest() -> Callable[..., Path]:
+    """write_manifest(folder, name=, command=, more=, script=) -> the manifest's path."""
+
+    def write(
+        folder: Path,
+        name: str = "small",
+        command: str = "python train.py",
+        more: str = "",
+        script: str = "print('trained')\n",
+    ) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(script, "utf-8")
+        path = folder / "manifest.yml"
+        path.write_text(MANIFEST.format(name=name, command=command) + more, "utf-8")
+        return path
+
+    return write
+
+
+class Job:
+    """One job of a launcher, over scripts written into its folder."""
+
+    def __init__(self, launcher: Any, spec: JobSpec) -> None:
+        self.launcher = launcher
+        self.spec = spec
+        self.handle: JobHandle | None = None
+
+    def start(self) -> Job:
+        self.handle = self.launcher.submit(self.launcher.render(self.spec))
+        return self
+
+    def status(self) -> JobStatus:
+        return self.launcher.status(self.handle)
+
+    def wait(self, limit_s: float = _WAIT_S) -> JobStatus:
+        deadline = time.monotonic() + limit_s
+        while (status := self.status()).state is JobState.RUNNING:
+            assert time.monotonic() < deadline, f"still running after {limit_s} s:\n{self.said()}"
+            time.sleep(0.02)
+        return status
+
+    def wait_for(self, path: Path, limit_s: float = _WAIT_S) -> str:
+        """The text of a file, as soon as there is some."""
+        deadline = time.monotonic() + limit_s
+        while not (path.exists() and path.read_text("utf-8")):
+            assert time.monotonic() < deadline, f"no {path.name}:\n{self.said()}"
+            time.sleep(0.02)
+        return path.read_text("utf-8")
+
+    def record(self, rank: int) -> dict[str, Any]:
+        return json.loads((self.spec.record_dir / f"rank-{rank}.json").read_text("utf-8"))
+
+    def log(self, rank: int) -> str:
+        return (self.spec.log_dir / f"rank-{rank}.log").read_text("utf-8")
+
+    def said(self) -> str:
+        logs = sorted(self.spec.log_dir.glob("*.log"))
+        return "\n".join(f"{p.name}: {p.read_text('utf-8', 'replace')}" for p in logs)
+
+    def processes(self) -> list[int]:
+        return marked("DDL_JOB_ID", self.spec.job_id)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """job(command, scripts, nodes=, slots=, env=, launcher=, python=) -> Job, not yet started.
+
+    Afterwards each is cancelled, as the operators do, and must have left no process.
+    """
+    made: list[Job] = []
+
+    def make(
+        command: str = "python main.py",
+        script: str = "",
+        *,
+        nodes: int = 2,
+        slots: int = 1,
+        env: dict[str, str] | None = None,
+        launcher: Any = None,
+        python: str = sys.executable,
+    ) -> Job:
+        root = tmp_path / f"job-{len(made)}"
+        code = root / "code"
+        code.mkdir(parents=True)
+        (code / "main.py").write_text(script, "utf-8")
+        spec = JobSpec(
+            job_id=f"unit/{tmp_path.name}/{len(made)}",
+            command=command,
+            nodes=nodes,
+            slots=slots,
+            python=python,
+            folder=code,
+            record_dir=root / "records",
+            log_dir=root / "logs",
+            env=env or {},
+        )
+        made.append(Job(launcher or LocalLauncher(), spec))
+        return made[-1]
+
+    yield make
+    left = {}
+    for one in made:
+        if one.handle is not None:
+            one.launcher.cancel(one.handle, 3.0)
+        if pids := one.processes():
+            left[one.spec.job_id] = pids
+            kill_marked("DDL_JOB_ID", one.spec.job_id)
+    assert left == {}

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.layout import RunLayout, training_id
+
+RUN = "manual__2026-11-20T20:15:00.123456+00:00"
+
+
+def test_training_id_is_the_same_for_every_try_and_begins_with_the_dag():
+    assert training_id("mnist", RUN) == training_id("mnist", RUN)
+    assert training_id("mnist", RUN).startswith("mnist-manual-2026-11-20t20-15-00")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a", "r1"), ("a", "r2")),
+        (("a", "r1"), ("b", "r1")),
+        (("a-b", "c"), ("a", "b-c")),
+        (("a", "x/y"), ("a", "x-y")),  # the same slug
+        (("a", "R"), ("a", "r")),
+        (("a", "x" * 100 + "1"), ("a", "x" * 100 + "2")),  # differ where the slug is cut
+    ],
+)
+def test_training_ids_of_two_runs_differ(one, other):
+    assert training_id(*one) != training_id(*other)
+
+
+@pytest.mark.parametrize("run_id", [RUN, "../../etc", "a b", "Übung", "測試", "x" * 250, "-", ""])
+def test_training_id_is_one_folder_name(run_id):
+    name = training_id("d" * 200, run_id)
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+", name)
+    assert len(name) <= 255
+
+
+def test_layout_keeps_all_but_the_cache_in_the_run(tmp_path):
+    layout = RunLayout(tmp_path, "mnist", "mnist-1")
+    assert layout.root == tmp_path / "runs" / "mnist" / "mnist-1"
+    assert layout.cache == tmp_path / "cache"
+    names = "code staged result checkpoints model logs state progress transform_report".split()
+    places = [getattr(layout, name) for name in names] + [layout.records(1), layout.records(2)]
+    assert all(layout.root in place.parents for place in places)
+    assert len(set(places)) == len(places)
+
+
+def test_create_makes_what_ranks_write_to_and_keeps_what_is_there(tmp_path):
+    layout = RunLayout(tmp_path / "not yet", "mnist", "mnist-1")
+    layout.create()
+    (layout.checkpoints / "model-10").write_text("kept")
+    layout.create()
+    for folder in (layout.code, layout.result, layout.checkpoints, layout.logs, layout.state):
+        assert folder.is_dir()
+    assert not layout.staged.exists()  # staging renames a whole folder there
+    assert (layout.checkpoints / "model-10").read_text() == "kept"
+
+
+def test_rank_environment_is_the_contract():
+    root = Path("/w/runs/mnist/mnist-1")
+    assert RunLayout(Path("/w"), "mnist", "mnist-1").rank_environment("mnist") == {
+        "DATA_DIR": str(root / "data"),
+        "RESULT_DIR": str(root / "result"),
+        "MODEL_DIR": str(root / "code"),
+        "CHECKPOINT_DIR": str(root / "result/checkpoints"),
+        "LOG_DIR": str(root / "logs"),
+        "JOB_STATE_DIR": str(root / "ddl"),
+        "TRAINING_ID": "mnist-1",
+        "JOB_NAME": "mnist",
+        "EXPERIMENT_ID": "mnist",
+        "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
+    }

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.plan import plan
+
+VALID = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid"
+
+
+def planned(name: str):
+    return plan(load_manifest(VALID / name), VALID / name)
+
+
+def test_full_manifest_fills_every_step():
+    steps = planned("full.yml")
+    assert steps.dag_id == "Digits-v2-Keras"
+    assert steps.manifest["file"] == "full.yml"
+    assert steps.manifest["dialect"] == "wml"
+    assert steps.stage_data.dataset.uri == "s3://digits/data/v2"
+    assert steps.stage_data.code == VALID / "scripts"
+    train = steps.train
+    assert train.command == "python train.py --epochs 3"
+    assert (train.nodes, train.slots, train.launcher) == (3, 2, "local")
+    assert (train.python, train.framework) == ("/opt/train/bin/python", "tensorflow 2.10")
+    assert train.metrics == (
+        {"name": "loss", "regex": "Loss= ([0-9.]+)"},
+        {"name": "step", "regex": r"Step (\d+)"},
+    )
+    transform = steps.transform
+    assert (transform.commands, transform.checkpoint) == ((), "200")
+    assert (transform.inputs, transform.outputs) == ({"images": "x:0"}, {"logits": "scores:0"})
+    assert transform.sample == "t10k-images-idx3-ubyte.gz"
+    assert transform.python == train.python
+    assert steps.upload_results.results.uri == "s3://digits/models"
+
+
+def test_first_command_trains_and_the_rest_transform():
+    steps = planned("wml.yml")
+    assert steps.train.command == "python train.py --steps 200"
+    assert steps.transform.commands == ('python "export; once.py"',)
+
+
+def test_folders_become_absolute_uris_beside_the_manifest():
+    steps = planned("folders.yml")
+    assert steps.stage_data.dataset.uri == (VALID / "data").as_uri()
+    assert steps.upload_results.results.uri == "file:///srv/models"
+    assert steps.stage_data.dataset.connection is None
+
+
+def test_uri_of_a_folder_with_a_slash_at_the_end_has_none(tmp_path):
+    text = (VALID / "folders.yml").read_text().replace("./data", "./da ta/")
+    steps = plan(load_manifest_text(text, "m.yml"), tmp_path / "m.yml")
+    assert steps.stage_data.dataset.uri == tmp_path.as_uri() + "/da%20ta"
+
+
+@pytest.mark.parametrize("name", ["conn_id.yml", "folders.yml", "full.yml", "wml.yml"])
+def test_same_manifest_gives_the_same_plan(name):
+    assert planned(name) == planned(name)
+
+
+def test_views_show_the_place_and_never_a_key():
+    assert planned("conn_id.yml").stage_data.dataset.view() == {
+        "uri": "s3://digits-data",
+        "conn_id": "my_s3",
+    }
+    assert planned("folders.yml").upload_results.results.view() == {"uri": "file:///srv/models"}
+    assert planned("wml.yml").stage_data.dataset.view() == {
+        "uri": "s3://digits-data",
+        "endpoint_url": "https://s3.example.com",
+        "access_key_id": "***",
+        "secret_access_key": "***",
+    }
+
+
+def test_repr_of_a_plan_with_literal_keys_shows_none(literal_keys, tmp_path):
+    text, keys = literal_keys
+    shown = repr(plan(load_manifest_text(text, "m.yml"), tmp_path / "m.yml"))
+    assert "s3://some-data" in shown
+    assert not [key for key in keys if key in shown]

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddl_airflow.core.progress import Progress
+
+
+def lines(*values: dict) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def step(t: float, n: int, source: str = "ops", **more: float | None) -> dict:
+    return {"t": t, "source": source, "step": n, **more}
+
+
+def test_nothing_is_known_at_first():
+    progress = Progress()
+    assert (progress.step, progress.steps_per_s, progress.eta_s) == (None, None, None)
+    assert progress.line() == ""
+    assert progress.feed("") is False
+
+
+def test_rate_and_eta_come_from_the_recent_steps():
+    progress = Progress()
+    assert progress.feed(lines(step(100.0, 10, steps=100), step(104.0, 30))) is True
+    assert progress.steps_per_s == pytest.approx(5.0)
+    assert progress.eta_s == pytest.approx(70 / 5.0)
+    assert progress.line() == "step 30/100 · 5.0 steps/s · ETA 0:14"
+
+
+def test_rate_forgets_what_is_older_than_half_a_minute():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 0), step(60.0, 6), step(80.0, 206)))
+    assert progress.steps_per_s == pytest.approx(10.0)  # 206 steps in 80 s would be 2.6
+
+
+def test_one_step_or_steps_at_the_same_time_have_no_rate():
+    progress = Progress()
+    progress.feed(lines(step(5.0, 1, steps=10), step(5.0, 2)))
+    assert progress.steps_per_s is None
+    assert progress.eta_s is None
+
+
+def test_eta_is_never_negative_and_not_shown_at_the_end():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 10, steps=20), step(1.0, 25)))
+    assert progress.eta_s == 0.0
+    assert "ETA" not in progress.line()
+
+
+def test_eta_over_a_minute_is_minutes_and_seconds():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 0, steps=126), step(1.0, 1)))
+    assert progress.line().endswith("ETA 2:05")
+
+
+def test_steps_of_the_script_count_and_those_of_the_ops_no_longer():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 3), step(1.0, 4)))
+    assert progress.step == 4
+    # Resumed at 200: the script knows, the ops count this try's reductions.
+    progress.feed(lines(step(2.0, 200, "script"), step(2.5, 5, comm_s=0.25)))
+    assert progress.step == 200
+    assert progress.steps_per_s is None  # one step of the script is no speed
+    assert progress.comm_s == 0.25
+    progress.feed(lines(step(4.0, 210, "metrics"), step(4.5, 15)))
+    assert progress.step == 210
+    assert progress.steps_per_s == pytest.approx(5.0)
+
+
+def test_steps_that_start_again_give_no_negative_rate():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 90, "script"), step(1.0, 0, "script", steps=100)))
+    assert (progress.step, progress.steps_per_s, progress.eta_s) == (0, None, None)
+
+
+def test_a_line_cut_in_two_is_taken_when_it_is_whole():
+    progress = Progress()
+    text = lines(step(0.0, 7), {"t": 1.0, "source": "script", "loss": 0.5})
+    whole = text.index("\n") + 1
+    assert progress.feed(text[: whole - 9]) is False
+    assert progress.step is None
+    assert progress.feed(text[whole - 9 : whole + 4]) is True
+    assert (progress.step, progress.metrics) == (7, {})
+    assert progress.feed(text[whole + 4 :]) is True
+    assert progress.metrics == {"loss": 0.5}
+
+
+def test_newest_of_each_metric_stays_and_null_is_no_value():
+    progress = Progress()
+    progress.feed(
+        lines(
+            {"t": 1.0, "source": "metrics", "loss": 0.9, "accuracy": 0.1},
+            {"t": 2.0, "source": "metrics", "loss": 0.5, "epoch": 2},
+            {"t": 3.0, "source": "metrics", "loss": None},
+            {"t": 3.0, "source": "ops", "examples_per_s": 812.4, "bytes_reduced": 10},
+        )
+    )
+    assert progress.metrics == {"loss": 0.5, "accuracy": 0.1}
+    assert progress.line() == "epoch 2 · 812 examples/s · loss 0.5 · accuracy 0.1"
+
+
+@pytest.mark.parametrize("bad", ["half a line", "3", "[1, 2]", '"text"', "null"])
+def test_a_line_that_is_no_object_is_a_value_error(bad):
+    with pytest.raises(ValueError):
+        Progress().feed(bad + "\n")
