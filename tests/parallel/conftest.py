@@ -76,6 +76,12 @@ def mpirun() -> str:
 
 
 @pytest.fixture(scope="session")
+def run_command() -> Callable[..., Ended]:
+    """run_command(command, environment, timeout_s) -> Ended, in a clean environment."""
+    return _run
+
+
+@pytest.fixture(scope="session")
 def run_ranks(mpirun: str) -> Callable[..., Ended]:
     """run_ranks(script, ranks, *arguments, timeout_s=, **environment) -> Ended."""
 

@@ -55,7 +55,7 @@ def test_explicit_mode_needs_init(run_ranks: Callable) -> None:
         assert said[0] == f"placement {rank} 2 {rank} 1"
         assert said[1].startswith("RuntimeError: ddl.bcast() before ddl.init()")
         assert said[2].startswith("RuntimeError: ddl.allreduce_n() before ddl.init()")
-        assert said[3] == f"not reduced {-float(rank)}"
+        assert said[3] == f"not reduced {5.0 - rank}"
         assert said[4].startswith("RuntimeError: ddl is already initialised")
         assert said[5:] == ["total [2.0, 1.0]", "end of script"]
 

@@ -14,9 +14,12 @@ namespace {
 
 // First byte of a verdict; the second is the Code, the rest the message.
 constexpr char kAgreed = 'A';
-constexpr char kStillWaiting = 'W';  // rank 0 is here and waits for others
+constexpr char kRollCall = 'W';  // rank 0 is here and waits for others; answered with kHere
 constexpr char kFailed = 'F';
 constexpr char kBroken = 'B';
+
+// Polls of a member between its limit and giving up; about 1 ms each.
+constexpr int kLatePolls = 100;
 
 // Time waited, and sleeps that grow with it: a late peer costs at most an eighth more, and a long
 // wait a thousand short polls a second.
@@ -85,17 +88,31 @@ Status Agreement::AgreeAsRoot(const std::string& description) {
   int leaver = description == kLeave ? 0 : -1;
   int worker = description == kLeave ? -1 : 0;
 
+  // After a long absence of this rank a member may have given up, and its message saying so may
+  // still be on the way: then each must answer a roll call before it counts as here. A shorter
+  // absence is safe without, because members start to wait after the last verdict.
+  const bool doubtful = !verdict_sent_ || std::chrono::steady_clock::now() - verdict_sent_at_ >
+                                              std::chrono::duration<double>(timeout_s_ / 2);
+  std::vector<int> unanswered(size, 0);
+
   const Wait wait;
   WarningSchedule warnings(timeout_s_);
-  double worker_since_s = 0, next_note_s = timeout_s_ / 4;
+  double worker_since_s = 0, next_roll_call_s = timeout_s_ / 4;
   while (true) {
-    bool news = false;
+    bool all_answered = true;
     for (int rank = 1; rank < size; ++rank) {
       std::string message;
       bool received = false;
       DDL_RETURN_IF_ERROR(communicator_->TryReceive(rank, &message, &received));
-      if (!received) continue;
-      news = true;
+      if (!received) {
+        all_answered = all_answered && unanswered[rank] == 0;
+        continue;
+      }
+      all_answered = false;  // look once more
+      if (message == kHere) {
+        --unanswered[rank];
+        continue;
+      }
       if (message == kWithdrawn) {
         return SendVerdict(
             Status(Code::kDeadlineExceeded,
@@ -107,12 +124,16 @@ Status Agreement::AgreeAsRoot(const std::string& description) {
       descriptions[rank] = std::move(message);
       arrived[rank] = true;
       ++count;
+      if (doubtful) {
+        DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kRollCall)));
+        ++unanswered[rank];
+      }
       if (descriptions[rank] == kLeave) {
         leaver = rank;
       } else if (worker < 0) {
         worker = rank;
         worker_since_s = wait.elapsed_s();
-        next_note_s = worker_since_s + timeout_s_ / 4;
+        next_roll_call_s = worker_since_s + timeout_s_ / 4;
       }
     }
     if (leaver >= 0 && worker >= 0) {
@@ -125,9 +146,7 @@ Status Agreement::AgreeAsRoot(const std::string& description) {
                      std::to_string(leaver) + "."),
           true);
     }
-    // One more round when all are here: a rank that gave up says so right after its description.
-    if (news) continue;
-    if (count == size) break;
+    if (count == size && all_answered) break;
     const double elapsed_s = wait.elapsed_s();
     if (worker >= 0) {
       const double waited_s = elapsed_s - worker_since_s;
@@ -144,11 +163,12 @@ Status Agreement::AgreeAsRoot(const std::string& description) {
         LogLine(0, Title(descriptions[worker]) + ": waiting for " + Missing(arrived) + " since " +
                        Seconds(waited_s) + " (limit " + Seconds(timeout_s_) + ")");
       }
-      if (elapsed_s > next_note_s) {
-        next_note_s += timeout_s_ / 4;
+      if (elapsed_s > next_roll_call_s) {
+        next_roll_call_s += timeout_s_ / 4;
         for (int rank = 1; rank < size; ++rank) {
           if (arrived[rank]) {
-            DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kStillWaiting)));
+            DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kRollCall)));
+            ++unanswered[rank];
           }
         }
       }
@@ -166,6 +186,8 @@ Status Agreement::SendVerdict(const Status& verdict, bool breaks_group) {
   for (int rank = 1; rank < communicator_->size(); ++rank) {
     DDL_RETURN_IF_ERROR(communicator_->Send(rank, message));
   }
+  verdict_sent_ = true;
+  verdict_sent_at_ = std::chrono::steady_clock::now();
   if (breaks_group) broken_ = verdict;
   return verdict;
 }
@@ -176,19 +198,26 @@ Status Agreement::AgreeAsMember(const std::string& description) {
   const Wait wait;
   WarningSchedule warnings(timeout_s_);
   double heard_s = 0;  // when rank 0 was last known to be here
+  int late_polls = 0;
   while (true) {
     std::string message;
     bool received = false;
     DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &message, &received));
-    if (received && message[0] != kStillWaiting) {
+    if (received && message[0] != kRollCall) {
       if (message[0] == kAgreed) return Status();
       const Status verdict(static_cast<Code>(message[1]), message.substr(2));
       if (message[0] == kBroken) broken_ = verdict;
       return verdict;
     }
     const double elapsed_s = wait.elapsed_s();
-    if (received) heard_s = elapsed_s;
-    if (!leaving && elapsed_s - heard_s > timeout_s_) {
+    if (received) {
+      DDL_RETURN_IF_ERROR(communicator_->Send(0, kHere));
+      heard_s = elapsed_s;
+      late_polls = 0;
+    }
+    // This thread may have slept through the limit while a verdict lay ready, so it looks a few
+    // more times: after this message nothing that rank 0 says is heard.
+    if (!leaving && elapsed_s - heard_s > timeout_s_ && ++late_polls > kLatePolls) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, kWithdrawn));
       broken_ = Status(Code::kDeadlineExceeded,
                        Title(description) + ": rank 0 did not come within " + Seconds(timeout_s_) +

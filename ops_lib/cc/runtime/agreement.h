@@ -1,6 +1,7 @@
 #ifndef DDL_RUNTIME_AGREEMENT_H_
 #define DDL_RUNTIME_AGREEMENT_H_
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ class Agreement {
   Communicator* communicator_;
   double timeout_s_;
   Status broken_;
+  // When rank 0 last answered.
+  bool verdict_sent_ = false;
+  std::chrono::steady_clock::time_point verdict_sent_at_;
 };
 
 }  // namespace ddl

@@ -57,6 +57,7 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
 }  // namespace
 
 const char kLeave[] = "Leave";
+const char kHere[] = "Here";
 const char kWithdrawn[] = "Withdrawn";
 
 std::string Describe(const Request& request) {

@@ -12,8 +12,10 @@ namespace ddl {
 // line for each tensor. Equal text means that the collective fits.
 std::string Describe(const Request& request);
 
-// The descriptions of a rank that ends its script, and of one that gave up waiting for rank 0.
+// Sent instead of a description: this rank's script has ended.
 extern const char kLeave[];
+// Sent after a description: this rank answers a roll call, or gave up waiting for rank 0.
+extern const char kHere[];
 extern const char kWithdrawn[];
 
 // `AllReduceN "loss/grads"`, for messages.

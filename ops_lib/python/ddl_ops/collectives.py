@@ -40,16 +40,20 @@ def bcast(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """
     _require_initialised("ddl.bcast()")
     if not _in_plain_graph():
-        with tf.device("/CPU:0"):
-            return operations().bcast(value, name=name)
+        return broadcast_op(value, name)
     value = tf.convert_to_tensor(value)
     graph = value.graph
     previous = _last_bcast.get(graph)
-    after = [previous] if previous is not None else []
-    with tf.control_dependencies(after), tf.device("/CPU:0"):
-        received = operations().bcast(value, name=name)
+    with tf.control_dependencies([previous] if previous is not None else []):
+        received = broadcast_op(value, name)
     _last_bcast[graph] = received.op
     return received
+
+
+def broadcast_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """The Bcast op by itself, for callers that keep the order among ranks. Errors as bcast."""
+    with tf.device("/CPU:0"):
+        return operations().bcast(value, name=name)
 
 
 def allreduce_n(

@@ -11,7 +11,7 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import variables as variables_module  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
 
-from ddl_ops.collectives import bcast
+from ddl_ops.collectives import broadcast_op
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce
 
@@ -68,13 +68,14 @@ def equal_starts(variables_initializer: Callable[..., Any]) -> Callable[..., Any
         own = variables_initializer(variables, f"{name}_own")
         local = {id(v) for v in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)}
         shared = [v for v in variables if id(v) not in local and v.dtype.base_dtype != tf.string]
-        with tf.control_dependencies([own]):
-            assignments = [
-                # The broadcasts are a chain, so they run in this order on every rank.
-                v.assign(bcast(v.read_value(), f"ddl_bcast/{v.op.name}"), read_value=False)
-                for v in shared
-            ]
-        return tf.group(own, *assignments, name=name)
+        # A chain, so that they run in this order on every rank; of this initialiser alone: through
+        # a chain over all of them, a late one would run the early ones again and undo the training.
+        chain: list[tf.Operation] = [own]
+        for v in shared:
+            with tf.control_dependencies(chain[-1:]):
+                value = broadcast_op(v.read_value(), f"ddl_bcast/{v.op.name}")
+                chain.append(v.assign(value, read_value=False))
+        return tf.group(*chain, name=name)
 
     return initialise
 

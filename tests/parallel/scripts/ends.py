@@ -42,7 +42,7 @@ if HOW == "explicit":
     refused(ddl.bcast, tf.ones([]))
     refused(ddl.allreduce_n, [tf.ones([])])
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    own = tf.Variable(0.0)
+    own = tf.Variable(5.0)
     optimizer.apply_gradients([(tf.constant(float(RANK)), own)])
     say(f"not reduced {own.numpy()}")
     ddl.init("-mode p")

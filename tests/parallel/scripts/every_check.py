@@ -61,8 +61,9 @@ def on_all_ranks(text: str) -> list[str]:
     """`text` of every rank, through the collectives: a length, then bytes."""
     encoded = np.zeros((SIZE, 64), np.int32)
     encoded[RANK, : len(text)] = list(text.encode())
-    with tf.init_scope():  # eagerly, whatever graph the check builds
-        rows = ddl.allreduce_n([encoded], average=False)[0].numpy()
+    # In a graph of its own, whatever the check has open.
+    with tf.Graph().as_default(), v1.Session() as session:
+        rows = session.run(ddl.allreduce_n([encoded], average=False)[0])
     return [bytes(row[row > 0].tolist()).decode() for row in rows]
 
 
@@ -248,6 +249,21 @@ def tf1_variables_made_before_import_start_equal() -> None:
         with v1.Session() as session:  # a local variable is each rank's own
             session.run(v1.local_variables_initializer())
             assert session.run(EARLY_LOCAL) == float(RANK)
+
+
+@check
+def tf1_late_initialiser_leaves_trained_variables_alone() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 7)
+        w = v1.get_variable("w", [4], initializer=v1.random_normal_initializer())
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.assign_add(w, tf.ones([4])))
+            trained = session.run(w)
+            late = v1.get_variable("late", [2], initializer=v1.random_normal_initializer())
+            session.run(v1.variables_initializer([late]))
+            assert_same_everywhere([session.run(late)])
+            np.testing.assert_array_equal(session.run(w), trained)
 
 
 @check

@@ -9,8 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -191,3 +194,135 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             left[one.spec.job_id] = pids
             kill_marked("DDL_JOB_ID", one.spec.job_id)
     assert left == {}
+
+
+RUN_ID = "manual__2026-11-20T20:15:00+00:00"
+
+
+class _Events(dict):
+    """Airflow's outlet events: one for each asset, made when asked for."""
+
+    def __missing__(self, asset: Any) -> Any:
+        self[asset] = SimpleNamespace(extra={})
+        return self[asset]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site's workspace, an empty folder."""
+    folder = tmp_path / "workspace"
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def context_of() -> Callable[..., dict[str, Any]]:
+    """context_of(dag_id, try_number=, **params): what a task of ours takes from Airflow."""
+
+    def make(dag_id: str, try_number: int = 1, **params: Any) -> dict[str, Any]:
+        run = SimpleNamespace(
+            dag_id=dag_id,
+            run_id=RUN_ID,
+            run_type=SimpleNamespace(value="manual"),
+            triggering_user_name="a tester",
+            logical_date=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
+            start_date=datetime(2026, 11, 20, 20, 16, tzinfo=UTC),
+        )
+        ti = SimpleNamespace(try_number=try_number)
+        return {"dag_run": run, "ti": ti, "params": params, "outlet_events": _Events()}
+
+    return make
+
+
+class TaskRun:
+    """How Airflow's task runner ended a task, and everything that it sent out meanwhile."""
+
+    def __init__(self, state: Any, error: BaseException | None, sent: list[Any]) -> None:
+        self.state = str(getattr(state, "value", state))
+        self.error = error
+        self.sent = sent
+
+    def message(self, kind: str) -> Any:
+        """The only message of that type."""
+        (found,) = [message for message in self.sent if type(message).__name__ == kind]
+        return found
+
+    def shown(self) -> str:
+        """All messages that people may see: not those that name the secrets to be masked."""
+        kept = [m for m in self.sent if type(m).__name__ != "MaskSecret"]
+        return "\n".join([*map(repr, kept), str(self.error)])
+
+
+class _Supervisor:
+    """The other end of the task runner, without a database behind it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, msg: Any) -> Any:
+        from airflow.sdk.execution_time.comms import InactiveAssetsResult
+
+        self.sent.append(msg)
+        if type(msg).__name__ == "ValidateInletsAndOutlets":
+            return InactiveAssetsResult(inactive_assets=[])
+        return None
+
+
+@pytest.fixture
+def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
+    """run_task(task, try_number=): Airflow's own task runner runs it, without a database."""
+    import structlog
+    from airflow.sdk.api.datamodels._generated import DagRun, TIRunContext
+    from airflow.sdk.execution_time import task_runner
+
+    def run(task: Any, try_number: int = 1) -> TaskRun:
+        now = datetime.now(UTC)
+        dag_run = DagRun.model_construct(
+            dag_id=task.dag_id,
+            run_id=RUN_ID,
+            run_type="manual",
+            state="running",
+            logical_date=None,
+            data_interval_start=None,
+            data_interval_end=None,
+            start_date=now,
+            run_after=now,
+            conf={},
+            clear_number=0,
+            consumed_asset_events=[],
+            partition_key=None,
+            triggering_user_name="a tester",
+        )
+        told = TIRunContext.model_construct(
+            dag_run=dag_run,
+            max_tries=task.retries,
+            should_retry=try_number <= task.retries,
+            task_reschedule_count=0,
+            variables=[],
+            connections=[],
+            xcom_keys_to_clear=[],
+            upstream_map_indexes={},
+        )
+        instance = task_runner.RuntimeTaskInstance.model_construct(
+            id=uuid4(),
+            task=task,
+            task_id=task.task_id,
+            dag_id=task.dag_id,
+            run_id=RUN_ID,
+            try_number=try_number,
+            map_index=-1,
+            max_tries=task.retries,
+            dag_version_id=uuid4(),
+            start_date=now,
+            bundle_instance=SimpleNamespace(name="unit", version=None),
+            _ti_context_from_server=told,
+        )
+        supervisor = _Supervisor()
+        monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", supervisor, raising=False)
+        state, _, error = task_runner.run(
+            instance, instance.get_template_context(), structlog.get_logger()
+        )
+        monkeypatch.delattr(task_runner, "SUPERVISOR_COMMS", raising=False)
+        return TaskRun(state, error, supervisor.sent)
+
+    return run

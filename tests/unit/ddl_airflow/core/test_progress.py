@@ -106,3 +106,12 @@ def test_newest_of_each_metric_stays_and_null_is_no_value():
 def test_a_line_that_is_no_object_is_a_value_error(bad):
     with pytest.raises(ValueError):
         Progress().feed(bad + "\n")
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_loss_that_left_the_numbers_is_no_value(value):
+    # json.dumps of a script writes such words; in the lineage they would be no JSON.
+    progress = Progress()
+    progress.feed(f'{{"t": 1.0, "source": "script", "step": 3, "loss": {value}}}\n')
+    assert progress.step == 3
+    json.dumps(progress.metrics, allow_nan=False)

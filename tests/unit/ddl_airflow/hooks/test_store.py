@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from airflow.sdk.log import redact
+
+from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.storage import FolderStore, S3Store
+
+ENDPOINT = "http://127.0.0.1:9"
+
+
+def s3(**connection: str) -> S3Store:
+    store = store_of(StoreReference("s3://some-bucket/some/prefix", Connection(**connection)))
+    assert isinstance(store, S3Store)
+    assert store.uri == "s3://some-bucket/some/prefix"
+    return store
+
+
+def signs_with(store: S3Store) -> tuple[str, str]:
+    """The keys that the store's client signs its requests with."""
+    credentials = store._client._request_signer._credentials
+    return credentials.access_key, credentials.secret_key
+
+
+def test_a_folder_needs_no_connection(tmp_path):
+    (tmp_path / "a b").mkdir()
+    store = store_of(StoreReference((tmp_path / "a b").as_uri()))
+    assert isinstance(store, FolderStore)
+    assert store.path == tmp_path / "a b"
+
+
+def test_literal_keys_are_used_and_masked_from_then_on():
+    keys = {"access_key_id": "AKIDHOOKTESTONE", "secret_access_key": "hookTestSecretOne"}
+    assert "hookTestSecretOne" in str(redact("x hookTestSecretOne"))
+    store = s3(endpoint_url=ENDPOINT, **keys)
+    assert signs_with(store) == tuple(keys.values())
+    assert store._client.meta.endpoint_url == ENDPOINT
+    shown = str(redact("keys AKIDHOOKTESTONE and hookTestSecretOne."))
+    assert "AKIDHOOKTESTONE" not in shown and "hookTestSecretOne" not in shown
+
+
+def test_references_are_read_from_the_environment_when_used(monkeypatch):
+    names = {"URL": ENDPOINT, "ID": "AKIDHOOKTESTTWO", "SECRET": "hookTestSecretTwo"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"UNIT_{name}", value)
+    store = s3(
+        endpoint_url="${UNIT_URL}",
+        access_key_id="${UNIT_ID}",
+        secret_access_key="${UNIT_SECRET}",
+        region_name="eu-de",
+    )
+    assert signs_with(store) == ("AKIDHOOKTESTTWO", "hookTestSecretTwo")
+    assert store._client.meta.endpoint_url == ENDPOINT
+    assert store._client.meta.region_name == "eu-de"
+    assert "hookTestSecretTwo" not in str(redact("x hookTestSecretTwo"))
+
+
+def test_references_that_are_not_set_are_named(monkeypatch):
+    monkeypatch.delenv("UNIT_UNSET", raising=False)
+    with pytest.raises(ConnectionInvalid, match="UNIT_UNSET is not set"):
+        s3(endpoint_url=ENDPOINT, access_key_id="${UNIT_UNSET}", secret_access_key="x")
+
+
+def test_endpoint_that_is_none_is_refused_without_its_keys():
+    with pytest.raises(ConnectionInvalid) as caught:
+        s3(endpoint_url="ftp://x", access_key_id="AKIDSHOWN", secret_access_key="secretShown")
+    assert "ftp://x" in str(caught.value)
+    assert "secretShown" not in str(caught.value)
+
+
+def test_conn_id_is_an_airflow_connection(monkeypatch):
+    connection = {
+        "conn_type": "aws",
+        "login": "AKIDHOOKTESTTHREE",
+        "password": "hookTestSecretThree",
+        "extra": {"endpoint_url": ENDPOINT, "region_name": "eu-de"},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_STORE", json.dumps(connection))
+    store = s3(conn_id="unit_store")
+    assert signs_with(store) == ("AKIDHOOKTESTTHREE", "hookTestSecretThree")
+    assert store._client.meta.endpoint_url == ENDPOINT
+
+
+def test_conn_id_that_airflow_lacks_is_named_and_nobodys_keys_are_taken(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHEMACHINE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretOfTheMachine")
+    with pytest.raises(ConnectionInvalid, match="no connection 'nobody'.*AIRFLOW_CONN_NOBODY"):
+        s3(conn_id="nobody")

@@ -1,0 +1,149 @@
+"""How a job stands, from its ranks' records; and one contract for every launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.job import JobHandle, JobState, JobStatus
+from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.fake import FakeLauncher
+from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
+
+GOOD = {"ended": 5.0, "exit_code": 0}
+
+
+def status_of(folder: Path, *records: dict | None, running: bool = False) -> JobStatus:
+    """The status of a job whose ranks left these records; None is no file."""
+    for rank, record in enumerate(records):
+        if record is not None:
+            whole = {"rank": rank, "host": f"host-{rank}", **record}
+            (folder / f"rank-{rank}.json").write_text(json.dumps(whole))
+    return ranks_status(JobHandle("x", "j", 1, len(records), folder, folder), running=running)
+
+
+def raised(t: float, name: str, *bases: str, **more: object) -> dict:
+    facts = {"t": t, "type": name, "bases": [*bases, "Exception"], "message": "why"}
+    return {"exception": facts | {"file": "train.py", "line": 3} | more, "exit_code": 1}
+
+
+def test_all_ranks_at_their_end_is_success(tmp_path):
+    assert status_of(tmp_path, GOOD, GOOD) == JobStatus(JobState.SUCCEEDED)
+
+
+def test_a_running_job_is_running_whatever_the_records_say(tmp_path):
+    assert status_of(tmp_path, GOOD, None, running=True).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("records", [(None, None), (GOOD, None)])
+def test_a_rank_that_left_nothing_is_lost_not_success(tmp_path, records):
+    assert status_of(tmp_path, *records) == JobStatus(JobState.LOST)
+
+
+def test_ranks_that_were_only_asked_to_end_are_lost(tmp_path):
+    asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
+    assert status_of(tmp_path, asked, asked) == JobStatus(JobState.LOST)
+
+
+def test_exit_code_of_the_rank_that_failed_by_itself_is_blamed(tmp_path):
+    asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
+    failure = status_of(tmp_path, asked, {"ended": 3.9, "exit_code": 9}, asked).failure
+    assert (failure.rank, failure.host, failure.exit_code) == (1, "host-1", 9)
+    assert failure.reason == "exited with code 9"
+    assert failure.permanent is False
+
+
+def test_the_first_of_several_failures_is_blamed(tmp_path):
+    late, first = {"ended": 4.0, "exit_code": 1}, {"ended": 3.0, "exit_code": 2}
+    assert status_of(tmp_path, late, first, late).failure.rank == 1
+
+
+def test_an_exception_counts_from_when_it_was_raised(tmp_path):
+    # Rank 0 raised first and took long to end; rank 1 fell over it.
+    first = {"ended": 9.0, **raised(2.0, "ValueError")}
+    failure = status_of(tmp_path, first, {"ended": 5.0, "exit_code": 1}).failure
+    assert (failure.rank, failure.exception) == (0, "ValueError")
+    assert failure.reason == "raised ValueError at train.py:3: why"
+
+
+def test_an_exception_that_the_end_of_the_job_caused_is_not_blamed(tmp_path):
+    # Rank 1's shim was killed with SIGKILL. Rank 0 was then told to end, and its script's own
+    # handler of SIGTERM raised.
+    told = {"asked_to_end": 4.0, "ended": 4.2, **raised(4.1, "KeyboardInterrupt")}
+    failure = status_of(tmp_path, told, {"started": 1.0}).failure
+    assert (failure.rank, failure.exit_code) == (1, None)
+
+
+def test_an_exception_of_a_rank_that_ended_well_is_no_failure(tmp_path):
+    handled = {"ended": 5.0, **raised(2.0, "ValueError"), "exit_code": 0}
+    assert status_of(tmp_path, handled, GOOD).state is JobState.SUCCEEDED
+
+
+def test_a_rank_killed_without_a_word_is_named(tmp_path):
+    asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
+    failure = status_of(tmp_path, asked, {"started": 1.0}).failure
+    assert (failure.rank, failure.exit_code, failure.permanent) == (1, None, False)
+    assert "SIGKILL" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (137, "ended by SIGKILL (often the machine ran out of memory)"),
+        (139, "ended by SIGSEGV"),
+        (134, "ended by SIGABRT"),
+        (192, "ended by signal 64"),
+        (250, "ended by signal 122"),
+    ],
+)
+def test_a_signal_is_named(tmp_path, code, words):
+    failure = status_of(tmp_path, {"ended": 1.0, "exit_code": code}, GOOD).failure
+    assert words in failure.reason or (code == 192 and "SIGRTMAX" in failure.reason)
+    assert failure.permanent is False
+
+
+@pytest.mark.parametrize(
+    ("record", "permanent"),
+    [
+        ({"ended": 1.0, "exit_code": 127}, True),
+        ({"ended": 1.0, "exit_code": 126}, True),
+        ({"ended": 1.0, "exit_code": 1}, False),
+        ({"ended": 1.0, **raised(1.0, "SyntaxError")}, True),
+        ({"ended": 1.0, **raised(1.0, "IndentationError", "SyntaxError")}, True),
+        ({"ended": 1.0, **raised(1.0, "ModuleNotFoundError", "ImportError")}, True),
+        ({"ended": 1.0, **raised(1.0, "MemoryError")}, False),
+    ],
+)
+def test_what_a_retry_cannot_mend_is_permanent(tmp_path, record, permanent):
+    assert status_of(tmp_path, record, GOOD).failure.permanent is permanent
+
+
+# --- one contract ---------------------------------------------------------------------------
+
+LAUNCHERS = [FakeLauncher, LocalLauncher, OnceLauncher]
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_render_is_pure(job, kind):
+    one = job(script="print(1)", nodes=1, launcher=kind())
+    rendered = one.launcher.render(one.spec)
+    assert rendered == one.launcher.render(one.spec)
+    assert rendered.job == one.spec
+    assert not one.spec.record_dir.exists()
+    assert not one.spec.log_dir.exists()
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_a_job_that_ends_well_succeeds_and_cancel_changes_nothing(job, kind):
+    one = job(script="print('said')", nodes=1, launcher=kind()).start()
+    assert one.wait() == JobStatus(JobState.SUCCEEDED)
+    assert one.handle.job_id == one.spec.job_id
+    assert one.handle.kind == kind.kind
+    assert one.handle.world_size == 1
+    assert one.launcher.log(one.handle, 0).is_file()
+    one.launcher.cancel(one.handle, 1.0)
+    one.launcher.cancel(one.handle, 1.0)
+    assert one.status() == JobStatus(JobState.SUCCEEDED)
+    assert one.processes() == []

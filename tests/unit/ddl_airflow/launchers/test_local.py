@@ -1,0 +1,397 @@
+"""Real ranks: mpirun and plain Python scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.job import JobState
+from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
+from ddl_airflow.launchers.processes import kill_marked, marked
+
+PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+# The parts of ending a job that take longer than this are hanging.
+SOON_S = 10.0
+
+
+def test_every_rank_runs_keeps_its_output_and_knows_its_place(job):
+    script = "import os; print('rank', os.environ['OMPI_COMM_WORLD_RANK'], os.getcwd())"
+    one = job(script=script, nodes=3).start()
+    assert one.wait().state is JobState.SUCCEEDED
+    for rank in range(3):
+        assert one.log(rank) == f"rank {rank} {one.spec.folder}\n"
+        assert (one.record(rank)["rank"], one.record(rank)["exit_code"]) == (rank, 0)
+    assert "python" in one.record(0)["versions"]
+    told = json.loads((one.spec.record_dir / "job.json").read_text())
+    assert told == {"kind": "local", "job_id": one.spec.job_id, "pid": one.handle.pid}
+
+
+def test_environment_of_a_rank_is_an_allow_list(job, monkeypatch):
+    hidden = {
+        "AIRFLOW_CONN_X": "aws://key:secret@",
+        "AIRFLOW__CORE__FERNET_KEY": "f",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "DDL_S3_SECRET_ACCESS_KEY": "s",
+        "SLURM_PROCID": "7",
+        "OMPI_COMM_WORLD_RANK": "9",
+    }
+    passed = {"LC_ALL": "C.UTF-8", "OMP_SCHEDULE": "static", "DDL_LOG": "warning"}
+    for name, value in (hidden | passed).items():
+        monkeypatch.setenv(name, value)
+    given = {"DATA_DIR": "/d a/ta", "TRAINING_ID": "t-1", "DDL_LOG": "info"}
+    one = job(script=PRINT_ENVIRONMENT, nodes=1, slots=2, env=given).start()
+    assert one.wait().state is JobState.SUCCEEDED
+    for rank in range(2):
+        seen = json.loads(one.log(rank))
+        assert not {n for n in hidden if seen.get(n) == hidden[n]}
+        assert not [n for n in seen if n.startswith(("AIRFLOW", "AWS_", "SLURM_"))]
+        assert {n: seen[n] for n in passed if n != "DDL_LOG"} == {
+            "LC_ALL": "C.UTF-8",
+            "OMP_SCHEDULE": "static",
+        }
+        assert {n: seen[n] for n in given} == given  # the job's own win
+        assert seen["DDL_JOB_ID"] == one.spec.job_id
+        assert seen["DDL_OPTIONS"] == "-mode p"
+        assert seen["LOG_DIR"] == str(one.spec.log_dir)
+        assert seen["OMPI_COMM_WORLD_RANK"] == str(rank)
+        assert seen["OMPI_COMM_WORLD_SIZE"] == "2"
+
+
+def test_learner_id_counts_nodes_from_one(job):
+    script = "import os; print(os.environ['LEARNER_ID'], os.environ['OMPI_COMM_WORLD_SIZE'])"
+    one = job(script=script, nodes=2, slots=2).start()
+    assert one.wait().state is JobState.SUCCEEDED
+    assert [one.log(rank) for rank in range(4)] == ["1 4\n", "1 4\n", "2 4\n", "2 4\n"]
+
+
+def test_shell_words_and_compound_commands_run_on_every_rank(job):
+    command = (
+        'cd "$PLACE" && echo "$OMPI_COMM_WORLD_RANK" > by-$OMPI_COMM_WORLD_RANK && ls -d "$PWD"'
+    )
+    one = job(command, env={"PLACE": "sub dir"})
+    (one.spec.folder / "sub dir").mkdir()
+    one.start()
+    assert one.wait().state is JobState.SUCCEEDED
+    assert one.log(1) == f"{one.spec.folder}/sub dir\n"
+    assert [(one.spec.folder / f"sub dir/by-{n}").read_text() for n in (0, 1)] == ["0\n", "1\n"]
+
+
+def test_metrics_of_rank_0_alone_become_progress(job, tmp_path):
+    progress = tmp_path / "progress.jsonl"
+    definitions = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"l=(\S+)"}]
+    script = "import os; r = os.environ['OMPI_COMM_WORLD_RANK']; print(f'step 1{r} l=0.{r}5')"
+    env = {"DDL_METRICS": json.dumps(definitions), "DDL_PROGRESS": str(progress)}
+    assert job(script=script, env=env).start().wait().state is JobState.SUCCEEDED
+    (line,) = [json.loads(text) for text in progress.read_text().splitlines()]
+    assert line.pop("t") == pytest.approx(time.time(), abs=60)
+    assert line == {"source": "metrics", "step": 10, "loss": 0.05}
+
+
+# --- failures -------------------------------------------------------------------------------
+
+
+def test_exit_code_of_one_rank_ends_all_and_names_it(job):
+    script = """
+        import os, sys, time
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            sys.exit(41)
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script)).start()
+    status = one.wait(SOON_S)
+    assert status.state is JobState.FAILED
+    assert (status.failure.rank, status.failure.exit_code) == (1, 41)
+    assert status.failure.reason == "exited with code 41"
+    assert status.failure.host == one.record(1)["host"] != ""
+    assert status.failure.permanent is False
+    assert "asked_to_end" in one.record(0)
+
+
+def test_exception_on_one_rank_is_recorded_and_blamed(job):
+    script = """
+        import os, time
+        def pick(row):
+            raise ValueError(f"row {row} of rank 1 has 783 pixels")
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            pick(17)
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script)).start()
+    failure = one.wait(SOON_S).failure
+    assert (failure.rank, failure.exit_code, failure.exception) == (1, 1, "ValueError")
+    path = one.spec.folder / "main.py"
+    assert failure.reason == f"raised ValueError at {path}:4: row 17 of rank 1 has 783 pixels"
+    assert failure.permanent is False
+    assert "Traceback" in one.log(1) and "783 pixels" in one.log(1)
+    said = one.record(1)["exception"]
+    assert (said["type"], said["file"], said["line"]) == ("ValueError", str(path), 4)
+
+
+def test_first_failing_rank_is_blamed_also_when_the_others_raise_because_of_it(job, tmp_path):
+    script = f"""
+        import os, signal, time
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        mark = {str(tmp_path / "fallen")!r}
+        def told(*_):
+            raise RuntimeError("the others are gone")
+        signal.signal(signal.SIGTERM, told)
+        open(mark + f"-up-{{rank}}", "w").close()
+        if rank == 2:
+            while not all(os.path.exists(mark + f"-up-{{n}}") for n in (0, 1)):
+                time.sleep(0.01)
+            raise KeyError("the cause")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script), nodes=3).start()
+    failure = one.wait(SOON_S).failure
+    assert (failure.rank, failure.exception) == (2, "KeyError")
+    assert "the cause" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [("def f(:\n", "SyntaxError"), ("import no_such_module_here", "ModuleNotFoundError")],
+)
+def test_code_that_cannot_run_is_permanent(job, script, kind):
+    failure = job(script=script).start().wait(SOON_S).failure
+    assert failure.exception == kind
+    assert failure.permanent is True
+    assert "main.py:1" in failure.reason
+
+
+def test_exception_of_a_program_that_the_script_started_is_not_the_scripts(job):
+    # The script lives with its helper's failure, and is killed later.
+    script = """
+        import os, subprocess, sys
+        done = subprocess.run([sys.executable, "-c", "import no_such_module_here"])
+        assert done.returncode == 1
+        os.kill(os.getpid(), 9)
+    """
+    failure = job(script=textwrap.dedent(script), nodes=1).start().wait(SOON_S).failure
+    assert failure.exit_code == 137
+    assert failure.exception == ""
+    assert failure.permanent is False
+
+
+def test_sigkill_of_a_script_names_its_rank(job, tmp_path):
+    script = f"""
+        import os, time
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        with open({str(tmp_path)!r} + "/pid-" + rank, "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script)).start()
+    pids = [int(one.wait_for(tmp_path / f"pid-{n}")) for n in (0, 1)]
+    os.kill(pids[1], signal.SIGKILL)
+    status = one.wait(SOON_S)
+    assert status.state is JobState.FAILED
+    assert (status.failure.rank, status.failure.exit_code) == (1, 137)
+    assert "SIGKILL" in status.failure.reason
+    assert status.failure.permanent is False
+
+
+def test_sigkill_of_a_shim_takes_its_script_along_and_names_its_rank(job, tmp_path):
+    script = f"""
+        import os, time
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        with open({str(tmp_path)!r} + "/pid-" + rank, "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script)).start()
+    pids = [int(one.wait_for(tmp_path / f"pid-{n}")) for n in (0, 1)]
+    os.kill(one.record(0)["pid"], signal.SIGKILL)
+    failure = one.wait(SOON_S).failure
+    assert (failure.rank, failure.exit_code) == (0, None)
+    assert "SIGKILL" in failure.reason
+    deadline = time.monotonic() + SOON_S
+    while set(one.processes()) & set(pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("command", ["pythom main.py", "pythom main.py $HOME", "./main.py"])
+def test_command_that_cannot_be_run_is_permanent_and_named(job, command):
+    status = job(command, script="print(1)").start().wait(SOON_S)
+    assert status.state is JobState.FAILED
+    assert status.failure.exit_code in (126, 127)
+    assert status.failure.permanent is True
+    assert "command" in status.failure.reason
+
+
+def test_a_script_that_leaves_a_process_behind_ends_all_the_same(job):
+    # As a script does that starts TensorBoard. Whatever it left ends with the job.
+    script = """
+        import subprocess, sys
+        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+        subprocess.Popen(sleep, start_new_session=True)
+        print("trained")
+    """
+    one = job(script=textwrap.dedent(script), nodes=1).start()
+    assert one.wait(4.0).state is JobState.SUCCEEDED
+    assert one.log(0) == "trained\n"
+
+
+@pytest.mark.parametrize("launcher", [LocalLauncher, OnceLauncher])
+def test_python_that_does_not_exist_is_named_and_not_retried(job, launcher, monkeypatch):
+    # With an mpirun on PATH, as a site has that names another Python.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    one = job(python="/no/such/python", launcher=launcher())
+    with pytest.raises(SubmitFailed, match="/no/such/python") as caught:
+        one.start()
+    assert caught.value.retryable is False
+
+
+@pytest.mark.parametrize("launcher", [LocalLauncher, OnceLauncher])
+def test_python_may_be_named_as_it_is_on_path(job, launcher, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    one = job(script="print(1)", nodes=1, python="python", launcher=launcher()).start()
+    assert one.wait().state is JobState.SUCCEEDED
+
+
+def test_folder_that_does_not_exist_is_named(job):
+    one = job()
+    (one.spec.folder / "main.py").unlink()
+    one.spec.folder.rmdir()
+    with pytest.raises(SubmitFailed, match=str(one.spec.folder)):
+        one.start()
+
+
+# --- ending ---------------------------------------------------------------------------------
+
+ENDLESS = """
+    import os, signal, subprocess, sys, time
+    folder = os.environ["PLACE"]
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    if rank == "1":
+        subprocess.Popen(sleep, start_new_session=True)
+    def told(*_):
+        open(f"{folder}/told-{rank}", "w").close()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, told)
+    with open(f"{folder}/up-{rank}", "w") as file:
+        file.write("up")
+    time.sleep(60)
+"""
+
+
+def test_cancel_asks_first_and_ends_everything(job, tmp_path):
+    one = job(script=textwrap.dedent(ENDLESS), env={"PLACE": str(tmp_path)}).start()
+    for rank in (0, 1):
+        one.wait_for(tmp_path / f"up-{rank}")
+    assert one.status().state is JobState.RUNNING
+    assert len(one.processes()) == 6  # mpirun, two shims, two scripts, a grandchild
+    began = time.monotonic()
+    one.launcher.cancel(one.handle, 3.0)
+    assert time.monotonic() - began < 5.0
+    assert one.processes() == []
+    assert [(tmp_path / f"told-{rank}").exists() for rank in (0, 1)] == [True, True]
+    assert one.status().state is not JobState.SUCCEEDED
+    one.launcher.cancel(one.handle, 3.0)
+
+
+def test_cancel_ends_a_script_that_will_not_listen(job, tmp_path):
+    script = f"""
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open({str(tmp_path / "up")!r}, "w") as file:
+            file.write("up")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script), nodes=1).start()
+    one.wait_for(tmp_path / "up")
+    began = time.monotonic()
+    one.launcher.cancel(one.handle, 0.5)
+    assert time.monotonic() - began < 4.0
+    assert one.processes() == []
+
+
+def test_cancel_of_one_job_leaves_another_alone(job, tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    jobs = []
+    for folder in folders:
+        folder.mkdir()
+        jobs.append(job(script=textwrap.dedent(ENDLESS), nodes=1, env={"PLACE": str(folder)}))
+    for one, folder in zip(jobs, folders, strict=True):
+        one.start()
+        one.wait_for(folder / "up-0")
+    jobs[0].launcher.cancel(jobs[0].handle, 3.0)
+    assert jobs[0].processes() == []
+    assert len(jobs[1].processes()) == 3
+    assert jobs[1].status().state is JobState.RUNNING
+
+
+def test_everything_ends_when_mpirun_is_killed(job, tmp_path):
+    one = job(script=textwrap.dedent(ENDLESS), env={"PLACE": str(tmp_path)}).start()
+    one.wait_for(tmp_path / "up-0")
+    os.kill(one.handle.pid, signal.SIGKILL)
+    assert one.wait(SOON_S).state is not JobState.SUCCEEDED
+    one.launcher.cancel(one.handle, 1.0)
+    assert one.processes() == []
+
+
+def test_everything_ends_when_the_starting_process_is_killed(tmp_path):
+    (tmp_path / "main.py").write_text(textwrap.dedent(ENDLESS))
+    starter = f"""
+        import sys, time
+        from pathlib import Path
+        from ddl_airflow.core.job import JobSpec
+        from ddl_airflow.launchers.local import LocalLauncher
+        folder = Path({str(tmp_path)!r})
+        spec = JobSpec({tmp_path.name!r}, "python main.py", 2, 1, sys.executable, folder,
+                       folder / "records", folder / "logs", {{"PLACE": str(folder)}})
+        launcher = LocalLauncher()
+        launcher.submit(launcher.render(spec))
+        time.sleep(60)
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(starter)]
+    try:
+        with subprocess.Popen(argv, start_new_session=True) as process:
+            deadline = time.monotonic() + 20
+            while not (tmp_path / "up-0").exists() or not (tmp_path / "up-1").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            pids = marked("DDL_JOB_ID", tmp_path.name)
+            # What a script moved to a session of its own outlives its rank; nothing else may.
+            moved = {pid for pid in pids if os.getsid(pid) == pid and _is_sleep(pid)}
+            assert len(pids) == 6 and len(moved) == 1
+            process.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + SOON_S
+        while set(marked("DDL_JOB_ID", tmp_path.name)) - moved:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        kill_marked("DDL_JOB_ID", tmp_path.name)
+
+
+def _is_sleep(pid: int) -> bool:
+    return b"time.sleep(60)" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# --- once -----------------------------------------------------------------------------------
+
+
+def test_once_runs_one_process_without_mpi(job):
+    one = job(script=PRINT_ENVIRONMENT, launcher=OnceLauncher(), nodes=1, env={"DATA_DIR": "/d"})
+    assert one.start().wait().state is JobState.SUCCEEDED
+    seen = json.loads(one.log(0))
+    assert seen["DATA_DIR"] == "/d"
+    assert not [name for name in seen if name.startswith("OMPI_COMM_WORLD")]
+    assert "DDL_OPTIONS" not in seen
+
+
+def test_once_blames_the_exception(job):
+    one = job(script="raise OSError('full')", launcher=OnceLauncher(), nodes=1).start()
+    failure = one.wait(SOON_S).failure
+    assert (failure.rank, failure.exception, failure.permanent) == (0, "OSError", False)

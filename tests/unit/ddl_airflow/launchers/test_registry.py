@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.launchers.registry import launcher
+
+
+@pytest.mark.parametrize("kind", ["local", "fake"])
+def test_a_kind_gives_a_new_launcher_of_that_kind(kind):
+    assert launcher(kind).kind == kind
+    assert launcher(kind) is not launcher(kind)
+
+
+def test_unknown_kind_names_the_known_ones_and_is_not_retried():
+    with pytest.raises(SubmitFailed, match="'slrum' is not known.*fake, local") as caught:
+        launcher("slrum")
+    assert caught.value.retryable is False
+
+
+def test_a_backend_is_imported_only_when_used():
+    code = (
+        "import sys; from ddl_airflow.launchers.registry import launcher; launcher('fake');"
+        "assert 'ddl_airflow.launchers.fake' in sys.modules;"
+        "assert 'ddl_airflow.launchers.local' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from ddl_airflow.core.errors import SourceMissing
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.lineage.record import LINEAGE, SCHEMA, assemble, check_files, write_part
+from ddl_airflow.storage import FolderStore
+
+PARTS = {
+    "stage_data": {
+        "dataset": {"uri": "file:///d", "fingerprint": "sha256:f"},
+        "code": {"digest": "sha256:c"},
+        "tries": {"stage_data": 1},
+    },
+    "train": {
+        "environment": {"world_size": 2, "versions": {"tensorflow": "2.21.0"}},
+        "result": {"metrics": {"loss": 0.5}, "steps": 40},
+        "tries": {"train": 3},
+    },
+    "transform": {"result": {"checkpoint_step": 40}, "tries": {"transform": 2}},
+}
+
+
+@pytest.fixture
+def layout(tmp_path):
+    """A run whose three first steps have left their parts."""
+    layout = RunLayout(tmp_path / "workspace", "mnist", "mnist-1")
+    layout.create()
+    for step, facts in PARTS.items():
+        write_part(layout, step, facts)
+    return layout
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files to publish, by key."""
+    made = {}
+    for key, body in {"model/saved_model.pb": b"graph", "logs/rank-0.log": b"said\n"}.items():
+        path = tmp_path / "out" / key
+        path.parent.mkdir(parents=True)
+        path.write_bytes(body)
+        made[key] = path
+    return made
+
+
+def test_parts_come_together_with_the_run_and_the_files(layout, files, context_of):
+    manifest = {"name": "mnist", "digest": "d", "dialect": "wml"}
+    record = assemble(layout, manifest, context_of("mnist", 4, epochs=3), files)
+    assert record["schema"] == SCHEMA
+    assert record["training_id"] == "mnist-1"
+    assert record["manifest"] == manifest
+    assert record["dataset"] == PARTS["stage_data"]["dataset"]
+    assert record["code"] == PARTS["stage_data"]["code"]
+    assert record["environment"]["world_size"] == 2
+    versions = record["environment"]["versions"]
+    assert versions["tensorflow"] == "2.21.0" and versions["apache-airflow"].startswith("3.")
+    assert record["run"] == {
+        "dag_id": "mnist",
+        "run_id": "manual__2026-11-20T20:15:00+00:00",
+        "type": "manual",
+        "triggered_by": "a tester",
+        "logical_date": "2026-11-20T20:15:00+00:00",
+        "started": "2026-11-20T20:16:00+00:00",
+        "parameters": {"epochs": 3},
+        "tries": {"stage_data": 1, "train": 3, "transform": 2, "upload_results": 4},
+    }
+    assert record["result"] == {
+        "metrics": {"loss": 0.5},
+        "steps": 40,
+        "checkpoint_step": 40,
+        "files": [
+            {"key": "logs/rank-0.log", "size": 5, "sha256": hashlib.sha256(b"said\n").hexdigest()},
+            {
+                "key": "model/saved_model.pb",
+                "size": 5,
+                "sha256": hashlib.sha256(b"graph").hexdigest(),
+            },
+        ],
+    }
+    assert json.loads((layout.state / LINEAGE).read_text()) == record
+
+
+def test_a_run_without_dates_or_a_person_has_null(layout, files, context_of):
+    context = context_of("mnist")
+    context["dag_run"] = SimpleNamespace(
+        dag_id="mnist",
+        run_id="scheduled__1",
+        run_type="scheduled",
+        triggering_user_name=None,
+        logical_date=None,
+        start_date=None,
+    )
+    context["params"] = None
+    run = assemble(layout, {}, context, files)["run"]
+    assert (run["type"], run["triggered_by"], run["logical_date"]) == ("scheduled", None, None)
+    assert run["parameters"] == {}
+
+
+def test_a_retry_replaces_its_part(layout, files, context_of):
+    again = PARTS["train"] | {"tries": {"train": 4}, "result": {"metrics": {}, "steps": 80}}
+    write_part(layout, "train", again)
+    record = assemble(layout, {}, context_of("mnist"), files)
+    assert record["run"]["tries"]["train"] == 4
+    assert record["result"]["steps"] == 80
+    assert sorted(p.name for p in (layout.state / "lineage").iterdir()) == [
+        "stage_data.json",
+        "train.json",
+        "transform.json",
+    ]
+
+
+@pytest.fixture
+def published(layout, files, context_of, tmp_path):
+    """A record, and a store that holds its files."""
+    record = assemble(layout, {}, context_of("mnist"), files)
+    store = FolderStore(tmp_path / "store")
+    for key, path in files.items():
+        store.put_bytes(key, path.read_bytes())
+    return record, store
+
+
+def test_files_as_recorded_have_no_problem(published):
+    record, store = published
+    store.put_bytes("another", b"that nobody recorded")
+    assert check_files(record, store) == []
+
+
+def test_a_file_that_is_gone_or_changed_is_named(published):
+    record, store = published
+    store.put_bytes("model/saved_model.pb", b"GRAPH")  # the same size
+    store.delete(["logs/rank-0.log"])
+    assert check_files(record, store) == [
+        f"{store.uri}/logs/rank-0.log is gone",
+        f"{store.uri}/model/saved_model.pb is not the file that was published",
+    ]
+
+
+def test_a_store_that_is_gone_is_an_error(published, tmp_path):
+    record, _ = published
+    with pytest.raises(SourceMissing):
+        check_files(record, FolderStore(tmp_path / "nowhere"))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.layout import training_id
+from ddl_airflow.operators import base
+from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python, workspace
+
+
+class Step(StepOperator):
+    """Returns where it ran, or raises what it was given."""
+
+    def __init__(self, *, error=None, **kwargs):
+        super().__init__(**kwargs)
+        self.error = error
+
+    def run_step(self, layout, context):
+        if self.error is not None:
+            raise self.error
+        assert layout.result.is_dir() and layout.state.is_dir()
+        return {"root": str(layout.root)}
+
+
+def test_workspace_is_the_sites_setting(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "w"))
+    assert workspace() == tmp_path / "w"
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", "~/w")
+    assert workspace() == Path.home() / "w"
+
+
+def test_workspace_is_never_a_name_with_braces(monkeypatch):
+    monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
+    found = workspace()
+    assert found.name == "ddl"
+    assert found.is_absolute()
+    assert "{" not in str(found)
+
+
+def test_rank_python_is_the_manifests_then_the_sites_then_this_one(monkeypatch):
+    monkeypatch.delenv("AIRFLOW__DDL__PYTHON", raising=False)
+    assert rank_python("") == sys.executable
+    monkeypatch.setenv("AIRFLOW__DDL__PYTHON", "/site/python")
+    assert rank_python("") == "/site/python"
+    assert rank_python("/manifest/python") == "/manifest/python"
+
+
+def test_every_try_of_a_run_has_the_same_folder(workspace, context_of):
+    first = Step(task_id="t").execute(context_of("some-dag", 1))
+    again = Step(task_id="t").execute(context_of("some-dag", 2))
+    assert first == again
+    run_id = context_of("some-dag")["dag_run"].run_id
+    root = workspace / "runs" / "some-dag" / training_id("some-dag", run_id)
+    assert first == {"root": str(root)}
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(StagingError("x"), AirflowException), (SourceMissing("x"), AirflowFailException)],
+)
+def test_errors_are_airflows(workspace, context_of, error, raised):
+    with pytest.raises(AirflowException) as caught:
+        Step(task_id="t", error=error).execute(context_of("some-dag"))
+    assert type(caught.value) is raised
+
+
+def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "file" / "w"))
+    with pytest.raises(AirflowException, match=str(tmp_path / "file")):
+        Step(task_id="t").execute(context_of("some-dag"))
+
+
+def test_transfer_log_speaks_now_and_then(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr(base.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        say = TransferLog(logging.getLogger("unit"), "staged")
+        for second, done in ((1.0, 1), (2.5, 2), (3.0, 3), (5.0, 4)):
+            now[0] = 100.0 + second
+            say(done * 2**20, 10 * 2**20, done, 10)
+    assert [record.getMessage() for record in caplog.records] == [
+        "staged 2/10 files · 2.0/10.0 MiB · 0.8 MiB/s · ETA 10 s",
+        "staged 4/10 files · 4.0/10.0 MiB · 0.8 MiB/s · ETA 8 s",
+    ]

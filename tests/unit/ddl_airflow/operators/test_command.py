@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from ddl_airflow.core.errors import CommandInvalid
+from ddl_airflow.operators.command import check_command
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A folder with scripts, one of which is no Python."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "train.py").write_text("print('well')\n")
+    (tmp_path / "my train.py").write_text("")
+    (tmp_path / "lib" / "net.py").write_text("x = 1\n")
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n    pass\n")
+    (tmp_path / "nul.py").write_bytes(b"x = 1\0\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python3.11 -u train.py --epochs 3",
+        "/usr/bin/python ./train.py",
+        "python 'my train.py'",
+        "python lib/net.py",
+        # What is not this code's script is not looked at.
+        "python -m package.train",
+        "python -c 'no script.py'",
+        "python /elsewhere/train.py",
+        "python $SCRIPTS/train.py",
+        "bash missing.sh",
+        "echo missing.py",
+        "cd lib && python net.py",
+        "python -W ignore train.py",
+    ],
+)
+def test_command_that_may_run_passes(code, command):
+    check_command(command, code)
+
+
+@pytest.mark.parametrize("command", ["python ~/train.py", "python t*n.py", "python tra?n.py"])
+def test_words_that_a_shell_expands_are_not_taken_for_names(code, command):
+    check_command(command, code)
+
+
+def test_missing_script_is_named_with_the_nearest(code):
+    with pytest.raises(CommandInvalid) as caught:
+        check_command("python trian.py --x", code)
+    assert "'trian.py'" in str(caught.value)
+    assert "Did you mean 'train.py'?" in str(caught.value)
+    assert caught.value.retryable is False
+
+
+def test_missing_script_without_a_near_name_shows_what_is_there(code, tmp_path):
+    with pytest.raises(CommandInvalid, match="There is: bad.py, lib/net.py, my train.py, nul.py"):
+        check_command("python zzzzzz.py", code)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CommandInvalid, match=r"There is: no \.py"):
+        check_command("python train.py", tmp_path / "empty")
+
+
+def test_script_that_is_no_python_is_named_with_its_line(code):
+    with pytest.raises(CommandInvalid, match=r"^bad\.py:2: .*not valid Python"):
+        check_command("python bad.py", code)
+
+
+def test_script_with_a_nul_byte_is_no_python(code):
+    with pytest.raises(CommandInvalid, match=r"^nul\.py:1: "):
+        check_command("python nul.py", code)
+
+
+def test_open_quote_is_named(code):
+    with pytest.raises(CommandInvalid, match="execution.command: .*quotation"):
+        check_command("python 'train.py", code)
+
+
+def test_checking_runs_nothing(code):
+    (code / "loud.py").write_text("raise SystemExit('ran')\n")
+    check_command("python loud.py", code)
+    assert not (code / "__pycache__").exists()

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import logging
+import textwrap
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from ddl_airflow.core.errors import JobFailed, JobLost
+from ddl_airflow.launchers.fake import FakeLauncher
+from ddl_airflow.launchers.processes import marked
+from ddl_airflow.operators import launch
+from ddl_airflow.operators.launch import RunningJob
+
+LOG = logging.getLogger("unit.launch")
+
+
+@pytest.fixture
+def said(caplog):
+    """said(): the messages so far."""
+    caplog.set_level(logging.INFO)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_output_of_rank_0_and_the_command_are_logged(job, said):
+    one = job("python main.py", launcher=FakeLauncher(output="a\nb ü\n"))
+    RunningJob(one.launcher, LOG).run(one.spec)
+    assert said() == ["python main.py", "rank 0 | a", "rank 0 | b ü"]
+
+
+def test_last_words_without_a_line_end_are_logged(job, said):
+    one = job(launcher=FakeLauncher(output="a\nlast words"))
+    RunningJob(one.launcher, LOG).run(one.spec)
+    assert said()[-1] == "rank 0 | last words"
+
+
+def test_output_of_a_try_before_is_not_said_again(job, said):
+    one = job(launcher=FakeLauncher(output="x\n"))
+    one.spec.log_dir.mkdir()
+    (one.spec.log_dir / "rank-0.log").write_text("of another try\n")
+    one.launcher = _Appending("of this try\n")
+    RunningJob(one.launcher, LOG).run(one.spec)
+    assert "rank 0 | of this try" in said()
+    assert "rank 0 | of another try" not in said()
+
+
+class _Appending(FakeLauncher):
+    """Appends to the logs, as the rank shim does."""
+
+    def submit(self, submission):
+        path = submission.job.log_dir / "rank-0.log"
+        before = path.read_text()
+        handle = super().submit(submission)
+        path.write_text(before + self.output)
+        return handle
+
+    def __init__(self, output):
+        super().__init__(output=output)
+
+
+def test_records_of_an_earlier_try_of_this_number_are_no_success(job):
+    # A cleared task repeats its try number; its old records must not count.
+    one = job(nodes=2, launcher=FakeLauncher([None, None]))
+    one.spec.record_dir.mkdir()
+    for rank in (0, 1):
+        record = {"rank": rank, "host": "h", "ended": 1.0, "exit_code": 0}
+        (one.spec.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    with pytest.raises((JobLost, JobFailed)):
+        RunningJob(one.launcher, LOG).run(one.spec)
+
+
+def test_failed_rank_is_explained_with_its_last_lines(job, said):
+    output = "".join(f"line {n}\n" for n in range(40))
+    one = job(nodes=3, launcher=FakeLauncher([0, 0, 139], output))
+    with pytest.raises(JobFailed) as caught:
+        RunningJob(one.launcher, LOG).run(one.spec)
+    error = caught.value
+    assert (error.rank, error.host, error.exit_code) == (2, "fake", 139)
+    assert error.retryable is True
+    assert str(error).startswith("rank 2 of 3 on fake was ended by SIGSEGV. All ranks were ended.")
+    assert str(one.spec.log_dir / "rank-2.log") in str(error)
+    shown = [line for line in said() if line.startswith("rank-2 | ")]
+    assert shown == [f"rank-2 | line {n}" for n in range(15, 40)]
+
+
+def test_command_not_found_is_not_retried(job):
+    one = job(launcher=FakeLauncher([127]))
+    with pytest.raises(JobFailed, match="command not found") as caught:
+        RunningJob(one.launcher, LOG).run(one.spec)
+    assert caught.value.retryable is False
+
+
+def test_lost_job_shows_what_mpirun_said(job, said):
+    one = job(launcher=FakeLauncher([0, None]))
+    one.spec.log_dir.mkdir()
+    (one.spec.log_dir / "mpirun.log").write_text("of another try\n")
+    with pytest.raises(JobLost, match="mpirun.log") as caught:
+        RunningJob(one.launcher, LOG).run(one.spec)
+    assert caught.value.retryable is True
+    assert "mpirun | of another try" not in said()
+
+
+def test_job_is_always_cancelled_at_its_end(job):
+    for codes in ([], [5]):
+        one = job(launcher=FakeLauncher(codes))
+        running = RunningJob(one.launcher, LOG)
+        with suppress(JobFailed):
+            running.run(one.spec)
+        assert len(one.launcher.cancelled) == 1
+
+
+def test_cancel_before_the_start_is_nothing(job):
+    one = job(launcher=FakeLauncher())
+    RunningJob(one.launcher, LOG).cancel()
+    assert one.launcher.cancelled == []
+
+
+def test_progress_of_this_try_is_followed_and_logged(job, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_SAY_EVERY_S", 0.2)
+    path = tmp_path / "progress.jsonl"
+    path.write_text(json.dumps({"t": 1.0, "source": "script", "step": 999}) + "\n")
+    script = """
+        import json, os, time
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+            for step in range(1, 6):
+                line = {"t": 10.0 + step, "source": "script", "step": step, "steps": 5}
+                with open(os.environ["DDL_PROGRESS"], "a") as file:
+                    file.write(json.dumps(line)[:9])
+                    file.flush()
+                    time.sleep(0.1)
+                    file.write(json.dumps(line)[9:] + "\\n")
+    """
+    one = job(script=textwrap.dedent(script), env={"DDL_PROGRESS": str(path)})
+    running = RunningJob(one.launcher, LOG)
+    running.run(one.spec, path)
+    assert (running.progress.step, running.progress.steps) == (5, 5)
+    assert running.progress.steps_per_s == pytest.approx(1.0)
+    lines = [line for line in said() if line.startswith("progress | ")]
+    assert len(lines) > 1
+    assert lines[-1] == "progress | step 5/5 · 1.0 steps/s"
+
+
+def test_a_progress_line_that_is_none_ends_in_an_error_and_leaves_no_process(job, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    script = """
+        import os, time
+        with open(os.environ["DDL_PROGRESS"], "a") as file:
+            file.write("not json\\n")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script), nodes=1, env={"DDL_PROGRESS": str(path)})
+    with pytest.raises(ValueError):
+        RunningJob(one.launcher, LOG).run(one.spec, path)
+    assert marked("DDL_JOB_ID", one.spec.job_id) == []
+
+
+def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):
+    script = """
+        import os, time
+        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            raise ValueError("sample 17 has 783 pixels")
+        time.sleep(60)
+    """
+    one = job(script=textwrap.dedent(script))
+    with pytest.raises(JobFailed, match="rank 1 of 2 on .* raised ValueError at .*main.py:4"):
+        RunningJob(one.launcher, LOG).run(one.spec)
+    assert "rank-1 | ValueError: sample 17 has 783 pixels" in said()
+    assert marked("DDL_JOB_ID", one.spec.job_id) == []
+
+
+def test_cancel_from_another_thread_ends_the_wait(job):
+    one = job(script="open('up', 'w').close(); import time; time.sleep(60)")
+    running = RunningJob(one.launcher, LOG)
+
+    def stop():
+        deadline = time.monotonic() + 20
+        while not (one.spec.folder / "up").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        running.cancel()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises((JobLost, JobFailed)):
+        running.run(one.spec)
+    stopper.join()
+    assert marked("DDL_JOB_ID", one.spec.job_id) == []

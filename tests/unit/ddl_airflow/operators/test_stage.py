@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.operators.stage import StageDataOperator
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """stage(commands) -> the operator, over a folder of three files and one script."""
+    data, code = tmp_path / "input", tmp_path / "scripts"
+    (data / "sub").mkdir(parents=True)
+    for index, name in enumerate(("a.bin", "b.bin", "sub/c.bin"), start=1):
+        (data / name).write_bytes(bytes(range(index)) * 100)
+    code.mkdir()
+    (code / "train.py").write_text("print(1)\n")
+
+    def make(*commands: str, uri: str = data.as_uri()) -> StageDataOperator:
+        with DAG("staging", schedule=None):
+            return StageDataOperator(
+                task_id="stage_data",
+                dataset=StoreReference(uri),
+                code=code,
+                commands=list(commands) or ["python train.py"],
+            )
+
+    return make
+
+
+@pytest.fixture
+def layout(workspace, context_of):
+    run = context_of("staging")["dag_run"]
+    return RunLayout(workspace, "staging", training_id("staging", run.run_id))
+
+
+def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
+    context = context_of("staging")
+    result = stage().execute(context)
+    assert result["files"] == 3
+    assert result["bytes"] == 600
+    assert (layout.staged / "sub" / "c.bin").read_bytes() == bytes(range(3)) * 100
+    assert (layout.code / "train.py").read_text() == "print(1)\n"
+    part = json.loads((layout.state / "lineage" / "stage_data.json").read_text())
+    assert part["dataset"]["fingerprint"] == result["fingerprint"]
+    assert [o["key"] for o in part["dataset"]["listing"]] == ["a.bin", "b.bin", "sub/c.bin"]
+    assert part["code"]["digest"] == result["code"]
+    assert part["tries"] == {"stage_data": 1}
+    ((asset, event),) = context["outlet_events"].items()
+    assert asset.uri == result["uri"]
+    assert event.extra == {n: v for n, v in result.items() if n != "code"}
+
+
+def test_staging_again_gives_the_same_and_changed_code_another_digest(
+    stage, layout, context_of, tmp_path
+):
+    first = stage().execute(context_of("staging", 1))
+    again = stage().execute(context_of("staging", 2))
+    assert first == again
+    (tmp_path / "scripts" / "train.py").write_text("print(2)\n")
+    changed = stage().execute(context_of("staging", 3))
+    assert changed["fingerprint"] == first["fingerprint"]
+    assert changed["code"] != first["code"]
+    assert (layout.code / "train.py").read_text() == "print(2)\n"
+
+
+@pytest.mark.parametrize("commands", [["python trian.py"], ["python train.py", "python expor.py"]])
+def test_missing_script_fails_before_any_data_moves(stage, layout, context_of, commands):
+    with pytest.raises(AirflowFailException, match="CommandInvalid"):
+        stage(*commands).execute(context_of("staging"))
+    assert not layout.staged.exists()
+    assert not layout.cache.exists()
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_data_that_is_not_there_fails_at_once(stage, layout, context_of, tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    uri = (tmp_path / folder).as_uri()
+    with pytest.raises(AirflowFailException, match=f"SourceMissing: .*{folder}"):
+        stage(uri=uri).execute(context_of("staging"))
+    assert not layout.staged.exists()
+
+
+def test_operator_shows_the_place_and_never_the_keys(tmp_path):
+    connection = Connection(
+        endpoint_url="http://127.0.0.1:9",
+        access_key_id="AKIDSTAGETEST",
+        secret_access_key="stageSecretOfTest",
+    )
+    with DAG("masked", schedule=None):
+        task = StageDataOperator(
+            task_id="stage_data",
+            dataset=StoreReference("s3://some-bucket/a", connection),
+            code=tmp_path,
+            commands=[],
+        )
+    assert task.dataset["uri"] == "s3://some-bucket/a"
+    shown = " ".join([repr(task), *(repr(getattr(task, n)) for n in task.template_fields)])
+    shown += repr(vars(task))
+    assert "AKIDSTAGETEST" not in shown and "stageSecretOfTest" not in shown
+    assert [asset.uri for asset in task.outlets] == ["s3://some-bucket/a"]

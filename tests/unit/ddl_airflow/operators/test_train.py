@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.launchers.processes import marked
+from ddl_airflow.operators.train import TrainOperator
+
+
+@pytest.fixture
+def layout(workspace, context_of):
+    run = context_of("training")["dag_run"]
+    layout = RunLayout(workspace, "training", training_id("training", run.run_id))
+    layout.create()
+    return layout
+
+
+@pytest.fixture
+def train(layout):
+    """train(script, **settings) -> the operator, with the script in the run's code."""
+
+    def make(script: str, **settings) -> TrainOperator:
+        (layout.code / "train.py").write_text(textwrap.dedent(script))
+        settings = {"command": "python train.py", "nodes": 2, **settings}
+        with DAG("training", schedule=None):
+            return TrainOperator(task_id="train", **settings)
+
+    return make
+
+
+SCRIPT = """
+    import os
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    assert os.getcwd() == os.environ["MODEL_DIR"]
+    print("step 5 loss= 0.2" + rank)
+    with open(os.environ["RESULT_DIR"] + "/by-" + rank, "w") as file:
+        file.write(os.environ["TRAINING_ID"] + " " + os.environ["LEARNER_ID"])
+"""
+METRICS = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"loss= (\S+)"}]
+
+
+def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, context_of):
+    task = train(SCRIPT, metrics=METRICS, framework="tensorflow 2.21")
+    result = task.execute(context_of("training", 2))
+    assert result == {"world_size": 2, "metrics": {"loss": 0.20}}
+    for rank in (0, 1):
+        said = (layout.result / f"by-{rank}").read_text()
+        assert said == f"{layout.training_id} {rank + 1}"
+        assert (layout.logs / f"rank-{rank}.log").read_text() == f"step 5 loss= 0.2{rank}\n"
+    assert (layout.state / "try-2" / "rank-1.json").is_file()
+    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    assert part["result"] == {"metrics": {"loss": 0.2}, "steps": 5}
+    assert part["tries"] == {"train": 2}
+    about = part["environment"]
+    assert (about["world_size"], about["nodes"], about["slots"]) == (2, 2, 1)
+    assert (about["framework"], about["launcher"]) == ("tensorflow 2.21", "local")
+    assert about["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert len(about["hosts"]) == 1 and about["devices"]
+
+
+def test_fake_launcher_trains_without_processes(train, context_of):
+    result = train("1", launcher="fake", nodes=3, slots=2).execute(context_of("training"))
+    assert result == {"world_size": 6, "metrics": {}}
+
+
+def test_a_retry_sees_what_the_try_before_left(train, layout, context_of):
+    script = """
+        import os
+        path = os.environ["CHECKPOINT_DIR"] + "/step"
+        if not os.path.exists(path):
+            if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+                open(path, "w").write("7")
+            raise RuntimeError("the machine fell over")
+        print("resumed at", open(path).read())
+    """
+    with pytest.raises(AirflowException, match="RuntimeError.*fell over") as caught:
+        train(script, nodes=1).execute(context_of("training", 1))
+    assert not isinstance(caught.value, AirflowFailException)
+    train(script, nodes=1).execute(context_of("training", 2))
+    assert (layout.logs / "rank-0.log").read_text().endswith("resumed at 7\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "words"),
+    [
+        ("import no_such_module_here", {}, "ModuleNotFoundError"),
+        ("1", {"command": "pythom train.py"}, "command not found"),
+        ("1", {"command": "python trian.py"}, "CommandInvalid"),
+        ("def f(:", {}, "train.py:1"),
+        ("1", {"launcher": "slrum"}, "'slrum' is not known"),
+    ],
+)
+def test_what_a_retry_cannot_mend_fails_at_once(train, context_of, script, settings, words):
+    with pytest.raises(AirflowFailException, match=words):
+        train(script, **settings).execute(context_of("training"))
+
+
+def test_on_kill_ends_every_rank(train, layout, context_of):
+    task = train("open('up', 'w').close()\nimport time\ntime.sleep(60)\n")
+    job_id = f"{layout.training_id}/train-1"
+
+    def kill():
+        deadline = time.monotonic() + 20
+        while not (layout.code / "up").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        task.on_kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    began = time.monotonic()
+    with pytest.raises(AirflowException):
+        task.execute(context_of("training"))
+    killer.join()
+    assert time.monotonic() - began < 15
+    assert marked("DDL_JOB_ID", job_id) == []
+
+
+def test_on_kill_before_the_start_is_nothing(train):
+    train("1").on_kill()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.operators.transform import TransformOperator
+
+
+@pytest.fixture
+def layout(workspace, context_of):
+    run = context_of("forming")["dag_run"]
+    layout = RunLayout(workspace, "forming", training_id("forming", run.run_id))
+    layout.create()
+    layout.staged.mkdir()
+    return layout
+
+
+@pytest.fixture
+def transform(layout):
+    """transform(script, **settings) -> the operator, with the script in the run's code."""
+
+    def make(script: str = "", **settings) -> TransformOperator:
+        (layout.code / "export.py").write_text(textwrap.dedent(script))
+        with DAG("forming", schedule=None):
+            return TransformOperator(task_id="transform", **settings)
+
+    return make
+
+
+WRITES = """
+    import os, sys
+    folder = os.environ["RESULT_DIR"] + "/model"
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/saved_model.pb", "a") as file:
+        file.write(" ".join(sys.argv[1:]) + os.environ.get("OMPI_COMM_WORLD_RANK", "") + ";")
+"""
+
+
+def test_own_commands_run_once_each_in_order(transform, layout, context_of):
+    commands = ["python export.py one", "python export.py two"]
+    result = transform(WRITES, commands=commands).execute(context_of("forming", 2))
+    assert result == {"model": str(layout.model)}
+    assert (layout.model / "saved_model.pb").read_text() == "one;two;"
+    part = json.loads((layout.state / "lineage" / "transform.json").read_text())
+    assert part == {"result": {"transform": commands}, "tries": {"transform": 2}}
+    assert (layout.logs / "transform" / "rank-0.log").is_file()  # not over the training's
+    assert not (layout.logs / "rank-0.log").exists()
+
+
+def test_own_command_that_writes_no_model_fails(transform, context_of):
+    with pytest.raises(AirflowFailException, match=r"TransformError: .*\$RESULT_DIR/model"):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+
+
+def test_own_command_that_fails_ends_the_step(transform, layout, context_of):
+    commands = ["python export.py", "python -c 'import sys; sys.exit(3)'", "touch after"]
+    with pytest.raises(AirflowException, match="exited with code 3"):
+        transform(WRITES, commands=commands).execute(context_of("forming"))
+    assert not (layout.code / "after").exists()
+    assert not (layout.state / "lineage" / "transform.json").exists()
+
+
+@pytest.mark.parametrize("script", ["raise SyntaxError('x')", "import no_such_module_here"])
+def test_own_command_that_cannot_run_fails_at_once(transform, context_of, script):
+    with pytest.raises(AirflowFailException):
+        transform(script, commands=["python export.py"]).execute(context_of("forming"))
+
+
+def test_no_checkpoint_is_named_and_not_retried(transform, layout, context_of):
+    with pytest.raises(AirflowFailException, match="CheckpointMissing: .*no checkpoint"):
+        transform().execute(context_of("forming"))
+    assert not layout.model.exists()
+
+
+def test_checkpoint_that_was_not_saved_is_named(transform, layout, context_of):
+    for name in ("mnist_basegraph.meta", "mnist-10.index", "mnist-10.data-00000-of-00001"):
+        (layout.result / name).write_text("")
+    with pytest.raises(AirflowFailException, match=r"CheckpointMissing: .*20"):
+        transform(checkpoint="20").execute(context_of("forming"))
+
+
+def test_report_of_an_earlier_try_does_not_count(transform, layout, context_of):
+    # This try's process cannot even start: the old report must not be taken for its own.
+    layout.transform_report.write_text(json.dumps({"error": "old", "kind": "CheckpointMissing"}))
+    with pytest.raises(AirflowException) as caught:
+        transform(python="/bin/false").execute(context_of("forming"))
+    assert "old" not in str(caught.value)
+
+
+def test_on_kill_before_the_start_is_nothing(transform):
+    transform().on_kill()

@@ -1,0 +1,148 @@
+"""The last step, after the three before it: plain scripts, folders as stores, real ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow import cli
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.dag import dag_from
+from ddl_airflow.storage import FolderStore
+
+TRAIN = """
+    import os
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    data = open(os.environ["DATA_DIR"] + "/numbers.txt").read().split()
+    print("loss= 0." + data[int(rank)])
+    if rank == "0":
+        open(os.environ["CHECKPOINT_DIR"] + "/model-7", "w").write(data[0])
+"""
+EXPORT = """
+    import os
+    os.makedirs(os.environ["RESULT_DIR"] + "/model/variables")
+    open(os.environ["RESULT_DIR"] + "/model/saved_model.pb", "w").write("graph")
+    open(os.environ["RESULT_DIR"] + "/model/variables/v", "w").write("weights")
+"""
+MORE = "metrics:\n  - {name: loss, regex: 'loss= (\\S+)'}\n"
+
+
+@pytest.fixture
+def trained(tmp_path, workspace, context_of, write_manifest):
+    """The DAG, its context and its run's folder, with all but the last task done."""
+    command = "python train.py ; python export.py"
+    path = write_manifest(
+        tmp_path / "dags", "road", command, more=MORE, script=textwrap.dedent(TRAIN)
+    )
+    (path.parent / "export.py").write_text(textwrap.dedent(EXPORT))
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("25 75\n")
+    dag = dag_from(load_manifest(path), path)
+    context = context_of("road", try_number=2, epochs=3)
+    for name in ("stage_data", "train", "transform"):
+        dag.get_task(name).execute(context)
+    run_id = context["dag_run"].run_id
+    return dag, context, RunLayout(workspace, "road", training_id("road", run_id))
+
+
+def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_path, capsys):
+    dag, context, layout = trained
+    places = dag.get_task("upload_results").execute(context)
+    results = tmp_path / "dags" / "results"
+    training = results / layout.training_id
+    assert places == {
+        "training": training.as_uri(),
+        "model": training.as_uri() + "/model",
+        "lineage": training.as_uri() + "/lineage.json",
+    }
+    there = {o.key for o in FolderStore(training).list()}
+    assert {
+        "_SUCCESS",
+        "lineage.json",
+        "checkpoints/model-7",
+        "model/saved_model.pb",
+        "model/variables/v",
+        "logs/rank-0.log",
+        "logs/rank-1.log",
+    } <= there
+    assert "train.py" not in {key.rpartition("/")[2] for key in there}
+
+    record = json.loads((training / "lineage.json").read_text())
+    assert record["dataset"]["uri"] == (tmp_path / "dags" / "data").as_uri()
+    assert {"export.py", "train.py"} <= set(record["code"]["files"])
+    assert record["manifest"]["name"] == "road"
+    assert record["environment"]["world_size"] == 2
+    assert {"apache-airflow", "python"} <= set(record["environment"]["versions"])
+    assert record["result"]["metrics"] == {"loss": 0.25}
+    assert record["run"]["triggered_by"] == "a tester"
+    assert record["run"]["parameters"] == {"epochs": 3}
+    steps = ("stage_data", "train", "transform", "upload_results")
+    assert record["run"]["tries"] == dict.fromkeys(steps, 2)
+    published = {file["key"]: file for file in record["result"]["files"]}
+    assert set(published) == there - {"_SUCCESS", "lineage.json"}
+    assert published["model/variables/v"] == {
+        "key": "model/variables/v",
+        "size": 7,
+        "sha256": hashlib.sha256(b"weights").hexdigest(),
+    }
+    ((asset, event),) = [
+        (a, e) for a, e in context["outlet_events"].items() if "training_id" in e.extra
+    ]
+    assert asset.uri == results.as_uri() + "/road"
+    assert event.extra["model"] == places["model"]
+    assert event.extra["dataset"] == record["dataset"]["fingerprint"]
+
+    # What the command line says about it, before and after somebody changed a file.
+    capsys.readouterr()
+    for uri in (str(training), places["lineage"], places["model"], places["training"] + "/"):
+        assert cli.main(["lineage", uri]) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out) == record
+        assert f"{len(published)} files are as recorded" in printed.err
+    (training / "model" / "variables" / "v").write_text("WEIGHTS")
+    (training / "model" / "saved_model.pb").unlink()
+    assert cli.main(["lineage", str(training)]) == 1
+    said = capsys.readouterr().err
+    assert "model/variables/v is not the file that was published" in said
+    assert "model/saved_model.pb is gone" in said
+
+
+def test_nothing_is_published_without_a_model(trained, tmp_path):
+    dag, context, layout = trained
+    (layout.model / "saved_model.pb").unlink()
+    with pytest.raises(AirflowFailException, match="TransformError: there is no SavedModel"):
+        dag.get_task("upload_results").execute(context)
+    assert not (tmp_path / "dags" / "results").exists()
+
+
+def test_half_published_results_have_no_marker(trained, tmp_path):
+    dag, context, layout = trained
+    results = tmp_path / "dags" / "results"
+    results.mkdir()
+    # A file stands where a folder has to be: not all can be published.
+    (results / layout.training_id).mkdir()
+    (results / layout.training_id / "model").write_text("in the way")
+    with pytest.raises(AirflowException):
+        dag.get_task("upload_results").execute(context)
+    assert not (results / layout.training_id / "_SUCCESS").exists()
+
+
+def test_published_twice_is_the_same(trained):
+    dag, context, _ = trained
+    task = dag.get_task("upload_results")
+    assert task.execute(context) == task.execute(context)
+
+
+def test_data_and_results_beside_the_scripts_are_no_code(trained):
+    dag, context, _ = trained
+    before = dag.get_task("stage_data").execute(context)["code"]
+    dag.get_task("upload_results").execute(context)
+    record = context["outlet_events"][dag.get_task("upload_results").outlets[0]].extra
+    # The next run, with the same scripts: the results of this one are not among them.
+    again = dag.get_task("stage_data").execute(context)["code"]
+    assert again == before == record["code"]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+# Airflow's own import of Starlette's test client warns of the client's name.
+pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
+
+
+@pytest.fixture
+def read_progress():
+    from ddl_airflow.plugin.api import read_progress
+
+    return read_progress
+
+
+@pytest.fixture
+def get():
+    """get(path, token=) -> (status, text): asks the plugin's app where Airflow mounts it."""
+    import httpx
+    from fastapi import FastAPI
+
+    from ddl_airflow.plugin.plugin import DdlPlugin
+
+    site = FastAPI()
+    for one in DdlPlugin.fastapi_apps:
+        site.mount(one["url_prefix"], one["app"])
+
+    async def ask(path, headers):
+        transport = httpx.ASGITransport(app=site)
+        async with httpx.AsyncClient(transport=transport, base_url="http://unit") as client:
+            return await client.get(path, headers=headers)
+
+    def call(path, token=""):
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = asyncio.run(ask(path, headers))
+        return answer.status_code, answer.text
+
+    return call
+
+
+def line(step):
+    return json.dumps({"t": float(step), "source": "ops", "step": step, "note": "ü"}) + "\n"
+
+
+def test_nothing_yet(read_progress, tmp_path):
+    assert read_progress(tmp_path / "progress.jsonl", 0) == {"lines": [], "offset": 0}
+    assert read_progress(tmp_path / "progress.jsonl", 99) == {"lines": [], "offset": 0}
+
+
+def test_each_answer_goes_on_where_the_last_one_ended(read_progress, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(line(1) + line(2), "utf-8")
+    first = read_progress(path, 0)
+    assert [one["step"] for one in first["lines"]] == [1, 2]
+    assert first["offset"] == path.stat().st_size
+    assert read_progress(path, first["offset"]) == {"lines": [], "offset": first["offset"]}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line(3))
+    second = read_progress(path, first["offset"])
+    assert [one["step"] for one in second["lines"]] == [3]
+    assert second["offset"] == path.stat().st_size
+
+
+def test_a_line_that_is_still_being_written_waits(read_progress, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    whole, cut = line(1).encode(), line(2).encode()
+    for length in range(len(cut)):  # also within the two bytes of ü
+        path.write_bytes(whole + cut[:length])
+        assert read_progress(path, 0) == {
+            "lines": [json.loads(whole)],
+            "offset": len(whole),
+        }
+    path.write_bytes(whole + cut)
+    assert read_progress(path, len(whole))["lines"] == [json.loads(cut)]
+
+
+def test_a_long_file_comes_in_pieces(read_progress, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_text("".join(line(n) for n in range(30_000)), "utf-8")
+    assert path.stat().st_size > 1024 * 1024
+    steps, offset, answers = [], 0, 0
+    while True:
+        answer = read_progress(path, offset)
+        if not answer["lines"]:
+            break
+        steps += [one["step"] for one in answer["lines"]]
+        offset, answers = answer["offset"], answers + 1
+    assert steps == list(range(30_000))
+    assert answers == path.stat().st_size // (1024 * 1024) + 1
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity"])
+def test_answer_is_json_whatever_a_script_wrote(read_progress, tmp_path, value):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(f'{{"t": 1.0, "source": "script", "step": 1, "loss": {value}}}\n' + line(2))
+    answer = read_progress(path, 0)
+    assert [one["step"] for one in answer["lines"]] == [1, 2]
+    json.dumps(answer, allow_nan=False)  # as the web framework does
+
+
+def test_a_line_that_is_no_json_does_not_hide_the_others(read_progress, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(line(1) + "not json\n" + line(2), "utf-8")
+    assert [one["step"] for one in read_progress(path, 0)["lines"]] == [1, 2]
+
+
+def test_the_page_is_there(get):
+    status, text = get("/ddl/training?dag_id=a&run_id=b")
+    assert status == 200
+    assert "<html" in text.lower()
+
+
+@pytest.mark.parametrize(
+    "path", ["/ddl/progress/mnist/run", "/ddl/progress/mnist/a/b", "/ddl/progress/%2e%2e/x"]
+)
+def test_progress_is_refused_without_a_login(get, path):
+    status, text = get(path)
+    assert status in (401, 403), text
+    assert "lines" not in text
+
+
+def test_there_is_no_other_route(get):
+    for path in ("/ddl/docs", "/ddl/redoc", "/ddl/", "/ddl/progress"):
+        assert get(path)[0] == 404

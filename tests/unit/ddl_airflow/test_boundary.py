@@ -1,0 +1,147 @@
+"""How our errors end a task, seen through Airflow's own task runner."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.errors import AccessDenied, JobFailed, NoSpace, StagingError
+from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.operators.base import StepOperator
+from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.train import TrainOperator
+
+
+def caught(error):
+    with pytest.raises(Exception) as found, airflow_errors():
+        raise error
+    return found.value
+
+
+@pytest.mark.parametrize(
+    "error", [AccessDenied("s3://b: refused"), JobFailed("rank 1", retryable=False)]
+)
+def test_permanent_error_is_one_that_airflow_does_not_retry(error):
+    raised = caught(error)
+    assert type(raised) is AirflowFailException
+    assert str(raised).startswith(f"{type(error).__name__}: {error}")
+    assert "Not retried" in str(raised)
+    assert raised.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [NoSpace("disk full"), JobFailed("rank 1")])
+def test_retryable_error_is_one_that_airflow_retries(error):
+    raised = caught(error)
+    assert type(raised) is AirflowException
+    assert str(raised) == f"{type(error).__name__}: {error}"
+    assert raised.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
+def test_what_is_not_ours_passes_unchanged(error):
+    with pytest.raises(type(error)) as found, airflow_errors():
+        raise error
+    assert found.value is error
+
+
+def test_no_error_is_none():
+    with airflow_errors():
+        pass
+
+
+class Failing(StepOperator):
+    """A step that fails as it is told."""
+
+    def __init__(self, *, error, **kwargs):
+        super().__init__(**kwargs)
+        self.error = error
+
+    def run_step(self, layout, context):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "try_number", "state"),
+    [
+        (AccessDenied("refused"), 1, "failed"),
+        (StagingError("hiccup"), 1, "up_for_retry"),
+        (StagingError("hiccup"), 3, "failed"),
+        (StagingError("never", retryable=False), 1, "failed"),
+        (ValueError("a bug"), 1, "up_for_retry"),
+    ],
+)
+def test_state_of_the_task(run_task, workspace, error, try_number, state):
+    with DAG("boundary", schedule=None):
+        task = Failing(task_id="t", error=error, retries=2)
+    ended = run_task(task, try_number)
+    assert ended.state == state
+    assert str(error) in str(ended.error)
+
+
+def test_no_message_of_a_failing_task_holds_a_key(run_task, workspace, tmp_path):
+    (tmp_path / "train.py").write_text("1\n")
+    keys = ("AKIDBOUNDARYTEST", "boundarySecretOfTest")
+    with DAG("secrets", schedule=None):
+        task = StageDataOperator(
+            task_id="stage_data",
+            retries=2,
+            dataset=StoreReference(
+                "s3://some-bucket",
+                Connection(
+                    endpoint_url="ftp://127.0.0.1:9",
+                    access_key_id=keys[0],
+                    secret_access_key=keys[1],
+                ),
+            ),
+            code=tmp_path,
+            commands=["python train.py"],
+        )
+    ended = run_task(task)
+    assert ended.state == "failed"
+    assert "ConnectionInvalid" in str(ended.error)
+    assert not [key for key in keys if key in ended.shown()]
+    rendered = ended.message("SetRenderedFields").rendered_fields
+    assert rendered["dataset"]["uri"] == "s3://some-bucket"
+    assert rendered["dataset"]["secret_access_key"] == "***"
+    masked = {m.value for m in ended.sent if type(m).__name__ == "MaskSecret"}
+    assert masked >= set(keys)  # so that the supervisor keeps them out of the log
+
+
+def test_folder_is_staged_and_the_data_is_told_to_airflow(run_task, workspace, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("1\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"abc")
+    uri = (tmp_path / "data").as_uri()
+    with DAG("good", schedule=None):
+        task = StageDataOperator(
+            task_id="stage_data",
+            dataset=StoreReference(uri),
+            code=tmp_path / "code",
+            commands=["python train.py"],
+        )
+    ended = run_task(task)
+    assert (ended.state, ended.error) == ("success", None)
+    (event,) = ended.message("SucceedTask").outlet_events
+    assert event["dest_asset_key"]["uri"] == uri
+    assert event["extra"]["files"] == 1
+    assert event["extra"]["fingerprint"].startswith("sha256:")
+
+
+def test_settings_of_the_training_are_rendered_fields(run_task, workspace):
+    with DAG("shown", schedule=None):
+        task = TrainOperator(
+            task_id="train",
+            command="python train.py --run {{ run_id }}",
+            nodes=2,
+            slots=3,
+            launcher="fake",
+            metrics=[{"name": "loss", "regex": "l=(.*)"}],
+        )
+    fields = run_task(task).message("SetRenderedFields").rendered_fields
+    assert fields["command"].startswith("python train.py --run manual__2026")
+    assert (fields["nodes"], fields["slots"], fields["launcher"]) == (2, 3, "fake")
+    assert fields["metrics"] == [{"name": "loss", "regex": "l=(.*)"}]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow import __version__, cli
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def call(capsys):
+    """call(*words) -> (exit code, stdout, stderr)."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_good_manifest_is_said_to_be_good(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "My model", "python train.py ; python a.py")
+    expected = f"{path}: good: DAG My-model, 2 ranks, 2 command(s)\n"
+    assert call("validate", path) == (0, expected, "")
+
+
+def test_every_issue_of_every_broken_manifest_is_said(call, tmp_path, write_manifest):
+    good = write_manifest(tmp_path / "a", "good")
+    bad = write_manifest(tmp_path / "b", "bad", more="shedule: '@daily'\nretries: {attempts: 0}\n")
+    gone = tmp_path / "gone.yml"
+    code, out, err = call("validate", bad, good, gone)
+    assert code == 1
+    assert out.startswith(f"{good}: good")
+    lines = bad.read_text().splitlines()
+    first = lines.index("shedule: '@daily'") + 1
+    assert f"{bad}:{first}: shedule: unknown field. Did you mean schedule?" in err
+    assert f"{bad}:{first + 1}: retries.attempts: is 0, wanted at least 1" in err
+    assert f"{gone}: cannot be read" in err
+
+
+def test_warning_is_said_and_is_no_error(call, tmp_path, literal_keys):
+    text, keys = literal_keys
+    path = tmp_path / "m.yml"
+    path.write_text(text)
+    code, out, err = call("validate", path)
+    assert code == 0
+    assert re.search(rf"warning: {path}:\d+: .*a key is written out", err)
+    assert not [key for key in keys if key in out + err]
+
+
+def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
+    text, keys = literal_keys
+    path = tmp_path / "m.yml"
+    path.write_text(text)
+    code, out, err = call("plan", path)
+    assert (code, err) == (0, "")
+    assert not [key for key in keys if key in out]
+    steps = json.loads(out)
+    assert steps["stage_data"]["dataset"] == {
+        "uri": "s3://some-data",
+        "endpoint_url": "http://127.0.0.1:9",
+        "access_key_id": "***",
+        "secret_access_key": "***",
+    }
+    assert steps["train"]["command"] == "python train.py"
+
+
+@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras"])
+def test_plans_of_the_examples(call, golden, example):
+    code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
+    assert code == 0
+    golden(f"plan_{example}.json", out.replace(str(ROOT), "<repository>"))
+
+
+def test_plan_of_a_broken_manifest_says_what_is_wrong(call, tmp_path):
+    (tmp_path / "m.yml").write_text("model_definition: [\n")
+    code, out, err = call("plan", tmp_path / "m.yml")
+    assert (code, out) == (1, "")
+    assert "m.yml:2" in err
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty"])
+def test_lineage_of_what_is_not_there_says_so(call, tmp_path, kind):
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("lineage", tmp_path / kind)
+    assert (code, out) == (1, "")
+    assert err.startswith("ddl-airflow: ") and str(tmp_path / kind) in err
+
+
+def test_lineage_checks_the_files_of_a_folder(call, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "saved_model.pb").write_bytes(b"graph")
+    digest = "8e4d54dbc6b1e3d6ec7cef6a7a4b0c46ee0bd1aa17ed1bd9e1f6b0a6d1ee1f00"
+    file = {"key": "model/saved_model.pb", "size": 5, "sha256": digest}
+    (tmp_path / "lineage.json").write_text(json.dumps({"result": {"files": [file]}}))
+    code, out, err = call("lineage", tmp_path)
+    assert code == 1
+    assert json.loads(out)["result"]["files"] == [file]
+    assert "model/saved_model.pb is not the file that was published" in err
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])
+def test_wrong_call_is_2(words):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+
+
+def test_demo_without_its_folder_is_2(call, tmp_path):
+    code, _, err = call("demo", "--dags", tmp_path / "nowhere")
+    assert code == 2
+    assert "is no folder" in err
+
+
+def test_command_starts_without_airflow_and_tensorflow(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "small")
+    code = (
+        "import sys; from ddl_airflow.cli import main; code = main(sys.argv[1:]);"
+        "print([m for m in ('airflow', 'tensorflow', 'boto3') if m in sys.modules]);"
+        "sys.exit(code)"
+    )
+    argv = [sys.executable, "-c", code, "validate", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"{__version__}\n"

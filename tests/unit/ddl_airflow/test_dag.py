@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from airflow.exceptions import SerializationError
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.dag import BrokenManifest, dag_from, dags_from, manifests_in
+
+ROOT = Path(__file__).parents[3]
+STEPS = ["stage_data", "train", "transform", "upload_results"]
+
+
+def broken_in(dags: dict[str, DAG]) -> dict[str, BrokenManifest]:
+    """The stand-ins, by the file that Airflow will name."""
+    return {d.relative_fileloc: d for d in dags.values() if isinstance(d, BrokenManifest)}
+
+
+def good_in(dags: dict[str, DAG]) -> list[str]:
+    return sorted(name for name, dag in dags.items() if not isinstance(dag, BrokenManifest))
+
+
+def said_by(dag: BrokenManifest) -> str:
+    """What Airflow hears when it serialises the stand-in; its own error wraps ours."""
+    with pytest.raises(SerializationError) as caught:
+        DagSerialization.to_dict(dag)
+    assert isinstance(caught.value.__cause__, ManifestError)
+    return str(caught.value.__cause__)
+
+
+# --- the DAG of one manifest ----------------------------------------------------------------
+
+
+def shape(dag: DAG) -> dict:
+    """What a person sees of a DAG: its tasks, their order, settings and retries."""
+    return {
+        "dag_id": dag.dag_id,
+        "description": dag.description,
+        "tags": sorted(dag.tags),
+        "schedule": dag.schedule,
+        "max_active_runs": dag.max_active_runs,
+        "catchup": dag.catchup,
+        "tasks": [
+            {
+                "task_id": task.task_id,
+                "shown_as": task.task_display_name,
+                "operator": type(task).__name__,
+                "downstream": sorted(task.downstream_task_ids),
+                "retries": task.retries,
+                "retry_delay_s": task.retry_delay.total_seconds(),
+                "fields": {name: getattr(task, name) for name in task.template_fields},
+                "outlets": [asset.uri for asset in task.outlets],
+            }
+            for task in dag.topological_sort()
+        ],
+    }
+
+
+@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras"])
+def test_shape_of_the_examples(golden, example):
+    path = ROOT / "dags" / example / "manifest.yml"
+    text = json.dumps(shape(dag_from(load_manifest(path), path)), indent=2, sort_keys=True)
+    golden(f"dag_{example}.json", text.replace(str(ROOT), "<repository>") + "\n")
+
+
+def dag_of(tmp_path: Path, write_manifest, more: str = "", **fields: str) -> DAG:
+    path = write_manifest(tmp_path, more=more, **fields)
+    return dag_from(load_manifest(path), path, path.read_text())
+
+
+def test_steps_run_one_after_another(tmp_path, write_manifest):
+    dag = dag_of(tmp_path, write_manifest, "schedule: '0 3 * * 0'\n", name="My model (v2)")
+    assert dag.dag_id == "My-model-v2"
+    assert [task.task_id for task in dag.topological_sort()] == STEPS
+    for step, after in zip(STEPS, [*STEPS[1:], None], strict=True):
+        assert dag.get_task(step).downstream_task_ids == ({after} if after else set())
+    assert dag.schedule == "0 3 * * 0"
+    DagSerialization.to_dict(dag)
+
+
+def test_all_commands_are_checked_and_each_goes_to_its_step(tmp_path, write_manifest):
+    dag = dag_of(tmp_path, write_manifest, command="python train.py ; python a.py ; python b.py")
+    assert dag.get_task("stage_data").commands == [
+        "python train.py",
+        "python a.py",
+        "python b.py",
+    ]
+    assert dag.get_task("train").command == "python train.py"
+    assert dag.get_task("transform").commands == ["python a.py", "python b.py"]
+
+
+@pytest.mark.parametrize(
+    ("retries", "count", "delay", "factor"),
+    [
+        ("", 2, timedelta(seconds=30), 2.0),
+        ("retries: {attempts: 1}\n", 0, timedelta(seconds=30), 2.0),
+        ("retries: {attempts: 5, delay: 2m, backoff: fixed}\n", 4, timedelta(minutes=2), 0),
+    ],
+)
+def test_attempts_are_tries_in_all(tmp_path, write_manifest, retries, count, delay, factor):
+    for task in dag_of(tmp_path, write_manifest, retries).tasks:
+        assert (task.retries, task.retry_delay) == (count, delay)
+        assert task.retry_exponential_backoff == factor
+
+
+def test_a_long_delay_is_not_cut_short(tmp_path, write_manifest):
+    dag = dag_of(tmp_path, write_manifest, "retries: {delay: 2h, backoff: exponential}\n")
+    for task in dag.tasks:
+        assert task.max_retry_delay >= task.retry_delay
+
+
+def test_literal_keys_appear_nowhere(tmp_path, literal_keys):
+    text, keys = literal_keys
+    path = tmp_path / "manifest.yml"
+    path.write_text(text)
+    with pytest.warns(UserWarning, match="a key is written out") as warned:
+        dags = dags_from(tmp_path)
+    dag = dags["literal"]
+    fields = [getattr(task, name) for task in dag.tasks for name in task.template_fields]
+    places = {
+        "serialised": json.dumps(DagSerialization.to_dict(dag)),
+        "doc_md": dag.doc_md,
+        "fields": repr(fields),
+        "repr": repr([dag, *dag.tasks, vars(dag), *map(vars, dag.tasks)]),
+        "warnings": " ".join(str(one.message) for one in warned),
+    }
+    for where, shown in places.items():
+        assert not [key for key in keys if key in shown], where
+    assert "some-data" in places["serialised"] and "some-data" in places["doc_md"]
+    assert "access_key_id: '***'" in places["doc_md"]
+    assert "⚠ manifest.yml:" in places["doc_md"]
+
+
+# --- a folder of manifests ------------------------------------------------------------------
+
+
+def test_good_and_broken_lie_beside_each_other(tmp_path, write_manifest):
+    write_manifest(tmp_path / "one", "first")
+    write_manifest(tmp_path / "deep" / "two", "second")
+    broken = write_manifest(tmp_path / "bad", "third")
+    broken.write_text(broken.read_text().replace("command:", "comand:"))
+    line = broken.read_text()[: broken.read_text().index("comand")].count("\n") + 1
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["first", "second"]
+    ((file, stand_in),) = broken_in(dags).items()
+    assert file == "bad/manifest.yml"
+    said = said_by(stand_in)
+    assert f"bad/manifest.yml:{line}: model_definition.execution.comand: unknown field" in said
+    assert "command: is missing" in said
+    for name in ("first", "second"):
+        DagSerialization.to_dict(dags[name])
+
+
+def test_stand_in_keeps_its_file_whatever_airflow_sets(tmp_path):
+    (tmp_path / "manifest.yml").write_text("model_definition: [\n")
+    ((_, stand_in),) = broken_in(dags_from(tmp_path)).items()
+    stand_in.relative_fileloc = "load_manifests.py"
+    stand_in.fileloc = "/dags/load_manifests.py"
+    assert stand_in.relative_fileloc == "manifest.yml"
+    assert "manifest.yml:2" in said_by(stand_in)
+    assert said_by(stand_in) == said_by(stand_in)  # again at each parse
+
+
+def test_one_dag_id_in_two_files_breaks_both_and_names_the_other(tmp_path, write_manifest):
+    write_manifest(tmp_path / "a", "same name")
+    write_manifest(tmp_path / "b", "same-name")
+    write_manifest(tmp_path / "c", "another")
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["another"]
+    stand_ins = broken_in(dags)
+    assert sorted(stand_ins) == ["a/manifest.yml", "b/manifest.yml"]
+    assert "a/manifest.yml:2: model_definition.name" in said_by(stand_ins["a/manifest.yml"])
+    assert "also claimed by b/manifest.yml" in said_by(stand_ins["a/manifest.yml"])
+    assert "also claimed by a/manifest.yml" in said_by(stand_ins["b/manifest.yml"])
+
+
+def test_yaml_of_others_and_hidden_files_are_left_alone(tmp_path, write_manifest):
+    write_manifest(tmp_path / "one", "first")
+    (tmp_path / "docker-compose.yml").write_text("services: {db: {image: x}}\n")
+    (tmp_path / "broken.yml").write_text("a: [\n")
+    (tmp_path / "latin.yaml").write_bytes("name: Müller\n".encode("latin-1"))
+    (tmp_path / "manifest.txt").write_text("model_definition: [\n")
+    write_manifest(tmp_path / ".hidden", "hidden")
+    write_manifest(tmp_path / "__pycache__", "cached")
+    (tmp_path / ".manifest.yml").write_text("model_definition: [\n")
+    (tmp_path / "dangling.yml").symlink_to(tmp_path / "nowhere")
+    dags = dags_from(tmp_path)
+    assert sorted(dags) == ["first"]
+    assert [path.parent.name for path, _ in manifests_in(tmp_path)] == ["one"]
+
+
+def test_a_manifest_may_have_another_file_name(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "renamed")
+    path.rename(tmp_path / "weekly training.yaml")
+    assert good_in(dags_from(tmp_path)) == ["renamed"]
+
+
+def test_manifest_that_is_not_utf8_is_broken_with_its_line(tmp_path, write_manifest):
+    path = write_manifest(tmp_path / "bad", "Muller")
+    path.write_bytes(path.read_bytes().replace(b"Muller", "Müller".encode("latin-1")))
+    write_manifest(tmp_path / "good", "first")
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["first"]
+    assert "bad/manifest.yml:2: is not UTF-8" in said_by(broken_in(dags)["bad/manifest.yml"])
+
+
+def test_manifest_with_a_byte_order_mark_is_good(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "marked")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["marked"]
+    assert "name: marked" in dags["marked"].doc_md
+
+
+def test_a_file_far_too_large_is_broken_and_not_read_whole(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "large")
+    with path.open("a") as file:
+        file.write("# " + "x" * (2 * 1024 * 1024))
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == []
+    assert "larger than" in said_by(broken_in(dags)["manifest.yml"])
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others_alive(tmp_path, write_manifest):
+    write_manifest(tmp_path / "good", "first")
+    (tmp_path / "bad").mkdir()
+    # Opens, and fails to be read: also for root, whom no permission stops.
+    (tmp_path / "bad" / "manifest.yml").symlink_to("/proc/self/mem")
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["first"]
+    assert "bad/manifest.yml: cannot be read" in said_by(broken_in(dags)["bad/manifest.yml"])
+
+
+def test_manifests_behind_links_count_once(tmp_path, write_manifest):
+    elsewhere = tmp_path / "elsewhere"
+    write_manifest(elsewhere, "linked")
+    folder = tmp_path / "dags"
+    write_manifest(folder / "one", "first")
+    (folder / "shared").symlink_to(elsewhere)
+    dags = dags_from(folder)
+    assert sorted(dags) == ["first", "linked"]
+
+
+def test_a_link_to_a_folder_above_is_followed_once(tmp_path, write_manifest):
+    write_manifest(tmp_path / "one", "first")
+    (tmp_path / "one" / "up").symlink_to(tmp_path)
+    assert sorted(dags_from(tmp_path)) == ["first"]
+
+
+def test_whatever_a_manifest_says_nothing_is_raised(tmp_path, write_manifest, literal_keys):
+    write_manifest(tmp_path / "good", "first")
+    text, _ = literal_keys
+    odd = text.replace("{bucket: some-models}", "{bucket: some-models, prefix: " + "p" * 1600 + "}")
+    assert odd != text
+    (tmp_path / "odd.manifest.yml").write_text(
+        odd.replace("AKIDLITERALKEYOFTEST", "${A}").replace("literalSecretOfTest77", "${B}")
+    )
+    dags = dags_from(tmp_path)
+    assert "first" in dags
+    assert len(dags) == 2
+
+
+def test_empty_folder_has_no_dags(tmp_path):
+    assert dags_from(tmp_path) == {}
+
+
+# --- a task's process -----------------------------------------------------------------------
+
+
+def test_a_tasks_process_builds_its_dag_alone(tmp_path, write_manifest, monkeypatch):
+    for name in ("first", "second"):
+        write_manifest(tmp_path / name, name)
+    (tmp_path / "manifest.yml").write_text("model_definition: [\n")
+    for name in ("twice-a", "twice-b"):
+        write_manifest(tmp_path / name, "twice")
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "second")
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", "train")
+    assert sorted(dags_from(tmp_path)) == ["second"]
+
+
+# --- parsing is light -----------------------------------------------------------------------
+
+
+def test_parsing_imports_no_tensorflow_starts_no_process_and_asks_nobody(tmp_path):
+    """The example folder, in a process of its own where the network and processes are forbidden."""
+    folder = tmp_path / "dags"
+    shutil.copytree(ROOT / "dags", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    code = """
+import runpy, sys
+import ddl_airflow.dag
+
+def forbid(event, args):
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "socket.connect",
+                 "socket.getaddrinfo"):
+        raise RuntimeError(f"{event} while a manifest is parsed: {args}")
+
+sys.addaudithook(forbid)
+found = runpy.run_path(sys.argv[1])
+print(sorted(name for name, value in found.items() if type(value).__name__ == "DAG"))
+print([m for m in ("tensorflow", "keras", "mpi4py", "ddl_ops", "moto") if m in sys.modules])
+"""
+    argv = [sys.executable, "-c", code, str(folder / "load_manifests.py")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['mnist-keras', 'mnist-tf1']", "[]"]

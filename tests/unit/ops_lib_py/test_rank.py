@@ -1,0 +1,395 @@
+"""The rank shim, as a process of its own; mpirun itself is in the launchers' tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from ddl_ops import rank as shim
+from ddl_ops.environment import Placement
+from ddl_ops.rank import MetricReader, child_environment, command_argv
+
+LONG_S = 20.0
+
+
+def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
+    """What mpirun and the launcher give a rank."""
+    kept = {n: os.environ[n] for n in ("PATH", "HOME", "LANG") if n in os.environ}
+    return kept | {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+        "DDL_RECORD_DIR": str(folder),
+        "LOG_DIR": str(folder),
+        **more,
+    }
+
+
+class Shim:
+    """One started shim, its script, and what it leaves."""
+
+    def __init__(self, folder: Path, command: list[str], env: dict[str, str]) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ddl_ops.rank", *command],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> Shim:
+        self.output, self.errors = self.process.communicate(timeout=LONG_S)
+        return self
+
+    @property
+    def code(self) -> int:
+        return self.process.returncode
+
+    def record(self, rank: int = 0) -> dict:
+        return json.loads((self.folder / f"rank-{rank}.json").read_text("utf-8"))
+
+    def log(self, rank: int = 0) -> str:
+        return (self.folder / f"rank-{rank}.log").read_text("utf-8")
+
+    def wait_for(self, name: str) -> str:
+        path, deadline = self.folder / name, time.monotonic() + LONG_S
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.02)
+        return path.read_text()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(script, command=, rank=, size=, **environment) -> Shim."""
+    started: list[Shim] = []
+
+    def make(
+        script: str = "", *, command: str = "python main.py", rank: int = 0, size: int = 1, **more
+    ) -> Shim:
+        (tmp_path / "main.py").write_text(textwrap.dedent(script))
+        env = environment(tmp_path, rank, size, **more)
+        started.append(Shim(tmp_path, ["--command", command], env))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+# --- commands -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "argv"),
+    [
+        ("python train.py --epochs 3", ["python", "train.py", "--epochs", "3"]),
+        ("python 'my train.py' \"a b\"", ["python", "my train.py", "a b"]),
+        ("python t.py $DATA_DIR", ["/bin/sh", "-c", "exec python t.py $DATA_DIR"]),
+        ("python t.py *.npy", ["/bin/sh", "-c", "exec python t.py *.npy"]),
+        ("LR=0.1 python t.py", ["/bin/sh", "-c", "exec env LR=0.1 python t.py"]),
+        ("cd a && python t.py", ["/bin/sh", "-c", "cd a && python t.py"]),
+        ("python t.py > out", ["/bin/sh", "-c", "python t.py > out"]),
+        ("python t.py --lr=0.1", ["python", "t.py", "--lr=0.1"]),
+    ],
+)
+def test_a_shell_is_asked_only_where_it_must_be(command, argv):
+    assert command_argv(command) == argv
+
+
+def test_assignment_and_expansion_reach_the_script(start):
+    script = "import os, sys; print(os.environ['LR'], sys.argv[1:], os.getppid())"
+    one = start(script, command='LR=0.1 python main.py "$NAME" $NAME', NAME="a b").end()
+    assert one.log() == f"0.1 ['a b', 'a', 'b'] {one.process.pid}\n"  # no shell in between
+
+
+def test_words_after_two_dashes_are_one_argv(tmp_path):
+    words = [sys.executable, "-c", "import sys; print(sys.argv[1:])", "a b", "$HOME;"]
+    env = environment(tmp_path)
+    del env["DDL_RECORD_DIR"]
+    one = Shim(tmp_path, ["--", *words], env).end()
+    # Without a record folder nothing is written and the output goes on.
+    assert one.output == "['a b', '$HOME;']\n"
+    assert one.code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--command", ""], ["--command", "a", "--", "b"]])
+def test_one_command_has_to_be_given(tmp_path, words):
+    one = Shim(tmp_path, words, environment(tmp_path)).end()
+    assert one.code == 2
+    assert "--command" in one.errors
+
+
+# --- what the script finds ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "slots", "learner"), [(0, 2, "1"), (1, 2, "1"), (2, 2, "2"), (5, 2, "3"), (3, 1, "4")]
+)
+def test_learner_id_is_the_node_from_one(rank, slots, learner):
+    placement = Placement(rank, 6, rank, 6, launched=True)
+    assert child_environment({"DDL_SLOTS": str(slots)}, placement)["LEARNER_ID"] == learner
+
+
+def test_ranks_of_a_host_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    shared = child_environment({}, Placement(0, 3, 0, 3, launched=True))
+    assert (shared["OMP_NUM_THREADS"], shared["TF_NUM_INTRAOP_THREADS"]) == ("2", "2")
+    crowded = child_environment({}, Placement(0, 20, 0, 20, launched=True))
+    assert crowded["OMP_NUM_THREADS"] == "1"
+    own = child_environment({"OMP_NUM_THREADS": "5"}, Placement(0, 3, 0, 3, launched=True))
+    assert own["OMP_NUM_THREADS"] == "5"
+
+
+def test_python_means_the_python_of_the_shim_and_the_callers_path_stays():
+    env = child_environment(
+        {"PATH": "/a:/b", "PYTHONPATH": "/mine"}, Placement(0, 1, 0, 1, launched=True)
+    )
+    assert env["PATH"].split(":") == [str(Path(sys.executable).parent), "/a", "/b"]
+    startup, mine = env["PYTHONPATH"].split(":")
+    assert Path(startup, "sitecustomize.py").is_file()
+    assert mine == "/mine"
+
+
+def test_a_sitecustomize_of_the_site_still_runs(start, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import builtins\nbuiltins.ran = __file__\n")
+    one = start("import builtins; print(builtins.ran)", PYTHONPATH=str(site)).end()
+    assert one.log() == f"{site / 'sitecustomize.py'}\n"
+
+
+# --- output and metrics ---------------------------------------------------------------------
+
+
+def test_output_of_both_kinds_is_kept_in_order_and_appended(start, tmp_path):
+    (tmp_path / "rank-2.log").write_text("of the try before\n")
+    script = "import sys; print('out', flush=True); print('err ü', file=sys.stderr)"
+    one = start(script, rank=2, size=3, LANG="C.UTF-8").end()
+    assert one.log(2) == "of the try before\nout\nerr ü\n"
+    assert (one.output, one.errors) == ("", "")
+
+
+def test_output_is_there_while_the_script_runs(start, tmp_path):
+    one = start("import time; print('up'); time.sleep(60)")
+    assert one.wait_for("rank-0.log") == "up\n"
+
+
+def test_metric_reader_takes_lines_however_they_come_apart():
+    reader = MetricReader([{"name": "loss", "regex": "Löss= ([0-9.]+)"}])
+    text = "Löss= 0.25 more\nnothing\rLöss= 0.5\r\nLöss= 0.7".encode()
+    found = []
+    for index in range(len(text)):
+        found += reader.feed(text[index : index + 1])
+    assert found == [{"loss": 0.25}, {"loss": 0.5}]
+
+
+def test_metric_reader_leaves_out_what_is_no_number():
+    reader = MetricReader(
+        [{"name": "loss", "regex": r"loss=(\S+)"}, {"name": "acc", "regex": r"acc=(\S+)?"}]
+    )
+    assert reader.feed(b"loss=high acc=0.5\nacc=\nloss=1e-3\n") == [{"acc": 0.5}, {"loss": 0.001}]
+
+
+def metrics_of(one: Shim) -> list[dict]:
+    assert (one.end().code, one.errors) == (0, "")
+    path = one.folder / "progress.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [
+        {n: v for n, v in json.loads(line).items() if n not in ("t", "source")} for line in lines
+    ]
+
+
+def with_metrics(folder: Path, *pairs: tuple[str, str]) -> dict[str, str]:
+    definitions = [{"name": name, "regex": regex} for name, regex in pairs]
+    return {"DDL_METRICS": json.dumps(definitions), "DDL_PROGRESS": str(folder / "progress.jsonl")}
+
+
+def test_metrics_come_from_the_output(start, tmp_path):
+    env = with_metrics(tmp_path, ("step", r"step (\d+)"), ("loss", r"loss= (\S+)"))
+    script = "print('step 10 loss= 0.5'); print('hm'); print('step 20 loss= nan')"
+    expected = [{"step": 10, "loss": 0.5}, {"step": 20, "loss": None}]
+    assert metrics_of(start(script, **env)) == expected
+
+
+def test_metric_in_a_last_line_without_an_end_counts(start, tmp_path):
+    script = "import sys; sys.stdout.write('accuracy= 0.75')"
+    env = with_metrics(tmp_path, ("accuracy", r"accuracy= (\S+)"))
+    assert metrics_of(start(script, **env)) == [{"accuracy": 0.75}]
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
+def test_a_count_that_is_no_number_does_not_end_the_training(start, tmp_path, word):
+    script = f"print('epoch {word} loss= 0.5'); print('done')"
+    env = with_metrics(tmp_path, ("epoch", r"epoch (\S+)"), ("loss", r"loss= (\S+)"))
+    one = start(script, **env)
+    assert [line.get("loss") for line in metrics_of(one)] == [0.5]
+    assert one.record()["exit_code"] == 0
+
+
+# --- ends -----------------------------------------------------------------------------------
+
+
+def test_record_says_who_where_and_how_long(start):
+    before = time.time()
+    one = start("import sys; sys.exit(7)", rank=3, size=4).end()
+    record = one.record(3)
+    assert one.code == record["exit_code"] == 7
+    assert (record["rank"], record["host"]) == (3, os.uname().nodename)
+    assert before <= record["started"] <= record["ended"] <= time.time()
+    assert "exception" not in record and "asked_to_end" not in record
+    assert "versions" not in record  # rank 0's are everybody's
+
+
+def test_rank_0_records_the_versions_the_model_depends_on(start):
+    versions = start("").end().record()["versions"]
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"numpy", "keras"} <= set(versions)
+
+
+def test_record_is_there_before_the_end(start):
+    one = start("import time; time.sleep(60)")
+    record = json.loads(one.wait_for("rank-0.json"))
+    assert record["pid"] == one.process.pid
+    assert "ended" not in record and "exit_code" not in record
+
+
+def test_exception_is_recorded_with_its_place(start, tmp_path):
+    script = """
+        class Odd(ValueError):
+            pass
+        def inner():
+            raise Odd("pixel 17 ü")
+        inner()
+    """
+    one = start(script).end()
+    said = one.record()["exception"]
+    assert (said["type"], said["message"], said["line"]) == ("Odd", "pixel 17 ü", 5)
+    assert said["file"] == str(tmp_path / "main.py")
+    assert said["bases"][:2] == ["ValueError", "Exception"]
+    assert "Traceback" in one.log()
+    assert one.code == 1
+
+
+def test_syntax_error_has_its_line(start, tmp_path):
+    said = start("x = 1\ny = (\n").end().record()["exception"]
+    assert (said["type"], said["line"]) == ("SyntaxError", 2)
+    assert said["file"].endswith("main.py")
+
+
+def test_exit_on_purpose_is_no_exception(start):
+    one = start("import sys; sys.exit('no data')").end()
+    assert "exception" not in one.record()
+    assert (one.code, one.log()) == (1, "no data\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_is_128_and_its_number(start, number):
+    one = start(f"import os; os.kill(os.getpid(), {int(number)})").end()
+    assert one.code == one.record()["exit_code"] == 128 + number
+    assert "asked_to_end" not in one.record()
+
+
+@pytest.mark.parametrize("command", ["no-such-program a", "no-such-program $HOME"])
+def test_command_not_found_is_127(start, command):
+    one = start(command=command).end()
+    assert one.code == one.record()["exit_code"] == 127
+    log = one.folder / "rank-0.log"
+    assert "no-such-program" in one.errors + (log.read_text() if log.exists() else "")
+
+
+def test_program_that_may_not_be_run_is_126(start):
+    one = start(command="./main.py").end()
+    assert one.code == one.record()["exit_code"] == 126
+    assert "./main.py" in one.record()["reason"]
+
+
+def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
+    script = """
+        import signal, sys, time
+        def told(*_):
+            time.sleep(0.3)
+            print("saved")
+            sys.exit(4)
+        signal.signal(signal.SIGTERM, told)
+        open("up", "w").write("up")
+        time.sleep(60)
+    """
+    one = start(script)
+    one.wait_for("up")
+    one.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + LONG_S
+    while "asked_to_end" not in (record := one.record()):
+        assert time.monotonic() < deadline
+    assert "ended" not in record
+    one.end()
+    assert (one.code, one.log()) == (4, "saved\n")
+    assert one.record()["asked_to_end"] < one.record()["ended"]
+
+
+def test_sigkill_of_the_shim_takes_the_script_along(start):
+    one = start("import os, time; open('up', 'w').write(str(os.getpid())); time.sleep(60)")
+    pid = int(one.wait_for("up"))
+    one.process.kill()
+    one.end()
+    deadline = time.monotonic() + LONG_S
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_full_disk_under_the_log_ends_the_script_and_is_named(tmp_path):
+    (tmp_path / "main.py").write_text(
+        "import time\nfor _ in range(100):\n    print('x' * 10_000)\ntime.sleep(60)\n"
+    )
+    # The kernel refuses files over 100 kB: a full disk, without root and without filling one.
+    limited = ["-c", 'ulimit -f 200; exec "$@"', "sh", sys.executable, "-m", "ddl_ops.rank"]
+    began = time.monotonic()
+    done = subprocess.run(
+        ["/bin/sh", *limited, "--command", "python main.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert time.monotonic() - began < 10
+    assert done.returncode != 0
+    record = json.loads((tmp_path / "rank-0.json").read_text())
+    assert record["exit_code"] != 0
+    assert str(tmp_path / "rank-0.log") in record["reason"]
+    assert "too large" in record["reason"]
+
+
+def test_shim_and_startup_import_nothing_but_the_standard_library():
+    startup = Path(shim.__file__).parent / "startup"
+    code = (
+        "import sys, ddl_ops.rank, sitecustomize;"
+        "print(sitecustomize.__file__);"
+        "print(sorted({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(startup)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    place, modules = done.stdout.splitlines()
+    assert Path(place).parent == startup
+    foreign = {"tensorflow", "keras", "numpy", "mpi4py", "airflow", "ddl_airflow", "ddl"}
+    assert not foreign & set(eval(modules))
