@@ -17,7 +17,12 @@ from typing import Any
 
 from airflow.sdk import DAG, get_parsing_context
 
-from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
+from ddl_airflow.core.errors import (
+    ManifestError,
+    ManifestInvalid,
+    ManifestIssue,
+    ManifestSyntaxError,
+)
 from ddl_airflow.core.manifest import (
     Manifest,
     load_manifest_text,
@@ -54,9 +59,9 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
         doc_md=_documentation(manifest, path, text),
         default_args={
             "retries": retries.attempts - 1,
-            "retry_delay": timedelta(seconds=retries.delay_s),
+            "retry_delay": retries.delay,
             "retry_exponential_backoff": 2.0 if retries.backoff == "exponential" else 0,
-            "max_retry_delay": timedelta(hours=1),
+            "max_retry_delay": max(timedelta(hours=1), retries.delay),
         },
     ) as dag:
         _tasks(steps)
@@ -70,6 +75,8 @@ def _tasks(steps: Plan) -> None:
         task_display_name="stage-data",
         dataset=steps.stage_data.dataset,
         code=steps.stage_data.code,
+        not_code=steps.stage_data.not_code,
+        python=train.python,
         commands=[train.command, *transform.commands],
     )
     trained = TrainOperator(
@@ -144,16 +151,30 @@ class BrokenManifest(DAG):
         """A broken manifest has no tags."""
 
 
-def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Every manifest below the folder, with its bytes; other YAML files are left alone."""
+def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
+    """Every manifest below the folder, with its bytes or why they cannot be read.
+
+    Other YAML files are left alone. A folder that several links lead to is searched once.
+    """
+    seen: set[Path] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
+        real = Path(parent).resolve()
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__")))
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         for name in sorted(files):
             path = Path(parent, name)
-            if path.suffix not in (".yml", ".yaml") or name.startswith(".") or not path.exists():
+            if path.suffix not in (".yml", ".yaml") or name.startswith(".") or not path.is_file():
                 continue
-            with path.open("rb") as file:
-                content = file.read(_LARGEST_MANIFEST + 1)
+            try:
+                with path.open("rb") as file:
+                    content = file.read(_LARGEST_MANIFEST + 1)
+            except OSError as error:
+                if looks_like_manifest(name, ""):
+                    yield path, error
+                continue
             if looks_like_manifest(name, content.decode("utf-8", "replace")):
                 yield path, content
 
@@ -176,6 +197,9 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     broken: list[ManifestError] = []
     for path, content in manifests_in(folder):
         source = path.relative_to(folder).as_posix()
+        if isinstance(content, OSError):
+            broken.append(_unreadable(source, content))
+            continue
         try:
             manifest = load_manifest_text(content, source)
         except ManifestError as error:
@@ -191,7 +215,10 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         (claim,) = claims
         for issue in claim.manifest.warnings:
             warnings.warn(issue.render(claim.source), stacklevel=1)
-        dags[dag_id] = dag_from(claim.manifest, claim.path, claim.text)
+        try:
+            dags[dag_id] = dag_from(claim.manifest, claim.path, claim.text)
+        except Exception as error:  # the boundary: one manifest must not take the others along
+            broken.append(_refused(claim, error))
     if wanted is None:
         dags |= {dag.dag_id: dag for dag in map(BrokenManifest, broken)}
     return dags
@@ -203,6 +230,20 @@ class _Loaded:
     source: str
     text: str
     manifest: Manifest
+
+
+def _unreadable(source: str, error: OSError) -> ManifestError:
+    issue = ManifestIssue(0, "", f"cannot be read: {error.strerror}", "Correct its permissions")
+    return ManifestSyntaxError(source, [issue])
+
+
+def _refused(claim: _Loaded, error: Exception) -> ManifestError:
+    """For what our rules let pass and Airflow does not; the rules should have known."""
+    message = f"Airflow cannot make a DAG of it: {type(error).__name__}: {error}"
+    issue = ManifestIssue(0, "", message, "Change the value that it names, and report this")
+    refused = ManifestInvalid(claim.source, [issue])
+    refused.__cause__ = error
+    return refused
 
 
 def _claimed_twice(claim: _Loaded, claims: list[_Loaded]) -> ManifestError:

@@ -43,10 +43,17 @@ class StoreReference:
 
 @dataclass(frozen=True)
 class StageDataStep:
-    """Bring the data and the code to where ranks find them."""
+    """Bring the data and the code to where ranks find them.
+
+    Attributes:
+        dataset: the training data.
+        code: folder of the scripts.
+        not_code: folders that may lie in it and are no scripts: data and results of type fs.
+    """
 
     dataset: StoreReference
     code: Path
+    not_code: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -100,10 +107,14 @@ class Plan:
     upload_results: UploadResultsStep
 
 
+def _folder(reference: Reference, folder: Path) -> Path:
+    return (folder / str(reference.place.path)).resolve()
+
+
 def _store(reference: Reference, folder: Path) -> StoreReference:
     place = reference.place
     if reference.type == "fs":
-        return StoreReference((folder / str(place.path)).resolve().as_uri())
+        return StoreReference(_folder(reference, folder).as_uri())
     prefix = f"/{place.prefix.strip('/')}" if place.prefix else ""
     return StoreReference(f"s3://{place.bucket}{prefix}", reference.connection)
 
@@ -118,6 +129,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     definition = manifest.model_definition
     framework = definition.framework
     first, *rest = manifest.commands
+    references = (manifest.training_data_reference, manifest.training_results_reference)
     return Plan(
         dag_id=manifest.dag_id,
         manifest={
@@ -129,6 +141,11 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
+            not_code=tuple(
+                _folder(reference, path.parent)
+                for reference in references
+                if reference.type == "fs"
+            ),
         ),
         train=TrainStep(
             command=first,

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 # Not metrics of the model: about the run itself.
 _ABOUT_RUN = frozenset(
     {"t", "source", "step", "steps", "epoch", "examples_per_s", "comm_s", "bytes_reduced"}
 )
 _WINDOW_S = 30.0
+
+
+def _numbers(line: object) -> dict[str, Any]:
+    """The line without what is no number: a loss that became NaN has no newest value."""
+    if not isinstance(line, dict):
+        raise ValueError("not a JSON object")
+    return {
+        name: value
+        for name, value in line.items()
+        if not isinstance(value, float) or math.isfinite(value)
+    }
 
 
 @dataclass
@@ -37,15 +50,20 @@ class Progress:
         """Takes what was appended to the file since the last call; true if a whole line came.
 
         Raises:
-            ValueError: a complete line is not a JSON object.
+            ValueError: a complete line is not a JSON object. The others have been taken.
         """
         *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line:
-                self._take(json.loads(line))
+        wrong = []
+        for line in filter(None, lines):
+            try:
+                self._take(_numbers(json.loads(line)))
+            except ValueError as error:
+                wrong.append(f"{line[:80]!r}: {error}")
+        if wrong:
+            raise ValueError(f"{len(wrong)} lines are no progress; the first: {wrong[0]}")
         return bool(lines)
 
-    def _take(self, line: dict[str, float | str | None]) -> None:
+    def _take(self, line: dict[str, Any]) -> None:
         source = line.get("source")
         step = line.get("step")
         if step is not None:
@@ -57,15 +75,15 @@ class Progress:
                 self._script_counts = True
             if source != "ops" or not self._script_counts:
                 self.step = int(step)
-                self._recent.append((float(line["t"] or 0.0), self.step))
+                self._recent.append((float(line.get("t", 0.0)), self.step))
                 while self._recent[-1][0] - self._recent[0][0] > _WINDOW_S:
                     self._recent.popleft()
         for name in ("steps", "epoch"):
             if line.get(name) is not None:
-                setattr(self, name, int(line[name] or 0))
+                setattr(self, name, int(line[name]))
         for name in ("examples_per_s", "comm_s"):
             if line.get(name) is not None:
-                setattr(self, name, float(line[name] or 0.0))
+                setattr(self, name, float(line[name]))
         for name, value in line.items():
             if name not in _ABOUT_RUN and isinstance(value, (int, float)):
                 self.metrics[name] = float(value)

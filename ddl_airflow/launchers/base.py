@@ -10,6 +10,7 @@ success from mpirun's exit code: see ``ranks_status``.
 from __future__ import annotations
 
 import json
+import math
 import signal
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,8 +95,10 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
 
 
 def _failed_at(record: dict[str, Any]) -> float | None:
+    told = float(record.get("asked_to_end", math.inf))
     if "exception" in record and record.get("exit_code") != 0:
-        return float(record["exception"]["t"])
+        raised = float(record["exception"]["t"])
+        return raised if raised < told else None
     if record.get("exit_code", 0) != 0 and "asked_to_end" not in record:
         return float(record["ended"])
     return None

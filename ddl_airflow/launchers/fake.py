@@ -15,8 +15,8 @@ class FakeLauncher:
     """Ends every job at once with the exit codes it was given.
 
     Args:
-        exit_codes: one per rank; shorter lists are filled with 0. None leaves no record, as a
-            rank does that was killed with SIGKILL.
+        exit_codes: one per rank; shorter lists are filled with 0. None for a rank
+            that was killed with SIGKILL: its record has no end.
         output: what each rank is said to have printed.
     """
 
@@ -41,9 +41,10 @@ class FakeLauncher:
         codes = self.exit_codes + [0] * (job.world_size - len(self.exit_codes))
         for rank, code in enumerate(codes[: job.world_size]):
             (job.log_dir / f"rank-{rank}.log").write_text(self.output, "utf-8")
+            record: dict[str, object] = {"rank": rank, "host": "fake"}
             if code is not None:
-                record = {"rank": rank, "host": "fake", "ended": float(rank), "exit_code": code}
-                (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record), "utf-8")
+                record |= {"ended": float(rank), "exit_code": code}
+            (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record), "utf-8")
         return JobHandle(
             self.kind, job.job_id, os.getpid(), job.world_size, job.record_dir, job.log_dir
         )

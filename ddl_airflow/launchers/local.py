@@ -15,7 +15,7 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import tether
 from ddl_airflow.launchers.base import ranks_status
-from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
+from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked
 
 # What a rank inherits from the caller. Airflow's own environment holds connections and keys.
@@ -76,12 +76,13 @@ class LocalLauncher:
         """``mpirun … python -m ddl_ops.rank --command …``.
 
         Raises:
-            SubmitFailed: no mpirun.
+            SubmitFailed: no such Python, or no mpirun.
         """
-        mpi = OpenMpi(find_mpirun(job.python))
+        python = find_python(job.python)
+        mpi = OpenMpi(find_mpirun(python))
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
-        argv = mpi.argv(job.world_size, rank_argv(job.python, job.command))
+        argv = mpi.argv(job.world_size, rank_argv(python, job.command))
         return Submission(job, tuple(argv), env)
 
     def submit(self, submission: Submission) -> JobHandle:
@@ -140,4 +141,5 @@ class OnceLauncher(LocalLauncher):
 
     def render(self, job: JobSpec) -> Submission:
         """``python -m ddl_ops.rank --command …``: recorded and logged as a rank is."""
-        return Submission(job, tuple(rank_argv(job.python, job.command)), rank_environment(job))
+        argv = rank_argv(find_python(job.python), job.command)
+        return Submission(job, tuple(argv), rank_environment(job))

@@ -10,6 +10,22 @@ from pathlib import Path
 from ddl_airflow.core.errors import SubmitFailed
 
 
+def find_python(python: str) -> str:
+    """The path of the ranks' Python, which may be named as it is on PATH.
+
+    Raises:
+        SubmitFailed: there is no such program.
+    """
+    found = shutil.which(python)
+    if found is None:
+        raise SubmitFailed(
+            f"the ranks' Python {python!r} does not exist or cannot be run. "
+            "Set launcher.python in the manifest, or [ddl] python in Airflow's configuration.",
+            retryable=False,
+        )
+    return found
+
+
 def find_mpirun(python: str) -> str:
     """The mpirun that belongs to the ranks' Python, else the one on PATH.
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
+
+_PAUSE_S = 0.01
 
 
 def marked(name: str, value: str) -> list[int]:
@@ -35,3 +38,4 @@ def kill_marked(name: str, value: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue  # it ended by itself
+        time.sleep(_PAUSE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from airflow.sdk import BaseOperator
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
 
@@ -41,9 +43,18 @@ class StepOperator(BaseOperator):
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         run = context["dag_run"]
         layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
-        with airflow_errors():
+        with airflow_errors(), os_errors(layout.root):
             layout.create()
             return self.run_step(layout, context)
+
+    # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
+    # the regex of a metric is no template.
+    templated: Sequence[str] = ()
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Renders ``templated``; Airflow shows all of ``template_fields``."""
+        environment = jinja_env or self.get_template_env()
+        self._do_render_template_fields(self, self.templated, context, environment, set())
 
     @abstractmethod
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:

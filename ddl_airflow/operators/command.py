@@ -5,19 +5,23 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import sys
 from pathlib import Path
 
 from ddl_airflow.core.errors import CommandInvalid
 
+_EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
-def check_command(command: str, code: Path) -> None:
+def check_command(command: str, code: Path, python: str) -> None:
     """Raises when the command names a Python script that is not in the code, or is not Python.
 
     Args:
         command: one command of the manifest.
         code: the run's copy of the scripts; the command runs in it.
+        python: the ranks' Python. What is valid Python is decided here only if it is this one;
+            another may know a newer syntax.
 
     Raises:
         CommandInvalid: names the script, its line when it does not parse, and what is there.
@@ -38,6 +42,8 @@ def check_command(command: str, code: Path) -> None:
             f"execution.command: {command!r}: the script {script!r} is not in the manifest's "
             f"code folder. {hint}"
         )
+    if python != sys.executable:
+        return
     try:
         compile(path.read_bytes(), script, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
@@ -55,6 +61,6 @@ def _script(words: list[str]) -> str | None:
         if word in ("-c", "-m"):
             return None
         if not word.startswith("-"):
-            relative = word.endswith(".py") and not word.startswith("/") and "$" not in word
-            return word if relative else None
+            named = word.endswith(".py") and not word.startswith("/") and not _EXPANDED.search(word)
+            return word if named else None
     return None

@@ -27,14 +27,15 @@ class _Tail:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
 
-    def read(self) -> str:
+    def read(self, *, ended: bool = False) -> str:
+        """Whole lines; at the end also what has no line end."""
         if not self._path.exists():
             return ""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
         # A character may be cut at the end of what is there so far; take whole lines only.
-        whole = new.rfind(b"\n") + 1
+        whole = len(new) if ended else new.rfind(b"\n") + 1
         self._offset += whole
         return new[:whole].decode("utf-8", "replace")
 
@@ -86,11 +87,14 @@ class RunningJob:
         fresh = False
         while True:
             status = self._launcher.status(handle)
-            for line in output.read().splitlines():
+            ended = status.state is not JobState.RUNNING
+            for line in output.read(ended=ended).splitlines():
                 self._log.info("rank 0 | %s", line)
             if reports is not None:
-                fresh |= self.progress.feed(reports.read())
-            ended = status.state is not JobState.RUNNING
+                try:
+                    fresh |= self.progress.feed(reports.read())
+                except ValueError as error:  # not worth a training; worth a line
+                    self._log.warning("progress.jsonl: %s", error)
             if fresh and (ended or time.monotonic() - said >= _SAY_EVERY_S):
                 self._log.info("progress | %s", self.progress.line())
                 said, fresh = time.monotonic(), False
@@ -101,10 +105,11 @@ class RunningJob:
     def _explain(self, handle: JobHandle, status: JobStatus, before: dict[Path, int]) -> None:
         failure = status.failure
         if failure is None:
-            self._show(handle.log_dir / "mpirun.log", before)
+            said = handle.log_dir / "mpirun.log"
+            self._show(said, before)
             raise JobLost(
-                f"job {handle.job_id}: mpirun ended and not every rank did its work, yet none "
-                f"failed by itself. What mpirun said is above and in {handle.log_dir}/mpirun.log"
+                f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
+                f"itself. What its launcher said is above and in {said}"
             )
         path = self._launcher.log(handle, failure.rank)
         self._show(path, before)

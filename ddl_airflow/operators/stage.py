@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog
+from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import snapshot
@@ -28,6 +29,8 @@ class StageDataOperator(StepOperator):
     Args:
         dataset: where the data lies. Its keys are never serialised nor rendered.
         code: folder with the scripts.
+        not_code: folders in it that are not copied, data and results among them.
+        python: the ranks' Python, for the checks; empty for the site's.
         commands: the manifest's commands, checked against the code.
     """
 
@@ -35,20 +38,29 @@ class StageDataOperator(StepOperator):
     ui_color = "#d8ecf3"
 
     def __init__(
-        self, *, dataset: StoreReference, code: Path, commands: list[str], **kwargs: Any
+        self,
+        *,
+        dataset: StoreReference,
+        code: Path,
+        commands: Sequence[str],
+        not_code: Sequence[Path] = (),
+        python: str = "",
+        **kwargs: Any,
     ) -> None:
         asset = Asset(name=dataset.uri, uri=dataset.uri)
         super().__init__(outlets=[asset], **kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)
-        self.commands = commands
+        self.commands = list(commands)
+        self.python = python
+        self.not_code = [str(folder) for folder in not_code]
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
-        code = snapshot(Path(self.code), layout.code)
+        code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         for command in self.commands:
-            check_command(command, layout.code)
+            check_command(command, layout.code, rank_python(self.python))
         self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)
         store = store_of(self._reference)
         self.log.info("staging %s to %s", store.uri, layout.staged)

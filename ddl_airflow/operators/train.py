@@ -30,6 +30,7 @@ class TrainOperator(StepOperator):
     """
 
     template_fields = ("command", "nodes", "slots", "launcher", "python", "framework", "metrics")
+    templated = ("command",)
     template_fields_renderers = {"command": "bash", "metrics": "json"}
     ui_color = "#f7e3c3"
 
@@ -57,14 +58,15 @@ class TrainOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the world size and the last value of each metric."""
-        check_command(self.command, layout.code)
+        python = rank_python(self.python)
+        check_command(self.command, layout.code, python)
         try_number = context["ti"].try_number
         job = JobSpec(
             job_id=f"{layout.training_id}/train-{try_number}",
             command=self.command,
             nodes=self.nodes,
             slots=self.slots,
-            python=rank_python(self.python),
+            python=python,
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,

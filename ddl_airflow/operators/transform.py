@@ -90,7 +90,7 @@ class TransformOperator(StepOperator):
 
     def _own_commands(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
         for number, command in enumerate(self.commands):
-            check_command(command, layout.code)
+            check_command(command, layout.code, rank_python(self.python))
             self._run(layout, f"transform-{try_number}-{number}", command)
         if not (layout.model / "saved_model.pb").is_file():
             raise errors.TransformError(

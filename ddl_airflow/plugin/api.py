@@ -39,7 +39,7 @@ def app() -> FastAPI:
 
 
 def read_progress(path: Path, offset: int) -> dict[str, Any]:
-    """Whole lines from an offset on, at most 1 MiB of them.
+    """Whole lines from an offset on, at most 1 MiB of them. What is no JSON object is left out.
 
     Returns:
         ``lines`` (objects) and ``offset`` (bytes), to ask again from.
@@ -50,5 +50,13 @@ def read_progress(path: Path, offset: int) -> dict[str, Any]:
         file.seek(offset)
         new = file.read(_MOST_BYTES)
     whole = new.rfind(b"\n") + 1
-    lines = [json.loads(line) for line in new[:whole].splitlines() if line]
-    return {"lines": lines, "offset": offset + whole}
+    lines = [_object(line) for line in new[:whole].splitlines()]
+    return {"lines": [line for line in lines if line], "offset": offset + whole}
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line, parse_constant=lambda _word: None)  # NaN is no JSON
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

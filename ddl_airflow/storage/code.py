@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.manifest import looks_like_manifest
+from ddl_airflow.storage.filesystem import os_errors
 
 _MOST_BYTES = 256 * 2**20
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
@@ -44,18 +46,24 @@ class CodeSnapshot:
         }
 
 
-def snapshot(source: Path, destination: Path) -> CodeSnapshot:
+def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) -> CodeSnapshot:
     """Copies the scripts, without manifests (they may hold keys), hidden files and caches.
 
     The destination is replaced as a whole.
 
+    Args:
+        source: folder of the scripts; links in it are followed.
+        destination: where the copy goes.
+        leave_out: folders in it that are no code: data and results of a manifest beside them.
+
     Raises:
         SourceMissing: no such folder, or no file in it.
         StagingError: more than 256 MiB: data lies among the scripts.
+        NoSpace: the destination's disk is full.
     """
     if not source.is_dir():
         raise SourceMissing(f"code: {source} is not a folder. Set `code:` in the manifest.")
-    names = _scripts(source)
+    names = _scripts(source, {folder.resolve() for folder in leave_out})
     total = sum((source / name).stat().st_size for name in names)
     if total > _MOST_BYTES:
         largest = max(names, key=lambda name: (source / name).stat().st_size)
@@ -66,6 +74,13 @@ def snapshot(source: Path, destination: Path) -> CodeSnapshot:
         )
     if not names:
         raise SourceMissing(f"code: {source} holds no file. Set `code:` in the manifest.")
+    with os_errors(destination, total):
+        digest = _copy(source, names, destination)
+    commit, modified = _git(source)
+    return CodeSnapshot(f"sha256:{digest}", tuple(names), commit, modified)
+
+
+def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
     digest = hashlib.sha256()
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".code-"))
@@ -81,13 +96,17 @@ def snapshot(source: Path, destination: Path) -> CodeSnapshot:
         partial.replace(destination)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    commit, modified = _git(source)
-    return CodeSnapshot(f"sha256:{digest.hexdigest()}", tuple(names), commit, modified)
+    return digest.hexdigest()
 
 
-def _scripts(source: Path) -> list[str]:
+def _scripts(source: Path, seen: set[Path]) -> list[str]:
     names = []
-    for folder, folders, files in os.walk(source):
+    for folder, folders, files in os.walk(source, followlinks=True):
+        real = Path(folder).resolve()
+        if real in seen:  # left out, or a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted(
             f for f in folders if not f.startswith(".") and f not in _SKIPPED_FOLDERS
         )

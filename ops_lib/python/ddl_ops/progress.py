@@ -31,7 +31,7 @@ def append(values: Mapping[str, float | None], *, source: str) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if name in _COUNTS:
+        if name in _COUNTS and math.isfinite(value):
             line[name] = int(value)
         else:  # JSON has no NaN; null says that there was a value, and no number
             line[name] = float(value) if math.isfinite(value) else None

@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import select
 import shlex
 import signal
 import socket
@@ -35,6 +36,8 @@ from ddl_ops import progress
 from ddl_ops.environment import Placement, read_placement
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 0.1
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -59,11 +62,17 @@ def command_argv(command: str) -> list[str]:
     return shlex.split(command)
 
 
+def _exception_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.exception.json"
+
+
 def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
     slots = int(env.get("DDL_SLOTS", placement.local_size))
     env["LEARNER_ID"] = str(placement.rank // slots + 1)
+    if directory := env.get("DDL_RECORD_DIR"):
+        env["DDL_EXCEPTION_FILE"] = str(_exception_file(Path(directory), placement.rank))
     # `python` in a manifest means the Python of this environment.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     startup = str(Path(__file__).parent / "startup")
@@ -100,10 +109,14 @@ class MetricReader:
         self._rest = ""
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """The metrics of each complete line in what has arrived, one dict per line with any."""
+        """The metrics of each complete line in what has arrived, one dict per line with any.
+
+        An empty chunk is the end: what has no line end by then is a line as well.
+        """
         if not self._patterns:
             return []
-        *lines, self._rest = re.split(r"[\r\n]", self._rest + self._decoder.decode(chunk))
+        text = self._rest + self._decoder.decode(chunk, final=not chunk)
+        *lines, self._rest = re.split(r"[\r\n]", text if chunk else text + "\n")
         self._rest = self._rest[-65536:]  # a script that never ends a line must not fill memory
         found = []
         for line in lines:
@@ -151,7 +164,8 @@ class _Record:
 
     def __init__(self, directory: Path | None, rank: int) -> None:
         self._path = directory / f"rank-{rank}.json" if directory else None
-        self._exception = directory / f"rank-{rank}.exception.json" if directory else None
+        self._exception = _exception_file(directory, rank) if directory else None
+        self._writes = 0
         self._facts: dict[str, object] = {
             "rank": rank,
             "host": socket.gethostname(),
@@ -169,17 +183,45 @@ class _Record:
         self._facts.update(facts)
         if self._exception is not None and self._exception.exists():
             self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
-        partial = self._path.with_suffix(".partial")
+        # A signal may come while this writes, and its handler write as well.
+        self._writes += 1
+        partial = self._path.with_suffix(f".partial-{self._writes}")
         partial.write_text(json.dumps(self._facts), "utf-8")
         partial.replace(self._path)
 
 
-def _pump(source: BinaryIO, log: BinaryIO, metrics: MetricReader) -> None:
-    while chunk := os.read(source.fileno(), 65536):
-        log.write(chunk)
-        log.flush()
-        for values in metrics.feed(chunk):
-            progress.append(values, source="metrics")
+def _log_path(environ: Mapping[str, str], rank: int) -> Path:
+    return Path(environ.get("LOG_DIR") or environ["DDL_RECORD_DIR"]) / f"rank-{rank}.log"
+
+
+def _end_what_is_left() -> None:
+    """Kills whatever the script started and left, also what made a session of its own."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := children.read_text().split():
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # its own children come to this process now
+
+
+def _pump(child: subprocess.Popen[bytes], log: BinaryIO, metrics: MetricReader) -> None:
+    """Keeps the output until the child ends: what it left running may hold the pipe for longer."""
+    assert child.stdout is not None
+    source = child.stdout.fileno()
+    os.set_blocking(source, False)
+    while True:
+        ended = child.poll() is not None
+        readable, _, _ = select.select([source], [], [], 0 if ended else _LOOK_S)
+        chunk = os.read(source, 65536) if readable else b""
+        if chunk:
+            log.write(chunk)
+            log.flush()
+        if chunk or ended:
+            for values in metrics.feed(chunk):
+                progress.append(values, source="metrics")
+        if ended and not chunk:
+            return
+        if readable and not chunk:
+            child.wait()  # it closed its output and goes on
 
 
 def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
@@ -196,6 +238,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     argv = command_argv(command) if isinstance(command, str) else list(command)
     pipe = subprocess.PIPE if directory else None
     record.write()
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         child = subprocess.Popen(
             argv,
@@ -205,30 +248,35 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             preexec_fn=_die_with_parent,  # safe: this process has one thread
         )
     except OSError as error:
-        print(f"rank {rank}: cannot run {argv[0]!r}: {error.strerror}", file=sys.stderr)
+        said = f"rank {rank}: cannot run {argv[0]!r}: {error.strerror}"
+        print(said, file=sys.stderr)
+        if directory:
+            _log_path(environ, rank).write_text(f"{said}\n", "utf-8")
         code = 127 if isinstance(error, FileNotFoundError) else 126
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
         return code
 
     def forward(signum: int, _frame: FrameType | None) -> None:
-        # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
-        record.write(asked_to_end=time.time())
+        if signum != signal.SIGUSR1:
+            # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
+            record.write(asked_to_end=time.time())
         child.send_signal(signum)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, forward)
 
-    if directory and child.stdout is not None:
-        log_path = Path(environ.get("LOG_DIR", directory)) / f"rank-{rank}.log"
+    if directory:
+        log_path = _log_path(environ, rank)
         with log_path.open("ab") as log:
             definitions = json.loads(environ.get("DDL_METRICS", "[]")) if rank == 0 else []
             try:
-                _pump(child.stdout, log, MetricReader(definitions))
+                _pump(child, log, MetricReader(definitions))
             except OSError as error:  # the log's disk is full: the script must not run on unseen
                 child.kill()
                 record.write(ended=time.time(), exit_code=1, reason=f"{log_path}: {error.strerror}")
                 raise
     code = child.wait()
+    _end_what_is_left()
     if code < 0:
         code = 128 - code
     record.write(ended=time.time(), exit_code=code)

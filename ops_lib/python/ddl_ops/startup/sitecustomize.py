@@ -16,9 +16,7 @@ from types import TracebackType
 
 
 def _record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    directory = os.environ.get("DDL_RECORD_DIR")
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-    if not directory:
+    if _file is None:
         return
     frames = traceback.extract_tb(trace)
     facts = {
@@ -30,9 +28,11 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "line": frames[-1].lineno if frames else getattr(error, "lineno", 0) or 0,
     }
     try:
-        Path(directory, f"rank-{rank}.exception.json").write_text(json.dumps(facts), "utf-8")
+        partial = Path(f"{_file}.partial")
+        partial.write_text(json.dumps(facts), "utf-8")
+        partial.replace(_file)
     except OSError as problem:  # a full disk must not hide the traceback itself
-        print(f"rank {rank}: cannot record the exception: {problem}", file=sys.stderr)
+        print(f"cannot record the exception in {_file}: {problem}", file=sys.stderr)
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -56,6 +56,8 @@ def _chain() -> None:
             return
 
 
+# Taken away, so that Pythons which the script starts do not speak for it.
+_file = os.environ.pop("DDL_EXCEPTION_FILE", None)
 _previous_hook = sys.excepthook
 sys.excepthook = _hook
 _chain()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from ddl_airflow.core.errors import CommandInvalid
@@ -38,17 +40,17 @@ def code(tmp_path):
     ],
 )
 def test_command_that_may_run_passes(code, command):
-    check_command(command, code)
+    check_command(command, code, sys.executable)
 
 
 @pytest.mark.parametrize("command", ["python ~/train.py", "python t*n.py", "python tra?n.py"])
 def test_words_that_a_shell_expands_are_not_taken_for_names(code, command):
-    check_command(command, code)
+    check_command(command, code, sys.executable)
 
 
 def test_missing_script_is_named_with_the_nearest(code):
     with pytest.raises(CommandInvalid) as caught:
-        check_command("python trian.py --x", code)
+        check_command("python trian.py --x", code, sys.executable)
     assert "'trian.py'" in str(caught.value)
     assert "Did you mean 'train.py'?" in str(caught.value)
     assert caught.value.retryable is False
@@ -56,28 +58,35 @@ def test_missing_script_is_named_with_the_nearest(code):
 
 def test_missing_script_without_a_near_name_shows_what_is_there(code, tmp_path):
     with pytest.raises(CommandInvalid, match="There is: bad.py, lib/net.py, my train.py, nul.py"):
-        check_command("python zzzzzz.py", code)
+        check_command("python zzzzzz.py", code, sys.executable)
     (tmp_path / "empty").mkdir()
     with pytest.raises(CommandInvalid, match=r"There is: no \.py"):
-        check_command("python train.py", tmp_path / "empty")
+        check_command("python train.py", tmp_path / "empty", sys.executable)
 
 
 def test_script_that_is_no_python_is_named_with_its_line(code):
     with pytest.raises(CommandInvalid, match=r"^bad\.py:2: .*not valid Python"):
-        check_command("python bad.py", code)
+        check_command("python bad.py", code, sys.executable)
 
 
 def test_script_with_a_nul_byte_is_no_python(code):
     with pytest.raises(CommandInvalid, match=r"^nul\.py:1: "):
-        check_command("python nul.py", code)
+        check_command("python nul.py", code, sys.executable)
 
 
 def test_open_quote_is_named(code):
     with pytest.raises(CommandInvalid, match="execution.command: .*quotation"):
-        check_command("python 'train.py", code)
+        check_command("python 'train.py", code, sys.executable)
 
 
 def test_checking_runs_nothing(code):
     (code / "loud.py").write_text("raise SystemExit('ran')\n")
-    check_command("python loud.py", code)
+    check_command("python loud.py", code, sys.executable)
     assert not (code / "__pycache__").exists()
+
+
+def test_syntax_is_judged_by_the_ranks_python_if_it_is_another(code):
+    (code / "newer.py").write_text("match = this is from the future\n")
+    with pytest.raises(CommandInvalid):
+        check_command("python newer.py", code, sys.executable)
+    check_command("python newer.py", code, "/opt/trainer/bin/python")

@@ -94,7 +94,14 @@ def test_command_not_found_is_not_retried(job):
 
 
 def test_lost_job_shows_what_mpirun_said(job, said):
-    one = job(launcher=FakeLauncher([0, None]))
+    class NobodyStarted(FakeLauncher):
+        def submit(self, submission):
+            handle = super().submit(submission)
+            for record in handle.record_dir.iterdir():
+                record.unlink()
+            return handle
+
+    one = job(launcher=NobodyStarted())
     one.spec.log_dir.mkdir()
     (one.spec.log_dir / "mpirun.log").write_text("of another try\n")
     with pytest.raises(JobLost, match="mpirun.log") as caught:
@@ -143,18 +150,17 @@ def test_progress_of_this_try_is_followed_and_logged(job, said, tmp_path, monkey
     assert lines[-1] == "progress | step 5/5 · 1.0 steps/s"
 
 
-def test_a_progress_line_that_is_none_ends_in_an_error_and_leaves_no_process(job, tmp_path):
+def test_a_progress_line_that_is_none_is_said_and_ends_no_training(job, tmp_path, said):
     path = tmp_path / "progress.jsonl"
     script = """
         import os, time
         with open(os.environ["DDL_PROGRESS"], "a") as file:
             file.write("not json\\n")
-        time.sleep(60)
+        time.sleep(0.5)
     """
     one = job(script=textwrap.dedent(script), nodes=1, env={"DDL_PROGRESS": str(path)})
-    with pytest.raises(ValueError):
-        RunningJob(one.launcher, LOG).run(one.spec, path)
-    assert marked("DDL_JOB_ID", one.spec.job_id) == []
+    RunningJob(one.launcher, LOG).run(one.spec, path)
+    assert any("not json" in line for line in said())
 
 
 def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):
