@@ -6,6 +6,7 @@ Parsing reads manifests and nothing else: no network, no connection, no TensorFl
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import warnings
 from collections import defaultdict
@@ -15,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.core.errors import (
@@ -36,6 +38,7 @@ from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 
 _LARGEST_MANIFEST = 1024 * 1024
+_log = logging.getLogger(__name__)
 
 
 def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
@@ -112,6 +115,13 @@ def _documentation(manifest: Manifest, path: Path, text: str) -> str:
     return f"{warned}\n```yaml\n{redacted_text(text)}\n```\n" if text else warned
 
 
+class ManifestProblem(SerializationError):
+    """What is wrong in a manifest, as Airflow's import errors show it.
+
+    Airflow wraps any other error that rises while it serialises a DAG, and shows both.
+    """
+
+
 class BrokenManifest(DAG):
     """Stands in for the DAG of a manifest that has none, and tells Airflow why.
 
@@ -143,7 +153,7 @@ class BrokenManifest(DAG):
     def tags(self) -> Any:
         """Read by the serialisation, which is where the error must rise."""
         if self._error is not None:
-            raise type(self._error)(self._error.source, self._error.issues) from None
+            raise ManifestProblem(f"\n{self._error}") from None
         return set()
 
     @tags.setter
@@ -217,10 +227,14 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
             warnings.warn(issue.render(claim.source), stacklevel=1)
         try:
             dags[dag_id] = dag_from(claim.manifest, claim.path, claim.text)
-        except Exception as error:  # the boundary: one manifest must not take the others along
-            broken.append(_refused(claim, error))
+        except Exception as refusal:  # the boundary: one manifest must not take the others along
+            broken.append(_refused(claim, refusal))
     if wanted is None:
         dags |= {dag.dag_id: dag for dag in map(BrokenManifest, broken)}
+    elif wanted not in dags:
+        # A task of a DAG whose manifest was broken meanwhile: its log should say so.
+        for problem in broken:
+            _log.error("%s", problem)
     return dags
 
 
@@ -233,14 +247,14 @@ class _Loaded:
 
 
 def _unreadable(source: str, error: OSError) -> ManifestError:
-    issue = ManifestIssue(0, "", f"cannot be read: {error.strerror}", "Correct its permissions")
+    issue = ManifestIssue(0, "", f"cannot be read: {error.strerror}", "Correct its permissions.")
     return ManifestSyntaxError(source, [issue])
 
 
 def _refused(claim: _Loaded, error: Exception) -> ManifestError:
     """For what our rules let pass and Airflow does not; the rules should have known."""
     message = f"Airflow cannot make a DAG of it: {type(error).__name__}: {error}"
-    issue = ManifestIssue(0, "", message, "Change the value that it names, and report this")
+    issue = ManifestIssue(0, "", message, "Change the value that it names, and report this.")
     refused = ManifestInvalid(claim.source, [issue])
     refused.__cause__ = error
     return refused
@@ -252,6 +266,6 @@ def _claimed_twice(claim: _Loaded, claims: list[_Loaded]) -> ManifestError:
         line=claim.manifest.line_of("model_definition.name"),
         field="model_definition.name",
         message=f"the DAG id {claim.manifest.dag_id!r} is also claimed by {others}",
-        fix="Give each manifest its own name",
+        fix="Give each manifest its own name.",
     )
     return ManifestInvalid(claim.source, [issue])

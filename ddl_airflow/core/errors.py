@@ -52,7 +52,7 @@ class ManifestIssue:
         line: line in the file, from 1; 0 when the whole file is meant.
         field: dotted path of the field, e.g. ``training_data_reference.source.bucket``.
         message: what is wrong.
-        fix: what to write instead.
+        fix: what to write instead; a sentence with its full stop.
     """
 
     line: int

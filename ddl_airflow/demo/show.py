@@ -112,13 +112,15 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
                     f"{clock.elapsed_s:.0f} s, peak memory {memory.peak_bytes / 2**30:.1f} GiB "
                     "(all processes together)"
                 )
+                if not keep:
+                    clock.say("the embedded store and its models end here; `make up` keeps them")
                 if keep:
                     clock.say(f"the UI stays: {site.url}  user {USER}  password {site.password}")
                     clock.say("Ctrl-C ends it")
                     signal.pause()
         return 0 if succeeded else 1
     except KeyboardInterrupt:
-        clock.say("ended; nothing is left running")
+        clock.say("ended; every process of it was stopped")
         return 0 if keep else 130
     finally:
         memory.stop()
@@ -126,13 +128,18 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
 
 def _end_on_sigterm() -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
+        print("\nstopping; this takes a few seconds", flush=True)
         raise KeyboardInterrupt
 
+    # Both: a shell that starts the demo in the background has SIGINT ignored.
     signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
 
 
 def _example(clock: Clock, site: AirflowSite, client: Any, dag_id: str) -> bool:
     site.wait_for_dag(dag_id)
+    if left := site.end_open_runs(dag_id):
+        clock.say(f"{dag_id}: {left} run(s) that an earlier demo left open marked as failed")
     run_id = site.trigger(dag_id)
     clock.say(f"{dag_id}: dags/{dag_id}/manifest.yml is a DAG; triggered {run_id}")
     layout = RunLayout(site.workspace, dag_id, training_id(dag_id, run_id))
@@ -188,10 +195,10 @@ def _show_result(record: Mapping[str, Any], places: Mapping[str, str]) -> None:
     accuracy = result["metrics"].get("test_accuracy")
     print(f"  accuracy    {accuracy:.4f} on held-out digits, as the script measured it")
     print(f"  model       {places['model']}  (checkpoint {result['checkpoint']})")
-    predicted = " ".join(map(str, result["prediction"]["class_index"]))
-    print(f"  prediction  {predicted}  by the reloaded SavedModel")
-    print(f"  labels      {' '.join(map(str, result['labels']))}")
-    print(f"              {result['accuracy']:.4f} right of all {result['rows']} held-out digits")
+    pairs = zip(result["prediction"]["class_index"], result["labels"], strict=True)
+    shown = " ".join(f"{got}" if got == label else f"{got}(is {label})" for got, label in pairs)
+    print(f"  prediction  {shown}  by the reloaded SavedModel, on held-out digits")
+    print(f"              {result['accuracy']:.4f} of all {result['rows']} right")
     print(f"  lineage     {places['lineage']}")
     print(
         f"              data {record['dataset']['fingerprint'][:19]}  "

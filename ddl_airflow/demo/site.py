@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from ddl_airflow.launchers import tether
 from ddl_airflow.launchers.processes import kill_marked
+from ddl_airflow.launchers.tether import __file__ as tether_file
 
 USER = "admin"
 _MARK = "DDL_SITE"
@@ -33,6 +33,8 @@ def free_port(first: int = 0) -> int:
     """A TCP port that nobody listens on, the given one or the next above it (0: any)."""
     for port in range(first, first + 100) if first else (0,):
         with socket.socket() as probe:
+            # As servers do: a port that closed a minute ago is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -49,15 +51,24 @@ class Service:
         argv: what to run.
         env: its whole environment.
         logs: folder.
+        tethered: whether it gets SIGTERM when this process dies.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        tethered: bool = True,
+    ) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = logs / f"{name}.log"
+        tether = [sys.executable, "-SE", tether_file, str(os.getpid())] if tethered else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv],
+                [*tether, *argv],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -166,8 +177,11 @@ class AirflowSite:
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.1",
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            # A parse finds new and broken manifests; a refresh forgets the errors of mended ones,
+            # and those of broken ones until the next parse.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+            "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "1",
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
             "AIRFLOW__DDL__WORKSPACE": str(self.workspace),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -176,6 +190,17 @@ class AirflowSite:
     def start(self) -> None:
         """Makes the database, starts the three processes, waits until the API answers."""
         self.home.mkdir(parents=True, exist_ok=True)
+        # Tethers send SIGTERM, which a scheduler may take its time to follow.
+        watch = [sys.executable, "-m", "ddl_airflow.launchers.processes"]
+        self._services.append(
+            Service(
+                "watchdog",
+                [*watch, str(os.getpid()), str(_STOP_S), _MARK, self._mark],
+                {**os.environ},
+                self.home / "logs" / "site",
+                tethered=False,
+            )
+        )
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
         passwords.write_text(json.dumps({USER: self.password}), "utf-8")
@@ -185,8 +210,8 @@ class AirflowSite:
         )
         if migrate.returncode:
             raise RuntimeError(f"airflow db migrate failed:\n{migrate.stderr[-2000:]}")
-        for name in ("dag-processor", "api-server", "scheduler"):
-            self._services.append(Service(name, _airflow(name), self._env, logs))
+        for words in (["dag-processor"], ["api-server"], ["scheduler", "--skip-serve-logs"]):
+            self._services.append(Service(words[0], _airflow(*words), self._env, logs))
         _wait(lambda: _answers(f"{self.url}/api/v2/version"), self._services, 120)
         # The first execution API call of a worker would otherwise wait for its imports.
         _wait(lambda: _answers(f"{self.url}/execution/health"), self._services, 60)
@@ -254,6 +279,15 @@ class AirflowSite:
             line if isinstance(line, str) else str(line.get("event", "")) for line in lines
         ) + "".join(_error_text(line) for line in lines)
 
+    def end_open_runs(self, dag_id: str) -> int:
+        """Marks runs failed that an earlier site left open, and says how many there were."""
+        path = f"/dags/{dag_id}/dagRuns"
+        states = {"state": ["queued", "running"]}
+        runs = self.call("GET", path, params=states)["dag_runs"]
+        for run in runs:
+            self.call("PATCH", f"{path}/{run['dag_run_id']}", json={"state": "failed"})
+        return len(runs)
+
     def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 300) -> str:
         """Waits for the run's end and returns its state. Raises RuntimeError after the time."""
         _wait(
@@ -305,5 +339,18 @@ def running(*parts: Any) -> Iterator[None]:
             part.start()
         yield
     finally:
-        for part in reversed(started):
-            part.stop()
+        with _undisturbed():
+            for part in reversed(started):
+                part.stop()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C, from somebody who thinks the first was not heard, must not leave half."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

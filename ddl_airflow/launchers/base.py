@@ -115,9 +115,9 @@ def _explain(record: dict[str, Any]) -> RankFailure:
         place = f" at {exception['file']}:{exception['line']}" if exception.get("file") else ""
         reason = f"raised {name}{place}: {exception.get('message', '')}"
     elif code == _COMMAND_NOT_FOUND:
-        reason = f"command not found ({record.get('reason', 'see its log')})"
+        reason = f"did not start: command not found ({record.get('reason', 'see its log')})"
     elif code == _NOT_EXECUTABLE:
-        reason = f"command cannot be run ({record.get('reason', 'see its log')})"
+        reason = f"did not start: command cannot be run ({record.get('reason', 'see its log')})"
     elif code > 128:
         reason = f"was ended by {_signal_name(code - 128)}" + (
             " (often the machine ran out of memory)" if code - 128 == signal.SIGKILL else ""

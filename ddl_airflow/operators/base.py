@@ -13,6 +13,7 @@ from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.storage.filesystem import os_errors
 
@@ -43,9 +44,16 @@ class StepOperator(BaseOperator):
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         run = context["dag_run"]
         layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
-        with airflow_errors(), os_errors(layout.root):
-            layout.create()
-            return self.run_step(layout, context)
+        with airflow_errors():
+            try:
+                with os_errors(layout.root):
+                    layout.create()
+                    return self.run_step(layout, context)
+            except DdlError as error:
+                # In lines of its own: what follows in the log is Airflow's traceback.
+                for line in f"{type(error).__name__}: {error}".splitlines():
+                    self.log.error("%s", line)
+                raise
 
     # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
     # the regex of a metric is no template.

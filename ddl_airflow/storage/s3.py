@@ -148,7 +148,7 @@ def _meaning(answer: dict[str, Any], where: str, needed: int) -> StagingError:
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     said = f"{where}: {code} ({status})"
     if text := answer.get("Error", {}).get("Message"):
-        said += f": {text}"
+        said += f": {text.rstrip('.')}"
     if code == "NoSuchBucket":
         return SourceMissing(f"{said}: no such bucket. Create it, or correct bucket or endpoint.")
     if code in _MISSING:

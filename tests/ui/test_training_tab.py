@@ -60,6 +60,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
     loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
     expect(loss.locator("polyline")).to_be_visible(timeout=30_000)
     assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
+    expect(frame.locator("#tasks a.success")).to_have_count(4)
     expect(frame.locator("dl")).to_contain_text("400 / 400")
     expect(frame.locator("dl")).to_contain_text("test_accuracy")
     _shot(page, "training")

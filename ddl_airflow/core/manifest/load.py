@@ -22,7 +22,7 @@ from ddl_airflow.core.manifest.document import (
     read_document,
 )
 from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
-from ddl_airflow.core.manifest.rules import RULES, Finding, suggestion
+from ddl_airflow.core.manifest.rules import RULES, Finding, nearest, suggestion
 
 
 def load_manifest(path: Path, *, source: str | None = None) -> Manifest:
@@ -163,10 +163,21 @@ _WANTED = {
 
 
 def _field_issues(error: ValidationError, document: Document) -> Iterator[ManifestIssue]:
-    for one in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    misspelt = {_meant(one["loc"]) for one in errors if one["type"] == "extra_forbidden"}
+    for one in errors:
+        if one["type"] == "missing" and one["loc"] in misspelt:
+            continue  # it is there, under the name that is reported as unknown
         path = reduce(child, one["loc"], "")
         message, fix = _words(one["type"], one["loc"], one["input"], one.get("ctx", {}))
         yield ManifestIssue(document.lines.of(path), path, message, fix)
+
+
+def _meant(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Returns the place of the field that an unknown one probably is."""
+    *around, last = loc
+    section = _section_at(around)
+    return (*around, nearest(str(last), section.model_fields if section else ()) or last)
 
 
 def _words(kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any) -> tuple[str, str]:
@@ -180,6 +191,8 @@ def _words(kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any) -> tuple
     for_example = f"Write for example {example}."
     shown = _shown(value, quote="connection" not in loc)
     if kind == "missing":
+        if name in ("source", "target") and value.get("type") == "fs":
+            example = f"{name}: {{path: ./{'data' if name == 'source' else 'results'}}}"
         return "is missing", f"Add it: {example}."
     if value is None or kind in ("string_too_short", "too_short"):
         optional = field is not None and not field.is_required()

@@ -71,11 +71,17 @@ def _rule(*fields: str, warning: bool = False) -> Callable[[_Check], _Check]:
     return register
 
 
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Returns the known word that was probably meant."""
+    near = difflib.get_close_matches(given[:60], list(known), n=1)
+    return near[0] if near else None
+
+
 def suggestion(given: str, known: Iterable[str]) -> str:
     """Returns the fix for a word that is not among the known ones: the nearest, or all."""
     words = list(known)
-    near = difflib.get_close_matches(given[:60], words, n=1)
-    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(words)}."
+    near = nearest(given, words)
+    return f"Did you mean {near}?" if near else f"Known: {', '.join(words)}."
 
 
 @_rule("model_definition.name")

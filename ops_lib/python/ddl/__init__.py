@@ -53,7 +53,8 @@ def init(options: str = "") -> None:
     """Starts communication among the ranks, for scripts that call the functions below themselves.
 
     `options` is free text, as DDL_OPTIONS: MPI chooses how to communicate. Collective. Raises
-    RuntimeError outside mpirun, on a second call, and if MPI does not start.
+    RuntimeError outside mpirun, on a second call, and if MPI does not start. Where `import ddl` has
+    initialised, the first call does nothing.
     """
     del options  # kept in the signature: scripts pass it
     lifecycle.init()
@@ -97,5 +98,5 @@ def report(
 
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
     if not lifecycle.initialised():
-        lifecycle.init()
+        lifecycle.init(by_import=True)
     tf1_hooks.install()

@@ -11,6 +11,7 @@ from ddl_ops.environment import PLACEMENT, require_launched
 from ddl_ops.loader import runtime
 
 _started = False
+_by_import = False
 
 
 def initialised() -> bool:
@@ -18,20 +19,25 @@ def initialised() -> bool:
     return _started
 
 
-def init() -> None:
+def init(*, by_import: bool = False) -> None:
     """Starts communication among all ranks. Collective: waits until all have come.
 
     From here on an uncaught exception on one rank ends all of them, and a rank that ends normally
     waits for the others. Raises RuntimeError outside mpirun, on a second call, and if MPI does not
     start or does not connect all ranks.
+
+    Args:
+        by_import: `import ddl` calls, because of DDL_OPTIONS. Then the script may call once more:
+            it runs in both modes unchanged.
     """
-    global _started
+    global _started, _by_import
     require_launched("ddl.init()")
+    if _started and _by_import and not by_import:
+        _by_import = False
+        return
     if _started:
-        raise RuntimeError(
-            "ddl is already initialised: call ddl.init() once. With DDL_OPTIONS in "
-            "the environment, `import ddl` has done it."
-        )
+        raise RuntimeError("ddl is already initialised: call ddl.init() once.")
+    _by_import = by_import
     topology = (ctypes.c_int * 4)()
     message = ctypes.create_string_buffer(2048)
     if runtime().ddl_init(topology, message, len(message)) != 0:

@@ -8,13 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from airflow.exceptions import SerializationError
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
-from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import load_manifest
-from ddl_airflow.dag import BrokenManifest, dag_from, dags_from, manifests_in
+from ddl_airflow.dag import BrokenManifest, ManifestProblem, dag_from, dags_from, manifests_in
 
 ROOT = Path(__file__).parents[3]
 STEPS = ["stage_data", "train", "transform", "upload_results"]
@@ -30,11 +28,11 @@ def good_in(dags: dict[str, DAG]) -> list[str]:
 
 
 def said_by(dag: BrokenManifest) -> str:
-    """What Airflow hears when it serialises the stand-in; its own error wraps ours."""
-    with pytest.raises(SerializationError) as caught:
+    """What Airflow hears when it serialises the stand-in: our words, not wrapped in its own."""
+    with pytest.raises(ManifestProblem) as caught:
         DagSerialization.to_dict(dag)
-    assert isinstance(caught.value.__cause__, ManifestError)
-    return str(caught.value.__cause__)
+    assert caught.value.__cause__ is None
+    return str(caught.value).removeprefix("\n")
 
 
 # --- the DAG of one manifest ----------------------------------------------------------------
@@ -155,7 +153,7 @@ def test_good_and_broken_lie_beside_each_other(tmp_path, write_manifest):
     assert file == "bad/manifest.yml"
     said = said_by(stand_in)
     assert f"bad/manifest.yml:{line}: model_definition.execution.comand: unknown field" in said
-    assert "command: is missing" in said
+    assert "comand: unknown field. Did you mean command?" in said
     for name in ("first", "second"):
         DagSerialization.to_dict(dags[name])
 

@@ -15,17 +15,27 @@ from pathlib import Path
 from types import TracebackType
 
 
+def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]:
+    """Where it happened: the last frame in the current folder, else the last of all."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(trace)]
+    if not frames:  # a syntax error of the script itself
+        frames = [(getattr(error, "filename", None) or "", getattr(error, "lineno", None) or 0)]
+    here = f"{_folder}{os.sep}"
+    own = [(file.removeprefix(here), line) for file, line in frames if file.startswith(here)]
+    return own[-1] if own else frames[-1]
+
+
 def _record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if _file is None:
         return
-    frames = traceback.extract_tb(trace)
+    file, line = _place(error, trace)
     facts = {
         "t": time.time(),
         "type": kind.__name__,
         "bases": [base.__name__ for base in kind.__mro__[1:]],
         "message": str(error),
-        "file": frames[-1].filename if frames else getattr(error, "filename", "") or "",
-        "line": frames[-1].lineno if frames else getattr(error, "lineno", 0) or 0,
+        "file": file,
+        "line": line,
     }
     try:
         partial = Path(f"{_file}.partial")
@@ -56,6 +66,7 @@ def _chain() -> None:
             return
 
 
+_folder = os.getcwd()
 # Taken away, so that Pythons which the script starts do not speak for it.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)
 _previous_hook = sys.excepthook
