@@ -1,7 +1,7 @@
 """A whole Airflow and an object store on this machine, for the demo and for tests.
 
-Real parts, small settings: SQLite, LocalExecutor, loopback. Every process is tethered to the one
-that starts the site and carries a mark, so that none outlives it.
+Real parts, small settings: SQLite, LocalExecutor, loopback. Every process has a guard, so that
+none outlives the one that starts the site.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from typing import Any
 
 import httpx
 
-from ddl_airflow.launchers.processes import kill_marked
-from ddl_airflow.launchers.tether import __file__ as tether_file
+from ddl_airflow.demo import guard
 
 USER = "admin"
-_MARK = "DDL_SITE"
 _STOP_S = 5.0
 
 
@@ -51,24 +49,15 @@ class Service:
         argv: what to run.
         env: its whole environment.
         logs: folder.
-        tethered: whether it gets SIGTERM when this process dies.
     """
 
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        tethered: bool = True,
-    ) -> None:
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = logs / f"{name}.log"
-        tether = [sys.executable, "-SE", tether_file, str(os.getpid())] if tethered else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*tether, *argv],
+                [sys.executable, "-SE", guard.__file__, str(os.getpid()), str(_STOP_S), *argv],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -92,13 +81,9 @@ class Service:
         self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to its whole group."""
+        """SIGTERM; its guard kills, after a grace, whatever is left of it."""
         self.terminate()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
 
 
 class EmbeddedObjectStore:
@@ -110,22 +95,19 @@ class EmbeddedObjectStore:
         self.secret_access_key = secrets.token_hex(12)
         self.port = free_port(9000)
         self.endpoint_url = f"http://127.0.0.1:{self.port}"
-        self._mark = secrets.token_hex(8)
         self._folder = folder
         self._service: Service | None = None
 
     def start(self) -> None:
         """Starts the server and waits until it answers."""
         argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        env = os.environ | {_MARK: self._mark}
-        self._service = Service("object-store", argv, env, self._folder)
+        self._service = Service("object-store", argv, os.environ, self._folder)
         _wait(lambda: _answers(self.endpoint_url + "/moto-api/"), [self._service], 60)
 
     def stop(self) -> None:
         """Ends it; its objects were in memory and are gone."""
         if self._service is not None:
             self._service.stop()
-        kill_marked(_MARK, self._mark)
 
 
 class AirflowSite:
@@ -149,7 +131,6 @@ class AirflowSite:
         self.workspace = home / "ddl"
         self.url = f"http://127.0.0.1:{free_port(port)}"
         self.password = secrets.token_urlsafe(9)
-        self._mark = secrets.token_hex(8)
         self._services: list[Service] = []
         self._env = {**os.environ, **self._settings(dags), **(environment or {})}
         self._client: httpx.Client | None = None
@@ -158,7 +139,6 @@ class AirflowSite:
         home = self.home
         port = self.url.rsplit(":", 1)[1]
         return {
-            _MARK: self._mark,
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -190,17 +170,6 @@ class AirflowSite:
     def start(self) -> None:
         """Makes the database, starts the three processes, waits until the API answers."""
         self.home.mkdir(parents=True, exist_ok=True)
-        # Tethers send SIGTERM, which a scheduler may take its time to follow.
-        watch = [sys.executable, "-m", "ddl_airflow.launchers.processes"]
-        self._services.append(
-            Service(
-                "watchdog",
-                [*watch, str(os.getpid()), str(_STOP_S), _MARK, self._mark],
-                {**os.environ},
-                self.home / "logs" / "site",
-                tethered=False,
-            )
-        )
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
         passwords.write_text(json.dumps({USER: self.password}), "utf-8")
@@ -234,7 +203,6 @@ class AirflowSite:
         for service in self._services:
             service.stop()
         self._services.clear()
-        kill_marked(_MARK, self._mark)
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
         """One call of the REST API, ``/api/v2`` + path. Raises httpx.HTTPStatusError."""

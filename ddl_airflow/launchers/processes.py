@@ -8,9 +8,7 @@ Source: proc(5), ``/proc/<pid>/environ``.
 from __future__ import annotations
 
 import os
-import select
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -41,24 +39,3 @@ def kill_marked(name: str, value: str) -> None:
             except ProcessLookupError:
                 continue  # it ended by itself
         time.sleep(_PAUSE_S)
-
-
-def kill_after(pid: int, delay_s: float, name: str, value: str) -> None:
-    """Waits for a process to end, and the delay; then kills all that is marked and still there.
-
-    Run it as a program of its own (``python -m ddl_airflow.launchers.processes PID DELAY NAME
-    VALUE``): it is for the case that the process, killed, could not clean up itself.
-    """
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        pass  # it has ended already
-    else:
-        select.select([descriptor], [], [])
-        os.close(descriptor)
-    time.sleep(delay_s)
-    kill_marked(name, value)
-
-
-if __name__ == "__main__":
-    kill_after(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.demo import guard
+
+# Starts a child that hides as Airflow's workers do: own session, empty environment, deaf to TERM.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hidden = subprocess.Popen(
+    [sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(60)"],
+    env={}, start_new_session=True,
+)
+with open(sys.argv[1] + ".partial", "w") as file:
+    file.write(f"{os.getpid()} {hidden.pid}")
+os.rename(sys.argv[1] + ".partial", sys.argv[1])
+time.sleep(60)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def start(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-SE", guard.__file__, str(os.getpid()), "0.3", *command]
+    )
+
+
+@pytest.fixture
+def stubborn(tmp_path):
+    script = tmp_path / "stubborn.py"
+    script.write_text(STUBBORN)
+    return [sys.executable, str(script), str(tmp_path / "pids")], tmp_path / "pids"
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_exit_code_is_the_commands():
+    assert start(sys.executable, "-c", "raise SystemExit(7)").wait(10) == 7
+    killed = "import os; os.kill(os.getpid(), 9)"
+    assert start(sys.executable, "-c", killed).wait(10) == 137
+
+
+def test_sigterm_ends_everything_after_the_grace(stubborn):
+    command, pids = stubborn
+    process = start(*command)
+    wait_for(pids.exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 137
+    assert [pid for pid in map(int, pids.read_text().split()) if alive(pid)] == []
+
+
+def test_death_of_the_parent_ends_everything(stubborn):
+    command, pids = stubborn
+    script = f"""
+        import os, subprocess, sys, time
+        subprocess.Popen([sys.executable, "-SE", {guard.__file__!r}, str(os.getpid()), "0.3",
+                          *{command!r}])
+        time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    wait_for(pids.exists)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not any(alive(pid) for pid in map(int, pids.read_text().split())))
