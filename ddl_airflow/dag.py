@@ -61,7 +61,7 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
-            "retries": retries.attempts - 1,
+            "retries": retries.retries,
             "retry_delay": retries.delay,
             "retry_exponential_backoff": 2.0 if retries.backoff == "exponential" else 0,
             "max_retry_delay": max(timedelta(hours=1), retries.delay),

@@ -6,7 +6,6 @@
     ├── ManifestError            the manifest, with every issue found in it
     │   ├── ManifestSyntaxError  not YAML, or not text
     │   └── ManifestInvalid      YAML, but not a manifest
-    ├── TopologyError            hosts, slots and world size do not fit
     ├── StagingError             objects in or out
     │   ├── SourceMissing        no such bucket, key or folder          permanent
     │   ├── AccessDenied         wrong keys, or keys without the right  permanent
@@ -17,8 +16,7 @@
     │   ├── CommandInvalid       command or script does not exist       permanent
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
-    │   ├── JobLost              nobody knows how the ranks ended
-    │   └── JobTimedOut
+    │   └── JobLost              nobody knows how the ranks ended
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
         └── ModelRejected        written, reloaded, and does not predict
@@ -87,10 +85,6 @@ class ManifestSyntaxError(ManifestError):
 
 class ManifestInvalid(ManifestError):
     """YAML, but with unknown, missing or wrong fields."""
-
-
-class TopologyError(DdlError):
-    """Hosts, slots and world size do not fit together."""
 
 
 class StagingError(DdlError):
@@ -167,10 +161,6 @@ class JobFailed(LaunchError):
 
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
-
-
-class JobTimedOut(LaunchError):
-    """The ranks did not end in the time given."""
 
 
 class TransformError(DdlError):

@@ -320,11 +320,6 @@ class Retries(Section):
         """Tries after the first one: Airflow's ``retries``."""
         return self.attempts - 1
 
-    @property
-    def delay_s(self) -> float:
-        """The delay in seconds."""
-        return self.delay.total_seconds()
-
 
 class Launcher(Section):
     """How the ranks start."""

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from ddl_airflow.core.units import parse_duration, parse_size
+from ddl_airflow.core.units import parse_duration
 
 
 @pytest.mark.parametrize(
@@ -24,18 +24,3 @@ def test_duration(text: str, seconds: float) -> None:
 def test_duration_refuses_what_it_does_not_know(text: str) -> None:
     with pytest.raises(ValueError, match="duration|finer"):
         parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("1B", 1), ("1kB", 1000), ("4Gi", 4 * 2**30), ("4GiB", 4 * 2**30), ("2.5Ki", 2560)]
-    + [("3 MB", 3_000_000), ("1Ti", 2**40), ("0.000001MB", 1)],
-)
-def test_size(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "4", "4g", "4G", "4gi", "1.00001kB", "0.5B", "-1B", "1PiB"])
-def test_size_refuses_what_it_does_not_know(text: str) -> None:
-    with pytest.raises(ValueError, match="size|finer"):
-        parse_size(text)

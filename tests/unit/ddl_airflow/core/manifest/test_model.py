@@ -56,7 +56,7 @@ def test_full_manifest_has_everything() -> None:
     assert manifest.dag_id == "Digits-v2-Keras"
     assert (manifest.slots, manifest.world_size) == (2, 6)
     assert manifest.retries.delay == timedelta(seconds=90)
-    assert (manifest.retries.delay_s, manifest.retries.retries) == (90.0, 4)
+    assert (manifest.retries.delay, manifest.retries.retries) == (timedelta(seconds=90), 4)
     assert manifest.training_data_reference.place.prefix == "data/v2"
     assert manifest.training_results_reference.place.prefix == "models"
     assert manifest.transform.checkpoint == 200
@@ -70,7 +70,7 @@ def test_full_manifest_has_everything() -> None:
 def test_defaults() -> None:
     manifest = _load("folders")
     assert manifest.schedule is None and manifest.code == "./" and manifest.metrics == ()
-    assert (manifest.retries.attempts, manifest.retries.delay_s) == (3, 30.0)
+    assert (manifest.retries.attempts, manifest.retries.delay) == (3, timedelta(seconds=30))
     assert manifest.transform.checkpoint == "latest" and manifest.launcher.kind == "local"
     assert manifest.training_data_reference.place.path == "./data"
     assert manifest.world_size == 2
