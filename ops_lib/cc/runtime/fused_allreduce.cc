@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/arithmetic.h"
+#include "core/half.h"
 
 namespace ddl {
 namespace {
@@ -22,8 +23,20 @@ Status FusedAllReduce::Run(const Request& request) {
 
 Status FusedAllReduce::ReducePiece(const Request& request, const void* in, void* out,
                                    int64_t count) {
+  if (IsHalf(request.dtype)) return ReduceHalves(request, in, out, count);
   DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(in, out, count, request.dtype));
   if (request.average) Divide(out, count, request.dtype, communicator_->size());
+  return Status();
+}
+
+Status FusedAllReduce::ReduceHalves(const Request& request, const void* in, void* out,
+                                    int64_t count) {
+  if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
+  Widen(in, wide_.data(), count, request.dtype);
+  DDL_RETURN_IF_ERROR(
+      communicator_->AllReduceSum(wide_.data(), wide_.data(), count, DType::kFloat32));
+  if (request.average) Divide(wide_.data(), count, DType::kFloat32, communicator_->size());
+  Narrow(wide_.data(), out, count, request.dtype);
   return Status();
 }
 

@@ -13,6 +13,8 @@ namespace ddl {
 // in one buffer and share a message, large ones are cut. A piece stays in the cache between the
 // copy, the reduction and the division. The cut depends on the shapes alone, so the order of
 // additions, and with it every bit of the result, is the same on all ranks and in every run.
+//
+// float16 and bfloat16 are added, divided and sent as float32, and rounded once, at the end.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
@@ -26,12 +28,14 @@ class FusedAllReduce {
   Status RunUnfused(const Request& request);
   Status RunChecked(const Request& request);
   Status ReducePiece(const Request& request, const void* in, void* out, int64_t count);
+  Status ReduceHalves(const Request& request, const void* in, void* out, int64_t count);
   Status Flush(const Request& request);
 
   Communicator* communicator_;
   std::vector<char> buffer_;
   std::vector<const TensorBuffer*> packed_;  // what lies in buffer_, in order
   int64_t packed_nbytes_ = 0;
+  std::vector<float> wide_;  // a piece of float16 or bfloat16 on its way
 };
 
 }  // namespace ddl
