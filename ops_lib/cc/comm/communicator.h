@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/status.h"
@@ -32,6 +33,10 @@ class Communicator {
 
   // Overwrites `nbytes` at `buffer` with those of rank 0.
   virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;
+
+  // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from
+  // its `in`. `nbytes` is the same on every rank.
+  virtual Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
 };
 
 }  // namespace ddl

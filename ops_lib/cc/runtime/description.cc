@@ -12,6 +12,9 @@ constexpr size_t kNameLine = 1;
 constexpr size_t kOptionsLine = 2;
 constexpr size_t kFirstTensorLine = 3;
 
+// The options of a collective whose tensors may differ in their first dimension.
+constexpr char kFirstDimensionIsFree[] = "first dimension is free";
+
 std::vector<std::string> SplitLines(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t start = 0; start <= text.size();) {
@@ -20,6 +23,28 @@ std::vector<std::string> SplitLines(const std::string& text) {
     start = end + 1;
   }
   return lines;
+}
+
+bool FirstDimensionIsFree(const std::vector<std::string>& lines) {
+  return lines.size() > kOptionsLine && lines[kOptionsLine] == kFirstDimensionIsFree;
+}
+
+// "float32[5,3]" -> "float32[?,3]"; a scalar, "float32[]", stays as it is.
+std::string WithoutFirstDimension(std::string tensor) {
+  const size_t start = tensor.find('[') + 1;
+  const size_t length = tensor.find_first_of(",]", start) - start;
+  return length == 0 ? tensor : tensor.replace(start, length, "?");
+}
+
+// Whether two descriptions fit one collective.
+bool Fit(std::vector<std::string> theirs, std::vector<std::string> ours) {
+  for (std::vector<std::string>* lines : {&theirs, &ours}) {
+    if (!FirstDimensionIsFree(*lines)) return false;  // they differ, and nothing may
+    for (size_t i = kFirstTensorLine; i < lines->size(); ++i) {
+      (*lines)[i] = WithoutFirstDimension((*lines)[i]);
+    }
+  }
+  return theirs == ours;
 }
 
 // The first difference between what rank `rank` and rank 0 sent.
@@ -48,7 +73,9 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
     if (theirs[kFirstTensorLine + i] != ours[kFirstTensorLine + i]) {
       return who + " sent " + theirs[kFirstTensorLine + i] + " as tensor " + std::to_string(i) +
              ", rank 0 " + ours[kFirstTensorLine + i] +
-             ". Shape and dtype must agree on all ranks.";
+             (FirstDimensionIsFree(ours)
+                  ? ". All dimensions but the first, and the dtype, must agree on all ranks."
+                  : ". Shape and dtype must agree on all ranks.");
     }
   }
   return who + " differs from rank 0.";
@@ -66,6 +93,8 @@ std::string Describe(const Request& request) {
     text += request.average ? "op=avg" : "op=sum";
     if (request.unfused) text += " mpi=true";
     if (request.tolerance > 0) text += " check=" + std::to_string(request.tolerance);
+  } else if (request.kind == Request::Kind::kAllGather) {
+    text += kFirstDimensionIsFree;
   }
   for (const TensorBuffer& tensor : request.tensors) {
     text += "\n";
@@ -89,10 +118,11 @@ std::string Title(const std::string& description) {
 Status Compare(const std::vector<std::string>& descriptions) {
   for (size_t rank = 1; rank < descriptions.size(); ++rank) {
     if (descriptions[rank] == descriptions[0]) continue;
+    const std::vector<std::string> theirs = SplitLines(descriptions[rank]);
+    const std::vector<std::string> ours = SplitLines(descriptions[0]);
+    if (Fit(theirs, ours)) continue;
     return Status(Code::kInvalidArgument,
-                  Title(descriptions[0]) + ": " +
-                      Difference(static_cast<int>(rank), SplitLines(descriptions[rank]),
-                                 SplitLines(descriptions[0])));
+                  Title(descriptions[0]) + ": " + Difference(static_cast<int>(rank), theirs, ours));
   }
   return Status();
 }

@@ -9,7 +9,8 @@
 namespace ddl {
 
 // What a rank is about to do, in the form in which ranks compare it: op, name, options, then one
-// line for each tensor. Equal text means that the collective fits.
+// line for each tensor. Equal text means that the collective fits; tensors that are to be gathered
+// may differ in their first dimension.
 std::string Describe(const Request& request);
 
 // Sent instead of a description: this rank's script has ended.
@@ -21,7 +22,7 @@ extern const char kWithdrawn[];
 // `AllReduceN "loss/grads"`, for messages.
 std::string Title(const std::string& description);
 
-// Ok if all descriptions (one for each rank) are equal. Else InvalidArgument with the first
+// Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the first
 // difference to rank 0: which tensor, which rank, what each of them asked for.
 Status Compare(const std::vector<std::string>& descriptions);
 
