@@ -87,6 +87,20 @@ def group_size(environ: Mapping[str, str] | None = None) -> int | None:
     return int(text)
 
 
+def sparse_as_dense(environ: Mapping[str, str] | None = None) -> bool:
+    """DDL_SPARSE_AS_DENSE: whether sparse gradients are made dense before they are reduced.
+
+    Default: True. Raises RuntimeError if it is neither 0 nor 1.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_SPARSE_AS_DENSE", "1")
+    if text not in ("0", "1"):
+        raise RuntimeError(
+            f"DDL_SPARSE_AS_DENSE is {text!r}. Give 1 (dense, the default) or 0 (sparse gradients "
+            "stay sparse)."
+        )
+    return text == "1"
+
+
 PLACEMENT = read_placement()
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from ddl_ops.environment import Placement, group_size, read_placement
+from ddl_ops.environment import Placement, group_size, read_placement, sparse_as_dense
 
 
 def test_open_mpi_is_read() -> None:
@@ -64,3 +64,14 @@ def test_group_size_is_read(text: str | None, limit: int | None) -> None:
 def test_group_size_without_meaning_is_refused(text: str) -> None:
     with pytest.raises(RuntimeError, match="DDL_GROUP_SIZE"):
         group_size({"DDL_GROUP_SIZE": text})
+
+
+@pytest.mark.parametrize(("text", "dense"), [(None, True), ("1", True), ("0", False)])
+def test_sparse_as_dense_is_read(text: str | None, dense: bool) -> None:
+    assert sparse_as_dense({} if text is None else {"DDL_SPARSE_AS_DENSE": text}) is dense
+
+
+@pytest.mark.parametrize("text", ["", "no", "false", "2"])
+def test_sparse_as_dense_without_meaning_is_refused(text: str) -> None:
+    with pytest.raises(RuntimeError, match="DDL_SPARSE_AS_DENSE"):
+        sparse_as_dense({"DDL_SPARSE_AS_DENSE": text})
