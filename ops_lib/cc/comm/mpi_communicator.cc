@@ -120,6 +120,20 @@ Status MpiCommunicator::BroadcastFrom(int root, void* buffer, int64_t nbytes) {
   return Status();
 }
 
+Status MpiCommunicator::ExchangeShares(const void* in, void* out,
+                                       const std::vector<int64_t>& nbytes) {
+  const std::vector<int> sent(nbytes.begin(), nbytes.end());
+  const std::vector<int> received(size_, sent[rank_]);
+  std::vector<int> from(size_, 0), to(size_, 0);
+  for (int rank = 1; rank < size_; ++rank) {
+    from[rank] = from[rank - 1] + sent[rank - 1];
+    to[rank] = to[rank - 1] + received[rank - 1];
+  }
+  return Check(MPI_Alltoallv(in, sent.data(), from.data(), MPI_BYTE, out, received.data(),
+                             to.data(), MPI_BYTE, comm_),
+               "MPI_Alltoallv");
+}
+
 Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
   std::vector<int64_t> offsets(size_ + 1, 0);
   std::partial_sum(nbytes.begin(), nbytes.end(), offsets.begin() + 1);

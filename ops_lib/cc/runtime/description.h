@@ -22,8 +22,8 @@ extern const char kWithdrawn[];
 // `AllReduceN "loss/grads"`, for messages.
 std::string Title(const std::string& description);
 
-// Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the first
-// difference to rank 0: which tensor, which rank, what each of them asked for.
+// Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the
+// first difference to rank 0: which tensor, which rank, what each of them asked for.
 Status Compare(const std::vector<std::string>& descriptions);
 
 }  // namespace ddl
