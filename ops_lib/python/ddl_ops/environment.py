@@ -101,6 +101,20 @@ def sparse_as_dense(environ: Mapping[str, str] | None = None) -> bool:
     return text == "1"
 
 
+def wire_dtype(environ: Mapping[str, str] | None = None) -> str | None:
+    """DDL_WIRE_DTYPE: the type in which gradients travel, "float16" or "bfloat16"; None: their own.
+
+    Raises RuntimeError if it is something else.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_WIRE_DTYPE")
+    if text not in (None, "float16", "bfloat16"):
+        raise RuntimeError(
+            f"DDL_WIRE_DTYPE is {text!r}. Give float16 or bfloat16, or unset it to send gradients "
+            "as they are."
+        )
+    return text
+
+
 PLACEMENT = read_placement()
 
 

@@ -151,7 +151,8 @@ def half_values(dtype: str, count: int, rank: int) -> np.ndarray:
 def halves_are_summed_as_float32_and_rounded_once() -> None:
     for dtype in HALVES:
         half = tf.as_dtype(dtype).as_numpy_dtype
-        counts = (0, 1, 7, 70_001, 2_100_003)
+        # From 32 Ki elements on in shares, which are not all equal; the last in two pieces.
+        counts = (0, 1, 7, 32_768, 70_001, 2_100_003)
         mine = [half_values(dtype, count, RANK) for count in counts]
         sums = ddl.allreduce_n(mine, average=False)
         means = ddl.allreduce_n(mine)
@@ -169,6 +170,34 @@ def halves_are_summed_as_float32_and_rounded_once() -> None:
     large = tf.constant([40000.0], tf.float16)
     assert ddl.allreduce(large).numpy() == 40000.0
     assert ddl.allreduce(large, average=False).numpy() == (40000.0 if SIZE == 1 else np.inf)
+
+
+@check
+def gradients_may_travel_as_halves() -> None:
+    # Magnitudes over four decades, and what float16 has no numbers for but 0.
+    count = 50_000
+    exponents = np.random.RandomState(4).uniform(-3, 1, count)
+    parts = [np.random.RandomState(60 + r).randn(count) * 10.0**exponents for r in range(SIZE)]
+    mean, magnitude = np.mean(parts, axis=0), np.mean(np.abs(parts), axis=0)
+    whole = tf.constant([RANK, 7])
+    for wire, u, step in (("float16", 2.0**-11, 2.0**-24), ("bfloat16", 2.0**-8, 0.0)):
+        os.environ["DDL_WIRE_DTYPE"] = wire
+        try:
+            for dtype in (tf.float32, tf.float64):
+                mine = [tf.constant(parts[RANK], dtype), tf.fill([3], tf.cast(1e-9, dtype)), whole]
+                got, tiny, untouched = reduce_gradients(mine)
+                assert got.dtype == tiny.dtype == dtype and untouched.dtype == tf.int32
+                error = np.abs(got.numpy() - mean)
+                assert (error <= 2 * u * magnitude * 1.01 + step).all(), (error / magnitude).max()
+                assert error.max() > 0
+                assert (tiny.numpy() == 0).all() == (wire == "float16")
+                np.testing.assert_array_equal(untouched, [sum(range(SIZE)) // SIZE, 7])
+                assert_same_everywhere([got.numpy()])
+                if RANK == 0 and dtype == tf.float32:
+                    relative = np.linalg.norm(error) / np.linalg.norm(mean)
+                    say(f"{wire}: norm of the error / norm of the mean {relative:.2e}")
+        finally:
+            del os.environ["DDL_WIRE_DTYPE"]
 
 
 @check
@@ -252,7 +281,8 @@ def allreduce_of_slices_keeps_them() -> None:
     for run in (reduce, tf.function(reduce)):
         for average, divisor in ((False, 1), (True, SIZE)):
             got_values, got_indices = run(average)
-            np.testing.assert_array_equal(got_values, all_values / np.float32(divisor))
+            # Not to the bit: in graphs TensorFlow multiplies by the reciprocal.
+            np.testing.assert_allclose(got_values, all_values / divisor, rtol=1e-6)
             np.testing.assert_array_equal(got_indices, all_indices)
     whole = tf.IndexedSlices(*map(tf.constant, slices_of(RANK, "int32")), tf.constant([9, 2]))
     summed = ddl.allreduce(whole, average=False)
