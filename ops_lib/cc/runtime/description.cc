@@ -36,17 +36,6 @@ std::string WithoutFirstDimension(std::string tensor) {
   return length == 0 ? tensor : tensor.replace(start, length, "?");
 }
 
-// Whether two descriptions fit one collective.
-bool Fit(std::vector<std::string> theirs, std::vector<std::string> ours) {
-  for (std::vector<std::string>* lines : {&theirs, &ours}) {
-    if (!FirstDimensionIsFree(*lines)) return false;  // they differ, and nothing may
-    for (size_t i = kFirstTensorLine; i < lines->size(); ++i) {
-      (*lines)[i] = WithoutFirstDimension((*lines)[i]);
-    }
-  }
-  return theirs == ours;
-}
-
 // The first difference between what rank `rank` and rank 0 sent.
 std::string Difference(int rank, const std::vector<std::string>& theirs,
                        const std::vector<std::string>& ours) {
@@ -115,14 +104,25 @@ std::string Title(const std::string& description) {
                                   : lines[kOpLine];
 }
 
+std::string Essence(const std::string& description) {
+  std::vector<std::string> lines = SplitLines(description);
+  if (!FirstDimensionIsFree(lines)) return description;
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) text += "\n";
+    text += i < kFirstTensorLine ? lines[i] : WithoutFirstDimension(lines[i]);
+  }
+  return text;
+}
+
 Status Compare(const std::vector<std::string>& descriptions) {
   for (size_t rank = 1; rank < descriptions.size(); ++rank) {
     if (descriptions[rank] == descriptions[0]) continue;
-    const std::vector<std::string> theirs = SplitLines(descriptions[rank]);
-    const std::vector<std::string> ours = SplitLines(descriptions[0]);
-    if (Fit(theirs, ours)) continue;
+    if (Essence(descriptions[rank]) == Essence(descriptions[0])) continue;
     return Status(Code::kInvalidArgument,
-                  Title(descriptions[0]) + ": " + Difference(static_cast<int>(rank), theirs, ours));
+                  Title(descriptions[0]) + ": " +
+                      Difference(static_cast<int>(rank), SplitLines(descriptions[rank]),
+                                 SplitLines(descriptions[0])));
   }
   return Status();
 }

@@ -9,9 +9,12 @@
 namespace ddl {
 
 // What a rank is about to do, in the form in which ranks compare it: op, name, options, then one
-// line for each tensor. Equal text means that the collective fits; tensors that are to be gathered
-// may differ in their first dimension.
+// line for each tensor.
 std::string Describe(const Request& request);
+
+// What of a description must be equal on all ranks for the collective to fit: all of it, but for
+// the first dimensions of tensors that are gathered.
+std::string Essence(const std::string& description);
 
 // Sent instead of a description: this rank's script has ended.
 extern const char kLeave[];
