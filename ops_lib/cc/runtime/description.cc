@@ -105,7 +105,9 @@ std::string Title(const std::string& description) {
 }
 
 std::string Essence(const std::string& description) {
-  std::vector<std::string> lines = SplitLines(description);
+  // Looked for before anything is taken apart: most descriptions are long and have it not.
+  if (description.find(kFirstDimensionIsFree) == std::string::npos) return description;
+  const std::vector<std::string> lines = SplitLines(description);
   if (!FirstDimensionIsFree(lines)) return description;
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
