@@ -1,4 +1,5 @@
-"""Endings in which messages of ranks cross on the way, the worse ones tried several times.
+"""Endings in which messages of ranks cross on the way, the worse ones tried several times; and
+gathers that TensorFlow would need much time or luck for.
 
 A rank that gives up and one that arrives late must come to the same end, whoever is faster: else
 one of them waits in MPI for ever.
@@ -76,3 +77,14 @@ def test_all_ranks_come_to_the_same_end(
             assert first == total
             left = how == ("root leaves" if rank == 0 else "member leaves") and rank < 2
             assert rest == ([] if left else [total if code == OK else f"{code} 0"] * 50)
+
+
+@pytest.mark.parametrize("how", ["large gather", "no memory"])
+def test_gathers_of_more_than_2_gib_and_without_memory(
+    driver: list[str], run_command: Callable, how: str
+) -> None:
+    program, *options = driver
+    ended = run_command([program, "-np", "3", *options, how], {}, 120)
+    assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
+    for rank in range(3):
+        assert ended.lines_of(rank) == [f"{OK} 303"] * 51

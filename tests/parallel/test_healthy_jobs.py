@@ -55,9 +55,13 @@ def test_explicit_mode_needs_init(run_ranks: Callable) -> None:
         assert said[0] == f"placement {rank} 2 {rank} 1"
         assert said[1].startswith("RuntimeError: ddl.bcast() before ddl.init()")
         assert said[2].startswith("RuntimeError: ddl.allreduce_n() before ddl.init()")
-        assert said[3] == f"not reduced {5.0 - rank}"
-        assert said[4].startswith("RuntimeError: ddl is already initialised")
-        assert said[5:] == ["total [2.0, 1.0]", "end of script"]
+        assert said[3].startswith("RuntimeError: ddl.allreduce() before ddl.init()")
+        assert said[4].startswith("RuntimeError: ddl.allgather() before ddl.init()")
+        assert said[5].startswith("FailedPreconditionError: "), said
+        assert "DdlRank: ddl is not running. Call ddl.init (op Init) first." in said[5]
+        assert said[6] == f"not reduced {5.0 - rank}"
+        assert said[7].startswith("RuntimeError: ddl is already initialised")
+        assert said[8:] == ["total [2.0, 1.0]", "end of script"]
 
 
 @pytest.mark.parametrize("options", [{}, {"DDL_OPTIONS": "-mode p"}], ids=["plain", "options"])
@@ -68,7 +72,8 @@ def test_alone_there_is_one_rank_and_explicit_calls_say_how_to_start(
     assert ended.returncode == 0, ended.output
     said = ended.lines_of(0)
     assert said[0] == "placement 0 1 0 1"
-    for call, line in zip(("init", "bcast", "allreduce_n", "grads_reduce"), said[1:], strict=False):
+    calls = ("init", "bcast", "allreduce_n", "allreduce", "allgather", "grads_reduce")
+    for call, line in zip(calls, said[1:], strict=False):
         assert line.startswith(f"RuntimeError: ddl.{call}() needs several ranks"), said
         assert "ddl-run --np 2 python script.py" in line
     assert said[-2:] == ["trained alone", "end of script"]

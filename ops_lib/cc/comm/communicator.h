@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/status.h"
@@ -32,6 +33,15 @@ class Communicator {
 
   // Overwrites `nbytes` at `buffer` with those of rank 0.
   virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;
+
+  // Hands each rank its share of `in`: the first nbytes[0] bytes to rank 0, the next nbytes[1] to
+  // rank 1 and so on. `out` gets this rank's share of every rank, in the order of the ranks:
+  // size() * nbytes[rank()] bytes. `nbytes` is the same on every rank, its sum below 2^30.
+  virtual Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
+
+  // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from
+  // its `in`. `nbytes` is the same on every rank.
+  virtual Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
 };
 
 }  // namespace ddl

@@ -1,6 +1,8 @@
 #include "comm/mpi_communicator.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace ddl {
@@ -105,10 +107,48 @@ Status MpiCommunicator::AllReduceSum(const void* in, void* out, int64_t count, D
 }
 
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
+  return BroadcastFrom(0, buffer, nbytes);
+}
+
+Status MpiCommunicator::BroadcastFrom(int root, void* buffer, int64_t nbytes) {
   for (int64_t first = 0; first < nbytes; first += kMaxCount) {
     const int n = static_cast<int>(std::min(kMaxCount, nbytes - first));
     DDL_RETURN_IF_ERROR(
-        Check(MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, 0, comm_), "MPI_Bcast"));
+        Check(MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, root, comm_),
+              "MPI_Bcast"));
+  }
+  return Status();
+}
+
+Status MpiCommunicator::ExchangeShares(const void* in, void* out,
+                                       const std::vector<int64_t>& nbytes) {
+  const std::vector<int> sent(nbytes.begin(), nbytes.end());
+  const std::vector<int> received(size_, sent[rank_]);
+  std::vector<int> from(size_, 0), to(size_, 0);
+  for (int rank = 1; rank < size_; ++rank) {
+    from[rank] = from[rank - 1] + sent[rank - 1];
+    to[rank] = to[rank - 1] + received[rank - 1];
+  }
+  return Check(MPI_Alltoallv(in, sent.data(), from.data(), MPI_BYTE, out, received.data(),
+                             to.data(), MPI_BYTE, comm_),
+               "MPI_Alltoallv");
+}
+
+Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
+  std::vector<int64_t> offsets(size_ + 1, 0);
+  std::partial_sum(nbytes.begin(), nbytes.end(), offsets.begin() + 1);
+  if (offsets[size_] <= kMaxCount) {
+    const std::vector<int> counts(nbytes.begin(), nbytes.end());
+    const std::vector<int> places(offsets.begin(), offsets.end() - 1);
+    return Check(MPI_Allgatherv(in, counts[rank_], MPI_BYTE, out, counts.data(), places.data(),
+                                MPI_BYTE, comm_),
+                 "MPI_Allgatherv");
+  }
+  // Places are int as well, so a large result cannot be one call, in whatever units.
+  char* all = static_cast<char*>(out);
+  std::memcpy(all + offsets[rank_], in, nbytes[rank_]);
+  for (int rank = 0; rank < size_; ++rank) {
+    DDL_RETURN_IF_ERROR(BroadcastFrom(rank, all + offsets[rank], nbytes[rank]));
   }
   return Status();
 }

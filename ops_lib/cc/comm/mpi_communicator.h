@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -28,6 +29,8 @@ class MpiCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received) override;
   Status AllReduceSum(const void* in, void* out, int64_t count, DType dtype) override;
   Status Broadcast(void* buffer, int64_t nbytes) override;
+  Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
 
  private:
   struct PendingSend {
@@ -37,6 +40,7 @@ class MpiCommunicator : public Communicator {
 
   MpiCommunicator() = default;
   Status DropFinishedSends();
+  Status BroadcastFrom(int root, void* buffer, int64_t nbytes);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;

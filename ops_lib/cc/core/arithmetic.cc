@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "core/half.h"
 
 namespace ddl {
 namespace {
@@ -43,6 +46,12 @@ void Divide(void* values, int64_t count, DType dtype, int divisor) {
 
 int64_t CountDeviations(const void* values, const void* expected, int64_t count, DType dtype,
                         double tolerance) {
+  if (IsHalf(dtype)) {
+    std::vector<float> got(count), want(count);
+    Widen(values, got.data(), count, dtype);
+    Widen(expected, want.data(), count, dtype);
+    return CountDeviationsAs<float>(got.data(), want.data(), count, tolerance);
+  }
   switch (dtype) {
     case DType::kFloat32: return CountDeviationsAs<float>(values, expected, count, tolerance);
     case DType::kFloat64: return CountDeviationsAs<double>(values, expected, count, tolerance);

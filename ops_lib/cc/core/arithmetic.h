@@ -12,7 +12,7 @@ namespace ddl {
 void Divide(void* values, int64_t count, DType dtype, int divisor);
 
 // How many of `count` elements differ by more than tolerance * max(1, |expected|). NaN equals NaN
-// only. Same dtypes as Divide.
+// only. Same dtypes as Divide, and float16 and bfloat16.
 int64_t CountDeviations(const void* values, const void* expected, int64_t count, DType dtype,
                         double tolerance);
 

@@ -9,8 +9,12 @@
 namespace ddl {
 
 // What a rank is about to do, in the form in which ranks compare it: op, name, options, then one
-// line for each tensor. Equal text means that the collective fits.
+// line for each tensor.
 std::string Describe(const Request& request);
+
+// What of a description must be equal on all ranks for the collective to fit: all of it, but for
+// the first dimensions of tensors that are gathered.
+std::string Essence(const std::string& description);
 
 // Sent instead of a description: this rank's script has ended.
 extern const char kLeave[];
@@ -21,8 +25,8 @@ extern const char kWithdrawn[];
 // `AllReduceN "loss/grads"`, for messages.
 std::string Title(const std::string& description);
 
-// Ok if all descriptions (one for each rank) are equal. Else InvalidArgument with the first
-// difference to rank 0: which tensor, which rank, what each of them asked for.
+// Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the
+// first difference to rank 0: which tensor, which rank, what each of them asked for.
 Status Compare(const std::vector<std::string>& descriptions);
 
 }  // namespace ddl

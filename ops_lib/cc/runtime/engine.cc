@@ -11,6 +11,7 @@
 #include "runtime/agreement.h"
 #include "runtime/description.h"
 #include "runtime/fused_allreduce.h"
+#include "runtime/gather.h"
 
 namespace ddl {
 
@@ -125,6 +126,8 @@ void Engine::Serve() {
       const TensorBuffer& tensor = request.tensors[0];
       status = communicator_->Broadcast(
           tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
+    } else if (status.ok() && request.kind == Request::Kind::kAllGather) {
+      status = Gather(communicator_.get(), request);
     } else if (status.ok()) {
       status = allreduce.Run(request);
       for (const TensorBuffer& tensor : request.tensors) {

@@ -21,7 +21,7 @@ struct TensorBuffer {
 
 // One collective, as a kernel hands it to the engine.
 struct Request {
-  enum class Kind { kBroadcast, kAllReduce };
+  enum class Kind { kBroadcast, kAllReduce, kAllGather };
 
   Kind kind = Kind::kAllReduce;
   std::string op_name;  // as users know it: "AllReduceN"
@@ -31,6 +31,9 @@ struct Request {
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;
+  // For kAllGather, whose one tensor has no `out`: called once, by the engine's thread, when the
+  // first dimensions of all ranks are known; sets `out` to memory for all of them.
+  std::function<Status(const std::vector<int64_t>& sizes, void** out)> allocate;
   std::function<void(const Status&)> done;  // called once, by the engine's thread
 };
 

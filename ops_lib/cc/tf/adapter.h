@@ -24,7 +24,8 @@ inline constexpr char kPlainTypes[] =
     "uint64, bool, complex64, complex128}";
 
 // The types that can be summed.
-inline constexpr char kReducedTypes[] = "T: {float32, float64, int32, int64}";
+inline constexpr char kReducedTypes[] =
+    "T: {float32, float64, int32, int64, float16, bfloat16}";
 
 }  // namespace ddl
 

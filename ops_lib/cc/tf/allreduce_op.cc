@@ -23,6 +23,7 @@ dtype or op differ.
 
 input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero.
+  float16 and bfloat16 are summed and divided as float32 and rounded once.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);

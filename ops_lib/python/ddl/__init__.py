@@ -17,6 +17,8 @@ from ddl_ops import collectives, gradients, lifecycle, progress, tf1_hooks
 from ddl_ops.environment import PLACEMENT, require_launched
 
 __all__ = [
+    "allgather",
+    "allreduce",
     "allreduce_n",
     "bcast",
     "grads_reduce",
@@ -65,20 +67,38 @@ def bcast(init_val: tf.Tensor) -> tf.Tensor:
     return collectives.bcast(init_val)
 
 
+def allgather(tensor: tf.Tensor) -> tf.Tensor:
+    """All ranks' tensors joined along the first dimension; see ddl_ops.collectives.allgather."""
+    return collectives.allgather(tensor)
+
+
+def allreduce(
+    tensor: tf.Tensor | tf.IndexedSlices, average: bool = True
+) -> tf.Tensor | tf.IndexedSlices:
+    """A tensor averaged (or summed) over the ranks; IndexedSlices stay what they are.
+
+    See ddl_ops.collectives.allreduce.
+    """
+    return collectives.allreduce(tensor, average)
+
+
 def allreduce_n(grads: Sequence[tf.Tensor], average: bool = True) -> list[tf.Tensor]:
     """Each tensor averaged (or summed) over the ranks; see ddl_ops.collectives.allreduce_n."""
     return collectives.allreduce_n(grads, average)
 
 
 def grads_reduce(
-    grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    average: bool = True,
+    sparse_as_dense: bool | None = None,
 ) -> list[tuple[Any, Any]]:
     """(gradient, variable) pairs with the gradients averaged (or summed) over the ranks.
 
-    None stays None, IndexedSlices become dense; see ddl_ops.gradients.reduce_gradients.
+    None stays None; IndexedSlices become dense unless `sparse_as_dense` (or, where that is None,
+    DDL_SPARSE_AS_DENSE) says otherwise; see ddl_ops.gradients.reduce_gradients.
     """
     require_launched("ddl.grads_reduce()")
-    return gradients.grads_reduce(grads_and_vars, average)
+    return gradients.grads_reduce(grads_and_vars, average, sparse_as_dense)
 
 
 def report(

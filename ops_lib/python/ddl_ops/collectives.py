@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.environment import require_launched
+import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
+from ddl_ops.environment import PLACEMENT, require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import operations
-
-# The last broadcast of each TF1 graph; see bcast.
-_last_bcast: weakref.WeakKeyDictionary[tf.Graph, tf.Operation] = weakref.WeakKeyDictionary()
+from ddl_ops.ordering import after_last_call
 
 
 def _require_initialised(what: str) -> None:
@@ -23,31 +21,18 @@ def _require_initialised(what: str) -> None:
         )
 
 
-def _in_plain_graph() -> bool:
-    # Eager code and tf.functions keep the order of a program by themselves.
-    return not tf.executing_eagerly() and not isinstance(
-        tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph
-    )
-
-
 def bcast(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Returns rank 0's `value` on every rank: any shape, any numeric or bool dtype.
 
-    In a TF1 graph each call waits for the one before it, so that all ranks broadcast in the order
-    of the program. Raises InvalidArgumentError on every rank if shapes or dtypes differ,
+    In a TF1 graph each call of bcast, allreduce and allgather waits for the one before it, so that
+    all ranks run them in the order of the program. The gradient is the sum over the ranks on rank
+    0 and zeros elsewhere. Raises InvalidArgumentError on every rank if shapes or dtypes differ,
     FailedPreconditionError if a rank has left, DeadlineExceededError if one does not come within
     DDL_STALL_TIMEOUT; RuntimeError before init().
     """
     _require_initialised("ddl.bcast()")
-    if not _in_plain_graph():
-        return broadcast_op(value, name)
     value = tf.convert_to_tensor(value)
-    graph = value.graph
-    previous = _last_bcast.get(graph)
-    with tf.control_dependencies([previous] if previous is not None else []):
-        received = broadcast_op(value, name)
-    _last_bcast[graph] = received.op
-    return received
+    return after_last_call(lambda: broadcast_op(value, name))
 
 
 def broadcast_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
@@ -56,14 +41,102 @@ def broadcast_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
         return operations().bcast(value, name=name)
 
 
+def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """Joins the ranks' tensors along the first dimension.
+
+    Args:
+        value: [n_r, d...], any numeric or bool dtype; n_r may differ by rank and may be 0, d and
+            dtype may not.
+        name: of the op.
+
+    Returns [sum n_r, d...] in the order of the ranks, on every rank. Its gradient is this rank's
+    rows of the sum over the ranks. Raises InvalidArgumentError on every rank for scalars (in graphs
+    ValueError), else as bcast. Source: MPI-4.1 section 6.7, MPI_Allgatherv.
+    """
+    _require_initialised("ddl.allgather()")
+    value = tf.convert_to_tensor(value)
+    return after_last_call(lambda: gather_op(value, name))
+
+
+def gather_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """The AllGather op by itself, for callers that keep the order among ranks. Errors as bcast."""
+    with tf.device("/CPU:0"):
+        return operations().all_gather(value, name=name).output
+
+
+def allreduce(
+    value: tf.Tensor | tf.IndexedSlices, average: bool = True, name: str | None = None
+) -> tf.Tensor | tf.IndexedSlices:
+    """Averages (or sums) a tensor over the ranks.
+
+    Args:
+        value: dense: float16, bfloat16, float32, float64, int32 or int64, of one shape on all
+            ranks. Or IndexedSlices, whose slices may differ in number and place; the result is
+            IndexedSlices too, with the slices of all ranks in their order, divided by their number
+            for an average.
+        average: integers truncate toward zero.
+        name: of the op.
+
+    All ranks get the same bits. Errors as bcast; TypeError for an average of integer IndexedSlices,
+    which would be wrong where slices meet: they are added after the division.
+    """
+    _require_initialised("ddl.allreduce()")
+    if isinstance(value, tf.IndexedSlices):
+        return reduce_slices(value, average, name, allgather)
+    value = tf.convert_to_tensor(value)
+    with tf.device("/CPU:0"):
+        return after_last_call(
+            lambda: operations().all_reduce(value, op="avg" if average else "sum", name=name)
+        )
+
+
+def reduce_slices(
+    slices: tf.IndexedSlices,
+    average: bool,
+    name: str | None,
+    gather: Callable[[tf.Tensor, str | None], tf.Tensor],
+) -> tf.IndexedSlices:
+    """allreduce of IndexedSlices through `gather`: two gathers, indices first."""
+    if average and not (slices.dtype.is_floating or slices.dtype.is_complex):
+        raise TypeError(
+            f"ddl cannot average IndexedSlices of {slices.dtype.name}. Pass average=False, or cast "
+            "the values to a floating-point type."
+        )
+    indices = gather(slices.indices, f"{name}_indices" if name else None)
+    with tf.control_dependencies([indices]):
+        values = gather(slices.values, f"{name}_values" if name else None)
+    if average:
+        values /= tf.cast(PLACEMENT.size, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def size_op() -> tf.Tensor:
+    """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init()."""
+    with tf.device("/CPU:0"):
+        return operations().ddl_size()
+
+
+def rank_op() -> tf.Tensor:
+    """This process's number among all ranks, as size_op."""
+    with tf.device("/CPU:0"):
+        return operations().ddl_rank()
+
+
+def local_rank_op() -> tf.Tensor:
+    """This process's number among the ranks of its host, as size_op."""
+    with tf.device("/CPU:0"):
+        return operations().ddl_local_rank()
+
+
 def allreduce_n(
     tensors: Sequence[tf.Tensor], average: bool = True, name: str | None = None
 ) -> list[tf.Tensor]:
     """Averages (or sums) each tensor over the ranks; returns them in order.
 
-    All ranks get the same bits. Tensors are float32, float64, int32 or int64, all of one dtype, of
-    any shapes. Integer averages truncate toward zero. All tensors travel together, so many small
-    ones cost little more than one. Errors as bcast; ValueError if dtypes are mixed.
+    All ranks get the same bits. Tensors are float16, bfloat16, float32, float64, int32 or int64,
+    all of one dtype, of any shapes. The halves are added as float32 and rounded once; integer
+    averages truncate toward zero. All tensors travel together, so many small ones cost little more
+    than one. Errors as bcast; ValueError if dtypes are mixed.
     """
     _require_initialised("ddl.allreduce_n()")
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]

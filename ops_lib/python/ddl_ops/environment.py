@@ -87,6 +87,34 @@ def group_size(environ: Mapping[str, str] | None = None) -> int | None:
     return int(text)
 
 
+def sparse_as_dense(environ: Mapping[str, str] | None = None) -> bool:
+    """DDL_SPARSE_AS_DENSE: whether sparse gradients are made dense before they are reduced.
+
+    Default: True. Raises RuntimeError if it is neither 0 nor 1.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_SPARSE_AS_DENSE", "1")
+    if text not in ("0", "1"):
+        raise RuntimeError(
+            f"DDL_SPARSE_AS_DENSE is {text!r}. Give 1 (dense, the default) or 0 (sparse gradients "
+            "stay sparse)."
+        )
+    return text == "1"
+
+
+def wire_dtype(environ: Mapping[str, str] | None = None) -> str | None:
+    """DDL_WIRE_DTYPE: the type in which gradients travel, "float16" or "bfloat16"; None: their own.
+
+    Raises RuntimeError if it is something else.
+    """
+    text = (os.environ if environ is None else environ).get("DDL_WIRE_DTYPE")
+    if text not in (None, "float16", "bfloat16"):
+        raise RuntimeError(
+            f"DDL_WIRE_DTYPE is {text!r}. Give float16 or bfloat16, or unset it to send gradients "
+            "as they are."
+        )
+    return text
+
+
 PLACEMENT = read_placement()
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.collectives import allreduce_n
-from ddl_ops.environment import PLACEMENT, group_size
+from ddl_ops.collectives import allreduce_n, gather_op, reduce_slices
+from ddl_ops.environment import PLACEMENT, group_size, wire_dtype
+from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
 
-# The ops add in these types; half precision travels as float32, which also keeps its sum exact.
-_REDUCED_AS = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
+# What DDL_WIRE_DTYPE makes smaller.
+_COMPRESSED = (tf.float32, tf.float64)
 
 
 def split_into_groups(counts: Sequence[int], limit: int | None) -> list[list[int]]:
@@ -35,43 +36,75 @@ def reduce_gradients(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     average: bool = True,
     name: str = "ddl_gradients",
-) -> list[tf.Tensor | None]:
+    sparse_as_dense: bool | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Averages (or sums) gradients over the ranks; returns them in order.
 
-    None stays None, and must be None on every rank. IndexedSlices become dense tensors: their
-    indices differ between ranks. float16 and bfloat16 are summed as float32. Gradients of one dtype
-    are reduced by one AllReduceN, or by several of about DDL_GROUP_SIZE elements, each after the
-    one before it. Errors as allreduce_n.
+    Args:
+        gradients: None stays None, and must be None on every rank.
+        average: over the ranks, else the sum.
+        name: of the ops, with a number after it.
+        sparse_as_dense: whether IndexedSlices become dense tensors before they are reduced, or stay
+            IndexedSlices, with the slices of all ranks: less to send as long as these are fewer
+            than the rows of the variable. None: as DDL_SPARSE_AS_DENSE says.
+
+    With DDL_WIRE_DTYPE, dense float32 and float64 gradients are rounded to that type before they
+    are reduced, and the result to it again: half the bytes or less to send, and an error of at most
+    2 u times the average magnitude over the ranks, u = 2^-11 for float16 (whose smallest step is
+    2^-24, and which ends at 65504) and 2^-8 for bfloat16.
+
+    Gradients of one dtype are reduced by one AllReduceN, or by several of about DDL_GROUP_SIZE
+    elements, each after the one before it; then the sparse ones. Errors as allreduce_n and
+    allreduce.
     """
     if PLACEMENT.size == 1 and not PLACEMENT.launched:
         return list(gradients)
-    reduced: list[tf.Tensor | None] = [None] * len(gradients)
+    if sparse_as_dense is None:
+        sparse_as_dense = default_sparse_as_dense()
+    reduced: list[tf.Tensor | tf.IndexedSlices | None] = [None] * len(gradients)
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    dense = {i: tf.convert_to_tensor(gradients[i]) for i in present}
+    sparse = [
+        i for i in present if not sparse_as_dense and isinstance(gradients[i], tf.IndexedSlices)
+    ]
+    dense = {i: tf.convert_to_tensor(gradients[i]) for i in present if i not in sparse}
+    own_dtypes = {i: gradient.dtype for i, gradient in dense.items()}
+    if wire := wire_dtype():
+        dense = {
+            i: tf.cast(gradient, wire) if own_dtypes[i] in _COMPRESSED else gradient
+            for i, gradient in dense.items()
+        }
     by_dtype: dict[tf.DType, list[int]] = {}
-    for i in present:
-        by_dtype.setdefault(_REDUCED_AS.get(dense[i].dtype, dense[i].dtype), []).append(i)
+    for i in dense:
+        by_dtype.setdefault(dense[i].dtype, []).append(i)
     previous: list[tf.Tensor] = []
     number = 0
-    for dtype, members in by_dtype.items():
+    for members in by_dtype.values():
         counts = [dense[i].shape.num_elements() or 0 for i in members]
         for group in split_into_groups(counts, group_size()):
             indices = [members[position] for position in group]
             with tf.control_dependencies(previous):
-                sums = allreduce_n(
-                    [tf.cast(dense[i], dtype) for i in indices], average, f"{name}_{number}"
-                )
+                sums = allreduce_n([dense[i] for i in indices], average, f"{name}_{number}")
             previous = sums[:1]
             number += 1
             for i, total in zip(indices, sums, strict=True):
-                reduced[i] = tf.cast(total, dense[i].dtype)
+                reduced[i] = tf.cast(total, own_dtypes[i])
+    for i in sparse:
+        with tf.control_dependencies(previous):
+            gathered = reduce_slices(gradients[i], average, f"{name}_{number}", gather_op)
+        previous = [gathered.values]
+        number += 1
+        reduced[i] = gathered
     return reduced
 
 
 def grads_reduce(
-    grads_and_vars: Iterable[tuple[Any, Any]], average: bool = True
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    average: bool = True,
+    sparse_as_dense: bool | None = None,
 ) -> list[tuple[Any, Any]]:
     """reduce_gradients for (gradient, variable) pairs, as optimizers compute and apply them."""
     pairs = list(grads_and_vars)
-    reduced = reduce_gradients([gradient for gradient, _ in pairs], average)
+    reduced = reduce_gradients(
+        [gradient for gradient, _ in pairs], average, sparse_as_dense=sparse_as_dense
+    )
     return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]

@@ -63,7 +63,7 @@ def _load_mpi() -> None:
 
 @functools.cache
 def operations() -> ModuleType:
-    """The ops as functions: init, bcast, all_reduce, all_reduce_n.
+    """The ops as functions: init, bcast, all_reduce, all_reduce_n, all_gather, ddl_rank and so on.
 
     Raises ImportError, saying how to mend it, if the library is missing, was built for another
     TensorFlow, or MPI is not there.

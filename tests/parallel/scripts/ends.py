@@ -16,6 +16,7 @@ if HOW == "mpi4py first":
 
 import ddl  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from ddl_ops import collectives  # noqa: E402
 
 
 def total() -> list[float]:
@@ -41,6 +42,12 @@ if HOW == "explicit":
     say(f"placement {ddl.rank()} {ddl.size()} {ddl.local_rank()} {ddl.num_hosts()}")
     refused(ddl.bcast, tf.ones([]))
     refused(ddl.allreduce_n, [tf.ones([])])
+    refused(ddl.allreduce, tf.ones([]))
+    refused(ddl.allgather, tf.ones([1]))
+    try:
+        collectives.rank_op()
+    except tf.errors.FailedPreconditionError as error:
+        say(f"FailedPreconditionError: {error.message}")
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
     own = tf.Variable(5.0)
     optimizer.apply_gradients([(tf.constant(float(RANK)), own)])
@@ -53,6 +60,8 @@ elif HOW == "alone":
     refused(ddl.init, "-mode p")
     refused(ddl.bcast, tf.ones([]))
     refused(ddl.allreduce_n, [tf.ones([])])
+    refused(ddl.allreduce, tf.ones([]))
+    refused(ddl.allgather, tf.ones([1]))
     refused(ddl.grads_reduce, [(tf.ones([]), tf.Variable(0.0))])
     ddl.report(step=1)
     import ddl.keras

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <future>
 #include <utility>
+#include <vector>
 
 #include "runtime/engine.h"
 
@@ -32,6 +33,72 @@ void Total(int rank) {
   std::fflush(stdout);
 }
 
+// Gathers more than 2^31 bytes: from rank 0 a little less, from the others three rows each.
+bool GatherLarge(const ddl::Topology& topology) {
+  constexpr int64_t kColumns = 1000, kLargeRows = (int64_t{1} << 31) / kColumns;
+  const int64_t rows = topology.rank == 0 ? kLargeRows : 3;
+  std::vector<char> in(rows * kColumns), out;
+  in.front() = in.back() = static_cast<char>(topology.rank + 1);
+  ddl::TensorBuffer buffer;
+  buffer.in = in.data();
+  buffer.count = rows * kColumns;
+  buffer.dims = {rows, kColumns};
+  ddl::Request request;
+  request.kind = ddl::Request::Kind::kAllGather;
+  request.op_name = "AllGather";
+  request.name = "large";
+  request.dtype = ddl::DType::kInt8;
+  request.tensors.push_back(buffer);
+  request.allocate = [&out](const std::vector<int64_t>& sizes, void** memory) {
+    int64_t all = 0;
+    for (const int64_t size : sizes) all += size;
+    out.resize(all * kColumns);
+    *memory = out.data();
+    return ddl::Status();
+  };
+  std::promise<ddl::Status> finished;
+  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  if (!finished.get_future().get().ok()) return false;
+  const int64_t others = topology.size - 1;
+  if (static_cast<int64_t>(out.size()) != (kLargeRows + 3 * others) * kColumns) return false;
+  int64_t first = 0;
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const int64_t last = first + (rank == 0 ? kLargeRows : 3) * kColumns - 1;
+    if (out[first] != rank + 1 || out[first + 1] != 0 || out[last] != rank + 1) return false;
+    first = last + 1;
+  }
+  return true;
+}
+
+// Rank 1 has no memory for the result: an error on every rank, and the group goes on.
+bool GatherWithoutMemory(const ddl::Topology& topology) {
+  const int32_t in[] = {topology.rank, 7};
+  ddl::TensorBuffer buffer;
+  buffer.in = in;
+  buffer.count = 2;
+  buffer.dims = {2};
+  ddl::Request request;
+  request.kind = ddl::Request::Kind::kAllGather;
+  request.op_name = "AllGather";
+  request.name = "rows";
+  request.dtype = ddl::DType::kInt32;
+  request.tensors.push_back(buffer);
+  std::vector<char> out;
+  request.allocate = [&](const std::vector<int64_t>& sizes, void** memory) {
+    if (topology.rank == 1) return ddl::Status(ddl::Code::kInternal, "no memory");
+    out.resize(sizes.size() * 8);
+    *memory = out.data();
+    return ddl::Status();
+  };
+  std::promise<ddl::Status> finished;
+  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  const ddl::Status status = finished.get_future().get();
+  return status.code() == ddl::Code::kInternal &&
+         status.message().find("rank 1 could not allocate the result of") != std::string::npos;
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -39,6 +106,8 @@ int main(int, char** arguments) {
   if (!ddl::Engine::Get().Start(&topology).ok()) return 1;
   const char* how = arguments[1];
   Total(topology.rank);
+  if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
+  if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(800 * 1000);
   if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(800 * 1000);
   if (std::strcmp(how, "root leaves") == 0 && topology.rank == 0) return 0;

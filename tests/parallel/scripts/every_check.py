@@ -33,11 +33,18 @@ v1.enable_resource_variables()
 import ddl  # noqa: E402
 import ddl.keras  # noqa: E402
 import keras  # noqa: E402
+from ddl_ops import collectives  # noqa: E402
 from ddl_ops.gradients import reduce_gradients  # noqa: E402
 from ddl_ops.loader import operations  # noqa: E402
 
 CHECKS: list[Callable[[], None]] = []
 DTYPES = ["float32", "float64", "int32", "int64"]
+HALVES = ["float16", "bfloat16"]
+PLAIN = [
+    *DTYPES,
+    *HALVES,
+    *"int8 uint8 int16 uint16 uint32 uint64 bool complex64 complex128".split(),
+]
 # Scalar, empty, one element, odd, more than the fusion limit, more than a piece.
 SHAPES = [(), (0,), (3, 0), (1,), (7, 3), (70_001,), (1_100_003,)]
 
@@ -98,8 +105,7 @@ def second_init_is_refused() -> None:
 
 @check
 def bcast_gives_rank_0s_values() -> None:
-    plain = ["float16", "bfloat16", "int8", "uint8", "int16", "uint16", "uint32", "uint64"]
-    for dtype in [*DTYPES, *plain, "bool", "complex64", "complex128"]:
+    for dtype in PLAIN:
         numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
         mine = (np.arange(15) * (RANK + 1) % 3).reshape(5, 3).astype(numpy_dtype)
         want = (np.arange(15) % 3).reshape(5, 3).astype(numpy_dtype)
@@ -131,6 +137,270 @@ def integer_averages_truncate_toward_zero() -> None:
     got = ddl.allreduce_n([mine])[0].numpy()
     want = [-1, 1, -3] if SIZE == 1 else [0, 0, -2 * SIZE - 1]
     np.testing.assert_array_equal(got, want)
+
+
+def half_values(dtype: str, count: int, rank: int) -> np.ndarray:
+    """Numbers of all bits that the type has, whose sums over ranks are exact in float32."""
+    generator = np.random.RandomState(count + rank)
+    bits, spread = (2047, 3) if dtype == "float16" else (255, 6)
+    exponents = generator.randint(-spread, spread + 1, count)
+    wide = generator.randint(-bits, bits + 1, count) * 2.0**exponents
+    return wide.astype(tf.as_dtype(dtype).as_numpy_dtype)
+
+
+@check
+def halves_are_summed_as_float32_and_rounded_once() -> None:
+    for dtype in HALVES:
+        half = tf.as_dtype(dtype).as_numpy_dtype
+        # From 32 Ki elements on in shares, which are not all equal; the last in two pieces.
+        counts = (0, 1, 7, 32_768, 70_001, 2_100_003)
+        mine = [half_values(dtype, count, RANK) for count in counts]
+        sums = ddl.allreduce_n(mine, average=False)
+        means = ddl.allreduce_n(mine)
+        plain = operations().all_reduce_n(mine, op="avg", mpi=True, check=1e-3)
+        for i, count in enumerate(counts):
+            wide = [half_values(dtype, count, rank).astype("float32") for rank in range(SIZE)]
+            total32 = np.sum(wide, axis=0)
+            assert sums[i].dtype == tf.as_dtype(dtype)
+            np.testing.assert_array_equal(sums[i].numpy(), total32.astype(half))
+            mean = (total32 / np.float32(SIZE)).astype(half)
+            np.testing.assert_array_equal(means[i].numpy(), mean)
+            np.testing.assert_array_equal(plain[i].numpy(), mean)
+            np.testing.assert_array_equal(ddl.allreduce(mine[i]).numpy(), mean)
+    # The average of large numbers is there even where their sum is too large.
+    large = tf.constant([40000.0], tf.float16)
+    assert ddl.allreduce(large).numpy() == 40000.0
+    assert ddl.allreduce(large, average=False).numpy() == (40000.0 if SIZE == 1 else np.inf)
+
+
+@check
+def gradients_may_travel_as_halves() -> None:
+    # Magnitudes over four decades, and what float16 has no numbers for but 0.
+    count = 50_000
+    exponents = np.random.RandomState(4).uniform(-3, 1, count)
+    parts = [np.random.RandomState(60 + r).randn(count) * 10.0**exponents for r in range(SIZE)]
+    mean, magnitude = np.mean(parts, axis=0), np.mean(np.abs(parts), axis=0)
+    whole = tf.constant([RANK, 7])
+    for wire, u, step in (("float16", 2.0**-11, 2.0**-24), ("bfloat16", 2.0**-8, 0.0)):
+        os.environ["DDL_WIRE_DTYPE"] = wire
+        try:
+            for dtype in (tf.float32, tf.float64):
+                mine = [tf.constant(parts[RANK], dtype), tf.fill([3], tf.cast(1e-9, dtype)), whole]
+                got, tiny, untouched = reduce_gradients(mine)
+                assert got.dtype == tiny.dtype == dtype and untouched.dtype == tf.int32
+                error = np.abs(got.numpy() - mean)
+                assert (error <= 2 * u * magnitude * 1.01 + step).all(), (error / magnitude).max()
+                assert error.max() > 0
+                assert (tiny.numpy() == 0).all() == (wire == "float16")
+                np.testing.assert_array_equal(untouched, [sum(range(SIZE)) // SIZE, 7])
+                assert_same_everywhere([got.numpy()])
+                if RANK == 0 and dtype == tf.float32:
+                    relative = np.linalg.norm(error) / np.linalg.norm(mean)
+                    say(f"{wire}: norm of the error / norm of the mean {relative:.2e}")
+        finally:
+            del os.environ["DDL_WIRE_DTYPE"]
+
+
+@check
+def ranks_are_known_to_graphs() -> None:
+    def found() -> tf.Tensor:
+        ops = [collectives.rank_op(), collectives.size_op(), collectives.local_rank_op()]
+        assert all(op.dtype == tf.int32 and op.shape == () for op in ops)
+        return tf.stack(ops)
+
+    want = [RANK, SIZE, RANK]
+    assert found().numpy().tolist() == want
+    assert tf.function(found)().numpy().tolist() == want
+    with tf.Graph().as_default(), v1.Session() as session:
+        assert session.run(found()).tolist() == want
+
+
+@check
+def allgather_joins_in_the_order_of_the_ranks() -> None:
+    def rows(rank: int, kind: int) -> int:
+        return [2 * rank + 1, rank, SIZE - 1 - rank, 0, 40_000 + 17 * rank][kind]
+
+    for dtype in PLAIN:
+        numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+        modulus = 2 if dtype == "bool" else 100
+        for kind in range(5):
+            for rest in [(), (3,), (2, 0), (1, 2)]:
+                parts = [
+                    (values((rows(r, kind), *rest), "int64", r, kind) % modulus).astype(numpy_dtype)
+                    for r in range(SIZE)
+                ]
+                got, sizes = operations().all_gather(parts[RANK])
+                assert got.dtype == tf.as_dtype(dtype)
+                np.testing.assert_array_equal(got.numpy(), np.concatenate(parts))
+                assert sizes.numpy().tolist() == [rows(r, kind) for r in range(SIZE)]
+
+
+@check
+def allgather_in_graphs_knows_its_shape() -> None:
+    mine = np.full((RANK + 1, 3), RANK, "float32")
+    want = np.concatenate([np.full((rank + 1, 3), rank) for rank in range(SIZE)])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def gather(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        both = ddl.allgather(x), ddl.allgather(-x)
+        assert both[0].shape.as_list() == [None, 3]
+        return both
+
+    for sign, got in zip((1, -1), gather(mine), strict=True):
+        np.testing.assert_array_equal(got, sign * want)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32)
+        gathered = [ddl.allgather(x * float(i)) for i in range(6)]
+        for i, got in enumerate(session.run(gathered, {x: mine})):
+            np.testing.assert_array_equal(got, i * want)
+        try:
+            ddl.allgather(tf.constant(1.0))
+        except ValueError as error:
+            assert "rank" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+def slices_of(rank: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    """rank + 1 slices: row 2 on every rank, and others."""
+    indices = np.array([2, *range(rank)], np.int64)
+    return values((rank + 1, 2), dtype, rank), indices
+
+
+@check
+def allreduce_of_slices_keeps_them() -> None:
+    pairs = [slices_of(rank) for rank in range(SIZE)]
+    all_values = np.concatenate([pair[0] for pair in pairs])
+    all_indices = np.concatenate([pair[1] for pair in pairs])
+    mine = tf.IndexedSlices(*map(tf.constant, slices_of(RANK)), tf.constant([9, 2]))
+
+    def reduce(average: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        got = ddl.allreduce(mine, average=average)
+        assert isinstance(got, tf.IndexedSlices)
+        return got.values, got.indices
+
+    for run in (reduce, tf.function(reduce)):
+        for average, divisor in ((False, 1), (True, SIZE)):
+            got_values, got_indices = run(average)
+            # Not to the bit: in graphs TensorFlow multiplies by the reciprocal.
+            np.testing.assert_allclose(got_values, all_values / divisor, rtol=1e-6)
+            np.testing.assert_array_equal(got_indices, all_indices)
+    whole = tf.IndexedSlices(*map(tf.constant, slices_of(RANK, "int32")), tf.constant([9, 2]))
+    summed = ddl.allreduce(whole, average=False)
+    np.testing.assert_array_equal(summed.values, all_values.astype("int32"))
+    try:
+        ddl.allreduce(whole)
+    except TypeError as error:
+        assert "cannot average IndexedSlices of int32" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def weighted(outputs: list[tf.Tensor]) -> tf.Tensor:
+    """A loss in which each rank and element counts differently, and not linearly."""
+    loss = tf.zeros([], tf.float64)
+    for i, output in enumerate(outputs):
+        count = tf.size(output)
+        weights = tf.cast(tf.range(count), tf.float64) + tf.constant(RANK + 1.5 + i, tf.float64)
+        loss += tf.reduce_sum(tf.square(tf.reshape(output, [-1])) * weights)
+    return loss
+
+
+LOSSES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "bcast": lambda x: weighted([ddl.bcast(x[:1])]),
+    "sum": lambda x: weighted([ddl.allreduce(x[:1], average=False)]),
+    "average": lambda x: weighted([ddl.allreduce(x[:1])]),
+    "n": lambda x: weighted(ddl.allreduce_n([x[:1], x[0] * x[0]], average=False)),
+    "n average, one unused": lambda x: weighted(ddl.allreduce_n([x[:1], x[0, :1] ** 3.0])[1:]),
+    "gather": lambda x: weighted([ddl.allgather(x)]),
+    "several": lambda x: weighted([ddl.bcast(x[0]), ddl.allgather(ddl.allreduce(x[:1]) * x)]),
+}
+
+
+def my_gradients(loss: Callable[[tf.Tensor], tf.Tensor], x: np.ndarray) -> dict[str, np.ndarray]:
+    """Of this rank's x, in each of TensorFlow's ways."""
+
+    def tape(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as recorded:
+            recorded.watch(at)
+            found = function(at)
+        return recorded.gradient(found, at)
+
+    here = tf.constant(x)
+    gradients = {
+        "eager": tape(loss, here).numpy(),
+        "around a function": tape(tf.function(loss), here).numpy(),
+        "in a function": tf.function(lambda at: tape(loss, at))(here).numpy(),
+    }
+    with tf.Graph().as_default(), v1.Session() as session:
+        at = v1.placeholder(tf.float64, x.shape)
+        gradients["graph"] = session.run(tf.gradients(loss(at), at)[0], {at: x})
+    return gradients
+
+
+@check
+def gradients_are_those_of_the_sum_of_all_losses() -> None:
+    starts = [values((rank + 1, 2), "float64", rank) / 10 + 0.3 for rank in range(SIZE)]
+    step = 1e-5
+    for name, loss in LOSSES.items():
+
+        def sum_of_losses(
+            rank: int, index: int, move: float, loss: Callable[[tf.Tensor], tf.Tensor] = loss
+        ) -> float:
+            x = starts[RANK].copy()
+            if rank == RANK:
+                x.flat[index] += move
+            return float(ddl.allreduce(loss(tf.constant(x)), average=False))
+
+        want = np.zeros_like(starts[RANK])
+        for rank in range(SIZE):
+            for index in range(starts[rank].size):
+                up, down = (sum_of_losses(rank, index, move) for move in (step, -step))
+                if rank == RANK:
+                    want.flat[index] = (up - down) / (2 * step)
+        for way, got in my_gradients(loss, starts[RANK]).items():
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=f"{name} {way}")
+
+
+@check
+def gradients_of_independent_collectives_keep_one_order() -> None:
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        parts = [ddl.allreduce(x * float(i), average=False) * float(i) for i in range(1, 16)]
+        return tf.add_n([tf.reduce_sum(part) for part in parts])
+
+    for _ in range(5):
+        for way, got in my_gradients(lambda x: tf.cast(loss(x), tf.float64), np.ones([3])).items():
+            np.testing.assert_allclose(got, [SIZE * sum(i * i for i in range(1, 16))] * 3), way
+
+
+@check
+def gradients_of_complex_and_half_tensors() -> None:
+    mine = tf.constant([1 + 2j, 3 - 1j], tf.complex64) * (RANK + 1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(mine)
+        gathered = ddl.allgather(mine)
+        loss = tf.reduce_sum(tf.math.real(gathered * tf.math.conj(gathered)))
+    np.testing.assert_allclose(tape.gradient(loss, mine), 2 * SIZE * mine, rtol=1e-6)
+    half = tf.Variable(tf.ones([3], tf.bfloat16))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(ddl.bcast(half)) * (RANK + 1.0)
+    want = sum(range(1, SIZE + 1)) if RANK == 0 else 0
+    assert tape.gradient(loss, half).numpy().tolist() == [want] * 3
+
+
+@check
+def xla_beside_is_not_disturbed() -> None:
+    compiled = tf.function(lambda x: tf.tanh(x) * 2.0, jit_compile=True)
+    beside = tf.function(lambda x: ddl.allreduce(compiled(x), average=False), jit_compile=False)
+    mine = values((5,), "float32", RANK) / 10
+    want = sum(2 * np.tanh(values((5,), "float32", rank) / 10) for rank in range(SIZE))
+    np.testing.assert_allclose(beside(mine), want, rtol=1e-5)
+    message = mismatch(
+        lambda: tf.function(lambda x: ddl.allreduce(x) + 1.0, jit_compile=True)(mine)
+    )
+    assert "unsupported operations" in message and "AllReduce" in message, message
+    assert "every_check.py" in message, message  # the line at which it was called
+    np.testing.assert_allclose(beside(mine), want, rtol=1e-5)
 
 
 @check
@@ -295,8 +565,8 @@ def tf1_groups_sparse_and_missing_gradients() -> None:
             assert pairs[-1][0] is None
             train = optimizer.apply_gradients(pairs)
             nodes = [op.name for op in graph.get_operations() if op.type == "AllReduceN"]
-            # From the end: half's 3 and 5 elements; 4, 3 and 2; the table's 12 alone.
-            assert len(nodes) == 3, nodes
+            # From the end: 5 and 4 elements; 3 and 2; the table's 12 alone; half's 3, by dtype.
+            assert len(nodes) == 4, nodes
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
                 before = session.run([table, *rest, half, idle])
@@ -314,6 +584,81 @@ def tf1_groups_sparse_and_missing_gradients() -> None:
         assert_same_everywhere(after)
     finally:
         del os.environ["DDL_GROUP_SIZE"]
+
+
+@check
+def tf1_sparse_gradients_may_stay_sparse() -> None:
+    def train(**options: bool) -> tuple[list[np.ndarray], list[str], list[bool]]:
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(5)
+            table = v1.get_variable("table", [7, 2])
+            second = v1.get_variable("second", [5, 1])
+            bias = v1.get_variable("bias", [2])
+            loss = tf.reduce_sum(tf.square(tf.gather(table, [2] * (RANK + 1) + [RANK % 7]) + bias))
+            loss += tf.reduce_sum(tf.square(tf.gather(second, [RANK % 5, 3])))
+            optimizer = v1.train.GradientDescentOptimizer(0.1)
+            pairs = optimizer.compute_gradients(loss, [table, second, bias])
+            reduced = ddl.grads_reduce(pairs, **options)
+            updates = [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in reduced]
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(updates)
+                ends = session.run([table, second, bias])
+            ops = [op.type for op in graph.get_operations()]
+            return ends, ops, [isinstance(g, tf.IndexedSlices) for g, _ in reduced]
+
+    dense, ops, stayed = train()
+    assert "AllGather" not in ops and not any(stayed)
+    sparse, ops, stayed = train(sparse_as_dense=False)
+    assert ops.count("AllGather") == 4 and ops.count("AllReduceN") == 1
+    assert stayed == [True, True, False]
+    os.environ["DDL_SPARSE_AS_DENSE"] = "0"
+    try:
+        by_setting, ops, _ = train()
+        assert ops.count("AllGather") == 4
+        _, ops, _ = train(sparse_as_dense=True)
+        assert "AllGather" not in ops
+    finally:
+        del os.environ["DDL_SPARSE_AS_DENSE"]
+    for a, b, c in zip(dense, sparse, by_setting, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        np.testing.assert_array_equal(b, c)
+    assert_same_everywhere(sparse)
+
+
+@check
+def tf1_optimizers_and_keras_take_sparse_gradients() -> None:
+    def tf1_adam() -> list[np.ndarray]:
+        with tf.Graph().as_default():
+            v1.set_random_seed(11)
+            table = v1.get_variable("table", [6, 2])
+            loss = tf.reduce_sum(tf.square(tf.gather(table, [RANK % 6, 2]) - 1.0))
+            train = v1.train.AdamOptimizer(0.05).minimize(loss)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train)
+                return [session.run(table)]
+
+    def keras_embedding() -> list[np.ndarray]:
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential(
+            [keras.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3), keras.layers.Flatten()]
+        )
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+        for _ in range(3):
+            model.train_on_batch(np.array([[RANK % 6, 2]]), np.ones((1, 6)))
+        return model.get_weights()
+
+    for train in (tf1_adam, keras_embedding):
+        dense = train()
+        os.environ["DDL_SPARSE_AS_DENSE"] = "0"
+        try:
+            sparse = train()
+        finally:
+            del os.environ["DDL_SPARSE_AS_DENSE"]
+        assert_same_everywhere(sparse)
+        np.testing.assert_allclose(sparse[0], dense[0], rtol=1e-4, atol=1e-6)
 
 
 def whole_batch() -> tuple[np.ndarray, np.ndarray]:
@@ -503,6 +848,17 @@ def mismatches_name_tensor_and_rank_on_every_rank() -> None:
         (lambda: ddl.bcast(tf.ones([2]))) if odd else (lambda: ddl.allreduce_n([tf.ones([2])]))
     )
     assert f'rank {last} runs Bcast "Bcast", rank 0 runs AllReduceN "AllReduceN".' in kind, kind
+    rows = mismatch(lambda: ddl.allgather(tf.ones([RANK + 2, 4 if odd else 3])))
+    want = f'"AllGather": rank {last} sent float32[{last + 2},4] as tensor 0, rank 0 float32[2,3].'
+    assert want + " All dimensions but the first" in rows, rows
+    depth = mismatch(lambda: ddl.allgather(tf.ones([2] if odd else [2, 3])))
+    assert f"rank {last} sent float32[2] as tensor 0, rank 0 float32[2,3]." in depth, depth
+    scalar = mismatch(lambda: ddl.allgather(tf.ones([] if odd else [2])))
+    assert f"rank {last} sent float32[] as tensor 0, rank 0 float32[2]." in scalar, scalar
+    kinds = mismatch(lambda: ddl.allgather(tf.ones([2], tf.int32 if odd else tf.int64)))
+    assert f"rank {last} sent int32[2] as tensor 0, rank 0 int64[2]." in kinds, kinds
+    scalars = mismatch(lambda: ddl.allgather(tf.ones([])))
+    assert "all ranks sent scalars" in scalars, scalars
     # The group goes on.
     np.testing.assert_array_equal(ddl.allreduce_n([tf.ones([3])], average=False)[0], [SIZE] * 3)
 

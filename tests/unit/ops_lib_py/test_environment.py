@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from ddl_ops.environment import Placement, group_size, read_placement
+from ddl_ops.environment import Placement, group_size, read_placement, sparse_as_dense, wire_dtype
 
 
 def test_open_mpi_is_read() -> None:
@@ -64,3 +64,25 @@ def test_group_size_is_read(text: str | None, limit: int | None) -> None:
 def test_group_size_without_meaning_is_refused(text: str) -> None:
     with pytest.raises(RuntimeError, match="DDL_GROUP_SIZE"):
         group_size({"DDL_GROUP_SIZE": text})
+
+
+@pytest.mark.parametrize(("text", "dense"), [(None, True), ("1", True), ("0", False)])
+def test_sparse_as_dense_is_read(text: str | None, dense: bool) -> None:
+    assert sparse_as_dense({} if text is None else {"DDL_SPARSE_AS_DENSE": text}) is dense
+
+
+@pytest.mark.parametrize("text", ["", "no", "false", "2"])
+def test_sparse_as_dense_without_meaning_is_refused(text: str) -> None:
+    with pytest.raises(RuntimeError, match="DDL_SPARSE_AS_DENSE"):
+        sparse_as_dense({"DDL_SPARSE_AS_DENSE": text})
+
+
+@pytest.mark.parametrize("text", [None, "float16", "bfloat16"])
+def test_wire_dtype_is_read(text: str | None) -> None:
+    assert wire_dtype({} if text is None else {"DDL_WIRE_DTYPE": text}) == text
+
+
+@pytest.mark.parametrize("text", ["", "fp16", "float32", "FLOAT16"])
+def test_wire_dtype_without_meaning_is_refused(text: str) -> None:
+    with pytest.raises(RuntimeError, match="DDL_WIRE_DTYPE"):
+        wire_dtype({"DDL_WIRE_DTYPE": text})

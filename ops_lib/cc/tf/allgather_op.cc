@@ -1,0 +1,89 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/engine.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf/adapter.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("AllGather")
+    .Input("input: T")
+    .Output("output: T")
+    .Output("sizes: int64")
+    .Attr(kPlainTypes)
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      tf::shape_inference::ShapeHandle input, output;
+      TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(0), 1, &input));
+      TF_RETURN_IF_ERROR(context->ReplaceDim(input, 0, context->UnknownDim(), &output));
+      context->set_output(0, output);
+      context->set_output(1, context->Vector(context->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Joins the tensors of all ranks along the first dimension. Collective.
+
+Fails with InvalidArgument on every rank if the dtype or a dimension other than the first differs,
+or if the tensors are scalars.
+
+input: [n_r, d...]; n_r may differ by rank and may be 0, d may not differ.
+output: [sum n_r, d...], in the order of the ranks.
+sizes: [number of ranks]; n_r of each rank.
+)doc");
+
+// Allocates both outputs of AllGather and sets `out` to the memory of the first.
+absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int64_t>& sizes,
+                             void** out) {
+  tf::Tensor* sizes_output = nullptr;
+  const int64_t size = static_cast<int64_t>(sizes.size());
+  TF_RETURN_IF_ERROR(context->allocate_output(1, tf::TensorShape({size}), &sizes_output));
+  int64_t rows = 0;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    sizes_output->vec<int64_t>()(rank) = sizes[rank];
+    rows += sizes[rank];
+  }
+  tf::TensorShape shape = context->input(0).shape();
+  TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
+  tf::Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
+  *out = output->data();
+  return absl::OkStatus();
+}
+
+class AllGatherOp : public tf::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    const tf::Tensor& input = context->input(0);
+    Request request;
+    request.kind = Request::Kind::kAllGather;
+    request.op_name = "AllGather";
+    request.name = name();
+    request.dtype = ToDType(input.dtype());
+    request.tensors.push_back(ToBuffer(input.data(), input));
+    request.tensors[0].out = nullptr;
+    request.allocate = [context](const std::vector<int64_t>& sizes, void** out) {
+      const absl::Status status = AllocateOutputs(context, sizes, out);
+      if (status.ok()) return Status();
+      return Status(Code::kInternal, std::string(status.message()));
+    };
+    request.done = [context, done = std::move(done)](const Status& status) {
+      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+      done();
+    };
+    Engine::Get().Submit(std::move(request));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("AllGather").Device(tf::DEVICE_CPU), AllGatherOp);
+
+}  // namespace
+}  // namespace ddl

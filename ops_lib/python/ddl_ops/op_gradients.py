@@ -1,0 +1,70 @@
+"""The gradients of the ops: each is linear in its input, so each gradient is its transpose.
+
+Every rank has a loss of its own; the gradient is that of the sum of all of them. A gradient is a
+collective as its op is: either all ranks ask for it or none. Imported for its effect, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf  # noqa: TID253
+
+from ddl_ops.loader import operations
+from ddl_ops.ordering import after_last_gradient
+
+for _name in ("Init", "DdlSize", "DdlRank", "DdlLocalRank"):
+    tf.no_gradient(_name)
+
+
+def _rank() -> tf.Tensor:
+    with tf.device("/CPU:0"):
+        return operations().ddl_rank()
+
+
+def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
+    def add() -> tf.Tensor:
+        if not upstream.dtype.is_complex:
+            return operations().all_reduce(upstream, op="sum")
+        # The ops add real numbers only.
+        parts = tf.stack([tf.math.real(upstream), tf.math.imag(upstream)])
+        total = operations().all_reduce(parts, op="sum")
+        return tf.complex(total[0], total[1])
+
+    return after_last_gradient(add)
+
+
+@tf.RegisterGradient("Bcast")
+def _bcast_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
+    """The sum over the ranks on rank 0, whose value went to all; zeros elsewhere."""
+    del op
+    total = _sum_over_ranks(upstream)
+    # Chosen when it runs, from the total: were it not needed, TensorFlow would not run the sum on
+    # the other ranks, and rank 0 would wait for them.
+    return tf.where(tf.equal(_rank(), 0), total, tf.zeros_like(total))
+
+
+@tf.RegisterGradient("AllReduce")
+def _allreduce_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
+    """The sum (average) over the ranks, as in the op."""
+    kind = op.get_attr("op").decode()
+    return after_last_gradient(lambda: operations().all_reduce(upstream, op=kind))
+
+
+@tf.RegisterGradient("AllReduceN")
+def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
+    """The sum (average) over the ranks of each, all in one go as in the op."""
+    kind = op.get_attr("op").decode()
+    return after_last_gradient(lambda: operations().all_reduce_n(list(upstreams), op=kind))
+
+
+@tf.RegisterGradient("AllGather")
+def _allgather_gradient(
+    op: tf.Operation, upstream: tf.Tensor, sizes_upstream: tf.Tensor | None
+) -> tf.Tensor:
+    """This rank's rows of the sum over the ranks."""
+    del sizes_upstream  # of integers: there is none
+    rank = _rank()
+    sizes = op.outputs[1]
+    first = tf.reduce_sum(sizes[:rank])
+    return _sum_over_ranks(upstream)[first : first + sizes[rank]]
