@@ -9,27 +9,74 @@
 namespace ddl {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kBufferBytes = int64_t{4} << 20;
 // From here on a tensor is reduced where it lies: the copy would cost more than a message.
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
 
 }  // namespace
+
+bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
+  if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
+      request.tolerance > 0) {
+    return false;
+  }
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  int64_t nbytes = 0;
+  for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
+  if (nbytes > kMaxOfferBytes) return false;
+  tensor->count = nbytes / element;
+  tensor->dtype = request.dtype;
+  tensor->divisor = Divisor(request);
+  if (request.tensors.size() == 1) {
+    tensor->in = request.tensors[0].in;
+    tensor->out = request.tensors[0].out;
+    return true;
+  }
+  for (const TensorBuffer& one : request.tensors) {
+    if (one.count > 0) Append(one, one.count * element);
+  }
+  tensor->in = tensor->out = buffer_.data();
+  return true;
+}
+
+void FusedAllReduce::Unpack(const Request& request) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  const char* from = buffer_.data();
+  for (const TensorBuffer* tensor : packed_) {
+    std::memcpy(tensor->out, from, tensor->count * element);
+    from += tensor->count * element;
+  }
+  Forget();
+}
+
+void FusedAllReduce::Forget() {
+  packed_.clear();
+  packed_nbytes_ = 0;
+}
 
 Status FusedAllReduce::Run(const Request& request) {
   if (request.tolerance > 0) return RunChecked(request);
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
-Status FusedAllReduce::ReducePiece(const Request& request, const void* in, void* out,
-                                   int64_t count) {
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(in, out, count, request.dtype));
+int FusedAllReduce::Divisor(const Request& request) const {
+  return request.average ? communicator_->size() : 1;
+}
+
+Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
+  return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
+}
+
+Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
+                                      int64_t count) {
+  DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
   if (request.average) Divide(out, count, request.dtype, communicator_->size());
   return Status();
 }
 
 Status FusedAllReduce::RunUnfused(const Request& request) {
   for (const TensorBuffer& tensor : request.tensors) {
-    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, tensor.out, tensor.count));
+    DDL_RETURN_IF_ERROR(ReduceBaseline(request, tensor.in, tensor.out, tensor.count));
   }
   return Status();
 }
@@ -38,35 +85,34 @@ Status FusedAllReduce::RunFused(const Request& request) {
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   for (const TensorBuffer& tensor : request.tensors) {
     const int64_t nbytes = tensor.count * element;
+    if (nbytes == 0) continue;
     if (nbytes >= kLargeBytes || request.tensors.size() == 1) {
-      for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
-        const int64_t count = std::min(kPieceBytes, nbytes - first) / element;
-        DDL_RETURN_IF_ERROR(ReducePiece(request, static_cast<const char*>(tensor.in) + first,
-                                        static_cast<char*>(tensor.out) + first, count));
-      }
+      DDL_RETURN_IF_ERROR(Reduce(request, tensor.in, tensor.out, tensor.count));
       continue;
     }
-    if (nbytes == 0) continue;
-    if (packed_nbytes_ + nbytes > kPieceBytes) DDL_RETURN_IF_ERROR(Flush(request));
-    if (buffer_.empty()) buffer_.resize(kPieceBytes);
-    std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
-    packed_.push_back(&tensor);
-    packed_nbytes_ += nbytes;
+    if (packed_nbytes_ + nbytes > kBufferBytes) DDL_RETURN_IF_ERROR(Flush(request));
+    Append(tensor, nbytes);
   }
   return Flush(request);
 }
 
+void FusedAllReduce::Append(const TensorBuffer& tensor, int64_t nbytes) {
+  if (buffer_.empty()) buffer_.resize(kBufferBytes);
+  std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
+  packed_.push_back(&tensor);
+  packed_nbytes_ += nbytes;
+}
+
 Status FusedAllReduce::Flush(const Request& request) {
+  if (packed_.empty()) return Status();
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   const Status reduced =
-      ReducePiece(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
-  const char* from = buffer_.data();
-  for (const TensorBuffer* tensor : packed_) {
-    std::memcpy(tensor->out, from, tensor->count * element);
-    from += tensor->count * element;
+      Reduce(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
+  if (reduced.ok()) {
+    Unpack(request);
+  } else {
+    Forget();
   }
-  packed_.clear();
-  packed_nbytes_ = 0;
   return reduced;
 }
 
@@ -76,7 +122,8 @@ Status FusedAllReduce::RunChecked(const Request& request) {
   std::vector<std::vector<char>> expected;
   for (const TensorBuffer& tensor : request.tensors) {
     expected.emplace_back(tensor.count * element);
-    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, expected.back().data(), tensor.count));
+    DDL_RETURN_IF_ERROR(
+        ReduceBaseline(request, tensor.in, expected.back().data(), tensor.count));
   }
   DDL_RETURN_IF_ERROR(request.unfused ? RunUnfused(request) : RunFused(request));
   std::vector<double> deviations;
@@ -86,9 +133,9 @@ Status FusedAllReduce::RunChecked(const Request& request) {
                         request.dtype, request.tolerance)));
   }
   // Summed over the ranks, so that all of them fail together.
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(deviations.data(), deviations.data(),
-                                                  static_cast<int64_t>(deviations.size()),
-                                                  DType::kFloat64));
+  DDL_RETURN_IF_ERROR(communicator_->AllReduce(deviations.data(), deviations.data(),
+                                               static_cast<int64_t>(deviations.size()),
+                                               DType::kFloat64, 1));
   for (size_t i = 0; i < deviations.size(); ++i) {
     if (deviations[i] == 0) continue;
     return Status(Code::kInternal,

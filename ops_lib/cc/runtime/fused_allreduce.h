@@ -5,18 +5,24 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "runtime/agreement.h"
 #include "runtime/request.h"
 
 namespace ddl {
 
-// Reduces the tensors of one request in pieces of a few MiB: small tensors are laid side by side
-// in one buffer and share a message, large ones are cut. A piece stays in the cache between the
-// copy, the reduction and the division. The cut depends on the shapes alone, so the order of
-// additions, and with it every bit of the result, is the same on all ranks and in every run.
+// Reduces the tensors of one request: small ones are laid side by side in a buffer of a few MiB and
+// share a reduction, large ones are reduced where they lie. What shares a buffer depends on the
+// shapes alone, so every bit of the result is the same on all ranks and in every run.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
   explicit FusedAllReduce(Communicator* communicator) : communicator_(communicator) {}
+
+  // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
+  // and once it is summed, Unpack fills every `out`; if it fails, Forget. Else Run does the work.
+  bool Pack(const Request& request, SmallTensor* tensor);
+  void Unpack(const Request& request);
+  void Forget();
 
   // Fills every `out`. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
@@ -25,7 +31,10 @@ class FusedAllReduce {
   Status RunFused(const Request& request);
   Status RunUnfused(const Request& request);
   Status RunChecked(const Request& request);
-  Status ReducePiece(const Request& request, const void* in, void* out, int64_t count);
+  Status Reduce(const Request& request, const void* in, void* out, int64_t count);
+  Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
+  int Divisor(const Request& request) const;
+  void Append(const TensorBuffer& tensor, int64_t nbytes);
   Status Flush(const Request& request);
 
   Communicator* communicator_;
