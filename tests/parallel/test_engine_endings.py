@@ -35,7 +35,7 @@ def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     program = tmp_path_factory.mktemp("driver") / "engine_driver"
     sources = [
         path
-        for layer in ("core", "comm", "runtime")
+        for layer in ("core", "transport", "algorithms", "comm", "runtime")
         for path in (OPS_LIB / "cc" / layer).glob("*.cc")
     ]
     command = [

@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/meeting.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
 namespace ddl {
 
-// What the engine asks of a group of ranks. One thread uses it. It does not check that the ranks
-// ask for the same thing: runtime/agreement does, before each collective.
+// What the engine asks of a group of ranks. One thread uses it. Its collectives do not check that
+// the ranks ask for the same thing: runtime/agreement does, before each.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -27,9 +28,19 @@ class Communicator {
   // Takes the next message of `peer` if one is there. Never waits.
   virtual Status TryReceive(int peer, std::string* message, bool* received) = 0;
 
-  // out[i] = sum over ranks of in[i], the same bits on every rank. `in` may equal `out`.
+  // Whether ranks can Meet; else they agree by messages.
+  virtual bool CanMeet() const { return false; }
+
+  // See algorithms/meeting.h. Only where CanMeet.
+  virtual Status Meet(const Offer& offer, bool* alike) = 0;
+
+  // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
+  // on every rank and in every run. `in` may equal `out`.
+  virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
+
+  // The sum by one plain MPI_Allreduce: the baseline that others are compared with.
   // Source: MPI-4.1 section 6.9.6, which demands identical results on all ranks.
-  virtual Status AllReduceSum(const void* in, void* out, int64_t count, DType dtype) = 0;
+  virtual Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) = 0;
 
   // Overwrites `nbytes` at `buffer` with those of rank 0.
   virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;

@@ -5,12 +5,18 @@
 #include <numeric>
 #include <utility>
 
+#include "core/arithmetic.h"
+
 namespace ddl {
 namespace {
 
 constexpr int kTag = 0;
 // MPI counts are int; larger buffers go in pieces of this many elements or bytes.
 constexpr int64_t kMaxCount = int64_t{1} << 30;
+// Large tensors are reduced in pieces of this size, which stay in the caches between the steps of
+// MPI's algorithm and the division. The cut depends on the size alone, so the order of additions,
+// and with it every bit of the result, is the same on all ranks and in every run.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 Status Check(int result, const char* call) {
   if (result == MPI_SUCCESS) return Status();
@@ -94,7 +100,24 @@ Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* receive
   return Status();
 }
 
-Status MpiCommunicator::AllReduceSum(const void* in, void* out, int64_t count, DType dtype) {
+Status MpiCommunicator::Meet(const Offer&, bool*) {
+  return Status(Code::kInternal, "Ranks cannot meet over MPI.");
+}
+
+Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
+                                  int divisor) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
+  const int64_t nbytes = count * element;
+  for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
+    const int64_t n = std::min(kPieceBytes, nbytes - first) / element;
+    char* to = static_cast<char*>(out) + first;
+    DDL_RETURN_IF_ERROR(AllReduceBaseline(static_cast<const char*>(in) + first, to, n, dtype));
+    if (divisor != 1) Divide(to, n, dtype, divisor);
+  }
+  return Status();
+}
+
+Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   for (int64_t first = 0; first < count; first += kMaxCount) {
     const int n = static_cast<int>(std::min(kMaxCount, count - first));

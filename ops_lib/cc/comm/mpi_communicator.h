@@ -27,7 +27,9 @@ class MpiCommunicator : public Communicator {
 
   Status Send(int peer, std::string message) override;
   Status TryReceive(int peer, std::string* message, bool* received) override;
-  Status AllReduceSum(const void* in, void* out, int64_t count, DType dtype) override;
+  Status Meet(const Offer& offer, bool* alike) override;
+  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
+  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   Status Broadcast(void* buffer, int64_t nbytes) override;
   Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;

@@ -30,6 +30,15 @@ Status ReadConfig(Config* config) {
     }
     config->log_info = level == "info";
   }
+  if (const std::string transport = Read("DDL_TRANSPORT"); !transport.empty()) {
+    if (transport != "auto" && transport != "shm" && transport != "mpi") {
+      return Status(Code::kInvalidArgument,
+                    "DDL_TRANSPORT is '" + transport + "'. Give one of: auto, shm, mpi.");
+    }
+    config->transport = transport == "shm"   ? Transport::kShm
+                        : transport == "mpi" ? Transport::kMpi
+                                             : Transport::kAuto;
+  }
   config->progress_path = Read("DDL_PROGRESS");
   return Status();
 }

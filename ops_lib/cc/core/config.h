@@ -7,11 +7,16 @@
 
 namespace ddl {
 
+enum class Transport { kAuto, kShm, kMpi };
+
 // Every DDL_* variable that the library reads is read here, once, when the engine starts.
 struct Config {
   // DDL_STALL_TIMEOUT: seconds that ranks wait for a missing one in a collective before all of
   // them fail. Long by default because rank 0 may be evaluating or writing a checkpoint alone.
   double stall_timeout_s = 300.0;
+  // DDL_TRANSPORT: how the ranks reach each other. "shm" fails where they cannot share memory;
+  // "auto" takes MPI then.
+  Transport transport = Transport::kAuto;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
   // DDL_LOG: "warning" (default) or "info", which also says where the ranks run.

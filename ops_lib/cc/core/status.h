@@ -14,6 +14,7 @@ enum class Code : unsigned char {
   kFailedPrecondition = 2,  // not initialised, or a rank has left
   kDeadlineExceeded = 3,    // a rank did not come in time
   kInternal = 4,            // MPI or this library failed
+  kAborted = 5,             // the process of a rank has died
 };
 
 // What a call returns instead of throwing: no exception crosses a thread, the C ABI or TensorFlow.

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "core/log.h"
+#include "core/stall.h"
 #include "runtime/description.h"
 
 namespace ddl {
@@ -41,34 +42,41 @@ class Wait {
   Clock::time_point start_ = Clock::now();
 };
 
-// Says when a wait has become worth a warning: after 10 s or half the timeout, then ever rarer.
-class WarningSchedule {
- public:
-  explicit WarningSchedule(double timeout_s) : next_s_(std::min(10.0, timeout_s / 2)) {}
-
-  bool Due(double elapsed_s) {
-    if (elapsed_s < next_s_) return false;
-    next_s_ *= 2;
-    return true;
-  }
-
- private:
-  double next_s_;
-};
-
-std::string Seconds(double seconds) {
-  std::string text = std::to_string(seconds);
-  return text.substr(0, text.find('.') + 2) + " s";
-}
-
 }  // namespace
 
 Agreement::Agreement(Communicator* communicator, double timeout_s)
     : communicator_(communicator), timeout_s_(timeout_s) {}
 
-Status Agreement::Agree(const std::string& description) {
+Status Agreement::Agree(const std::string& description, const SmallTensor* tensor) {
   DDL_RETURN_IF_ERROR(broken_);
   if (communicator_->size() == 1) return Status();
+  return communicator_->CanMeet() ? AgreeInMeeting(description, tensor)
+                                  : AgreeOverRoot(description);
+}
+
+Status Agreement::AgreeInMeeting(const std::string& description, const SmallTensor* tensor) {
+  Offer offer;
+  Digest(Essence(description), offer.digest);
+  offer.leaving = description == kLeave;
+  offer.title = Title(description);
+  if (tensor != nullptr) {
+    offer.in = tensor->in;
+    offer.out = tensor->out;
+    offer.count = tensor->count;
+    offer.dtype = tensor->dtype;
+    offer.divisor = tensor->divisor;
+  }
+  bool alike = false;
+  broken_ = communicator_->Meet(offer, &alike);
+  if (!broken_.ok() || alike) return broken_;
+  // All ranks are here and see that they differ. In what, their descriptions tell.
+  DDL_RETURN_IF_ERROR(AgreeOverRoot(description));
+  return Status(Code::kInternal, Title(description) +
+                                     ": digests differ where descriptions do not. Do all ranks "
+                                     "run the same build of ddl?");
+}
+
+Status Agreement::AgreeOverRoot(const std::string& description) {
   return communicator_->rank() == 0 ? AgreeAsRoot(description) : AgreeAsMember(description);
 }
 
@@ -232,16 +240,6 @@ Status Agreement::AgreeAsMember(const std::string& description) {
     }
     wait.Pause();
   }
-}
-
-std::string Agreement::Missing(const std::vector<bool>& arrived) const {
-  std::string text;
-  for (size_t rank = 0; rank < arrived.size(); ++rank) {
-    if (arrived[rank]) continue;
-    text += text.empty() ? "rank " : ", rank ";
-    text += std::to_string(rank);
-  }
-  return text;
 }
 
 }  // namespace ddl

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 namespace ddl {
 namespace {
@@ -98,10 +99,27 @@ std::string Describe(const Request& request) {
   return text;
 }
 
+void Digest(const std::string& description, uint64_t digest[2]) {
+  // Two multiplicative hashes with different odd factors, each step a bijection of the state, eight
+  // bytes at a time. Source: the factors are those of SplitMix64 (Steele, Lea, Flood, 2014).
+  uint64_t a = description.size(), b = ~a;
+  for (size_t at = 0; at < description.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, description.data() + at, std::min<size_t>(8, description.size() - at));
+    a = (a ^ word) * 0xbf58476d1ce4e5b9ull;
+    a ^= a >> 32;
+    b = (b + word) * 0x94d049bb133111ebull;
+    b ^= b >> 29;
+  }
+  digest[0] = a;
+  digest[1] = b;
+}
+
 std::string Title(const std::string& description) {
-  const std::vector<std::string> lines = SplitLines(description);
-  return lines.size() > kNameLine ? lines[kOpLine] + " \"" + lines[kNameLine] + "\""
-                                  : lines[kOpLine];
+  const size_t op = description.find('\n');
+  if (op == std::string::npos) return description;
+  const size_t name = description.find('\n', op + 1);
+  return description.substr(0, op) + " \"" + description.substr(op + 1, name - op - 1) + "\"";
 }
 
 std::string Essence(const std::string& description) {

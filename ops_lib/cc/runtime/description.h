@@ -1,6 +1,7 @@
 #ifndef DDL_RUNTIME_DESCRIPTION_H_
 #define DDL_RUNTIME_DESCRIPTION_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ extern const char kLeave[];
 // Sent after a description: this rank answers a roll call, or gave up waiting for rank 0.
 extern const char kHere[];
 extern const char kWithdrawn[];
+
+// 128 bits that differ where descriptions do.
+void Digest(const std::string& description, uint64_t digest[2]);
 
 // `AllReduceN "loss/grads"`, for messages.
 std::string Title(const std::string& description);

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/shm_communicator.h"
 #include "core/log.h"
 #include "runtime/agreement.h"
 #include "runtime/description.h"
@@ -93,12 +94,15 @@ void Engine::Run() {
 Status Engine::Open() {
   DDL_RETURN_IF_ERROR(ReadConfig(&config_));
   DDL_RETURN_IF_ERROR(session_.Open(&communicator_));
+  const char* transport = "MPI";
+  DDL_RETURN_IF_ERROR(ShareMemory(config_.transport, config_.stall_timeout_s, &communicator_));
+  if (communicator_->CanMeet()) transport = "shared memory";
   topology_ = {communicator_->rank(), communicator_->size(), communicator_->local_rank(),
                communicator_->local_size()};
   if (config_.log_info) {
     LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
-                                std::to_string(topology_.local_size));
+                                std::to_string(topology_.local_size) + ", over " + transport);
   }
   if (topology_.rank == 0 && !config_.progress_path.empty()) {
     DDL_RETURN_IF_ERROR(progress_.Open(config_.progress_path));
@@ -120,7 +124,9 @@ void Engine::Serve() {
       queue_.pop_front();
     }
     const Clock::time_point start = Clock::now();
-    Status status = agreement.Agree(Describe(request));
+    SmallTensor small;
+    const bool packed = allreduce.Pack(request, &small);
+    Status status = agreement.Agree(Describe(request), packed ? &small : nullptr);
     int64_t nbytes = 0;
     if (status.ok() && request.kind == Request::Kind::kBroadcast) {
       const TensorBuffer& tensor = request.tensors[0];
@@ -129,11 +135,16 @@ void Engine::Serve() {
     } else if (status.ok() && request.kind == Request::Kind::kAllGather) {
       status = Gather(communicator_.get(), request);
     } else if (status.ok()) {
-      status = allreduce.Run(request);
+      if (packed) {
+        allreduce.Unpack(request);
+      } else {
+        status = allreduce.Run(request);
+      }
       for (const TensorBuffer& tensor : request.tensors) {
         nbytes += tensor.count * static_cast<int64_t>(DTypeSize(request.dtype));
       }
     }
+    if (packed && !status.ok()) allreduce.Forget();
     if (status.ok()) {
       progress_.Count(request.name, request.op_name == "AllReduceN", nbytes,
                       std::chrono::duration<double>(Clock::now() - start).count());

@@ -10,42 +10,108 @@
 namespace ddl {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kBufferBytes = int64_t{4} << 20;
 // From here on a tensor is reduced where it lies: the copy would cost more than a message.
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
 // From here on a piece of half type is reduced in shares: two messages, of half the bytes each.
 constexpr int64_t kManyHalves = int64_t{32} << 10;
+constexpr int64_t kHalvesInPiece = int64_t{2} << 20;
 
 }  // namespace
+
+bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
+  if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
+      request.tolerance > 0 || IsHalf(request.dtype)) {
+    return false;
+  }
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  int64_t nbytes = 0;
+  for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
+  if (nbytes > kMaxOfferBytes) return false;
+  tensor->count = nbytes / element;
+  tensor->dtype = request.dtype;
+  tensor->divisor = Divisor(request);
+  if (request.tensors.size() == 1) {
+    tensor->in = request.tensors[0].in;
+    tensor->out = request.tensors[0].out;
+    return true;
+  }
+  for (const TensorBuffer& one : request.tensors) {
+    if (one.count > 0) Append(one, one.count * element);
+  }
+  tensor->in = tensor->out = buffer_.data();
+  return true;
+}
+
+void FusedAllReduce::Unpack(const Request& request) {
+  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+  const char* from = buffer_.data();
+  for (const TensorBuffer* tensor : packed_) {
+    std::memcpy(tensor->out, from, tensor->count * element);
+    from += tensor->count * element;
+  }
+  Forget();
+}
+
+void FusedAllReduce::Forget() {
+  packed_.clear();
+  packed_nbytes_ = 0;
+}
 
 Status FusedAllReduce::Run(const Request& request) {
   if (request.tolerance > 0) return RunChecked(request);
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
-Status FusedAllReduce::ReducePiece(const Request& request, const void* in, void* out,
-                                   int64_t count) {
-  if (IsHalf(request.dtype)) return ReduceWidened(request, in, out, count);
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(in, out, count, request.dtype));
-  if (request.average) Divide(out, count, request.dtype, communicator_->size());
-  return Status();
+int FusedAllReduce::Divisor(const Request& request) const {
+  return request.average ? communicator_->size() : 1;
 }
 
+template <typename SumFloats>
 Status FusedAllReduce::ReduceWidened(const Request& request, const void* in, void* out,
-                                     int64_t count) {
+                                     int64_t count, SumFloats sum_floats) {
   if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
   Widen(in, wide_.data(), count, request.dtype);
-  DDL_RETURN_IF_ERROR(
-      communicator_->AllReduceSum(wide_.data(), wide_.data(), count, DType::kFloat32));
-  if (request.average) Divide(wide_.data(), count, DType::kFloat32, communicator_->size());
+  DDL_RETURN_IF_ERROR(sum_floats(wide_.data()));
   Narrow(wide_.data(), out, count, request.dtype);
   return Status();
 }
 
-Status FusedAllReduce::ReduceFusedPiece(const Request& request, const void* in, void* out,
-                                        int64_t count) {
-  const bool in_shares = IsHalf(request.dtype) && count >= kManyHalves && communicator_->size() > 1;
-  return in_shares ? ReduceInShares(request, in, out, count) : ReducePiece(request, in, out, count);
+Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
+  if (!IsHalf(request.dtype)) {
+    return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
+  }
+  for (int64_t first = 0; first < count; first += kHalvesInPiece) {
+    const int64_t n = std::min(kHalvesInPiece, count - first);
+    DDL_RETURN_IF_ERROR(ReduceHalves(request, static_cast<const uint16_t*>(in) + first,
+                                     static_cast<uint16_t*>(out) + first, n));
+  }
+  return Status();
+}
+
+Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
+                                      int64_t count) {
+  if (IsHalf(request.dtype)) {
+    return ReduceWidened(request, in, out, count, [&](float* wide) {
+      DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(wide, wide, count, DType::kFloat32));
+      Divide(wide, count, DType::kFloat32, Divisor(request));
+      return Status();
+    });
+  }
+  DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
+  if (request.average) Divide(out, count, request.dtype, communicator_->size());
+  return Status();
+}
+
+Status FusedAllReduce::ReduceHalves(const Request& request, const void* in, void* out,
+                                    int64_t count) {
+  // In shared memory float32 costs less than two more rounds of messages.
+  if (count >= kManyHalves && communicator_->size() > 1 && !communicator_->CanMeet()) {
+    return ReduceInShares(request, in, out, count);
+  }
+  return ReduceWidened(request, in, out, count, [&](float* wide) {
+    return communicator_->AllReduce(wide, wide, count, DType::kFloat32, Divisor(request));
+  });
 }
 
 Status FusedAllReduce::ReduceInShares(const Request& request, const void* in, void* out,
@@ -80,7 +146,7 @@ Status FusedAllReduce::ReduceInShares(const Request& request, const void* in, vo
 
 Status FusedAllReduce::RunUnfused(const Request& request) {
   for (const TensorBuffer& tensor : request.tensors) {
-    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, tensor.out, tensor.count));
+    DDL_RETURN_IF_ERROR(ReduceBaseline(request, tensor.in, tensor.out, tensor.count));
   }
   return Status();
 }
@@ -89,35 +155,34 @@ Status FusedAllReduce::RunFused(const Request& request) {
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   for (const TensorBuffer& tensor : request.tensors) {
     const int64_t nbytes = tensor.count * element;
+    if (nbytes == 0) continue;
     if (nbytes >= kLargeBytes || request.tensors.size() == 1) {
-      for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
-        const int64_t count = std::min(kPieceBytes, nbytes - first) / element;
-        DDL_RETURN_IF_ERROR(ReduceFusedPiece(request, static_cast<const char*>(tensor.in) + first,
-                                             static_cast<char*>(tensor.out) + first, count));
-      }
+      DDL_RETURN_IF_ERROR(Reduce(request, tensor.in, tensor.out, tensor.count));
       continue;
     }
-    if (nbytes == 0) continue;
-    if (packed_nbytes_ + nbytes > kPieceBytes) DDL_RETURN_IF_ERROR(Flush(request));
-    if (buffer_.empty()) buffer_.resize(kPieceBytes);
-    std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
-    packed_.push_back(&tensor);
-    packed_nbytes_ += nbytes;
+    if (packed_nbytes_ + nbytes > kBufferBytes) DDL_RETURN_IF_ERROR(Flush(request));
+    Append(tensor, nbytes);
   }
   return Flush(request);
 }
 
+void FusedAllReduce::Append(const TensorBuffer& tensor, int64_t nbytes) {
+  if (buffer_.empty()) buffer_.resize(kBufferBytes);
+  std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
+  packed_.push_back(&tensor);
+  packed_nbytes_ += nbytes;
+}
+
 Status FusedAllReduce::Flush(const Request& request) {
+  if (packed_.empty()) return Status();
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   const Status reduced =
-      ReduceFusedPiece(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
-  const char* from = buffer_.data();
-  for (const TensorBuffer* tensor : packed_) {
-    std::memcpy(tensor->out, from, tensor->count * element);
-    from += tensor->count * element;
+      Reduce(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
+  if (reduced.ok()) {
+    Unpack(request);
+  } else {
+    Forget();
   }
-  packed_.clear();
-  packed_nbytes_ = 0;
   return reduced;
 }
 
@@ -127,7 +192,8 @@ Status FusedAllReduce::RunChecked(const Request& request) {
   std::vector<std::vector<char>> expected;
   for (const TensorBuffer& tensor : request.tensors) {
     expected.emplace_back(tensor.count * element);
-    DDL_RETURN_IF_ERROR(ReducePiece(request, tensor.in, expected.back().data(), tensor.count));
+    DDL_RETURN_IF_ERROR(
+        ReduceBaseline(request, tensor.in, expected.back().data(), tensor.count));
   }
   DDL_RETURN_IF_ERROR(request.unfused ? RunUnfused(request) : RunFused(request));
   std::vector<double> deviations;
@@ -137,9 +203,9 @@ Status FusedAllReduce::RunChecked(const Request& request) {
                         request.dtype, request.tolerance)));
   }
   // Summed over the ranks, so that all of them fail together.
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceSum(deviations.data(), deviations.data(),
-                                                  static_cast<int64_t>(deviations.size()),
-                                                  DType::kFloat64));
+  DDL_RETURN_IF_ERROR(communicator_->AllReduce(deviations.data(), deviations.data(),
+                                               static_cast<int64_t>(deviations.size()),
+                                               DType::kFloat64, 1));
   for (size_t i = 0; i < deviations.size(); ++i) {
     if (deviations[i] == 0) continue;
     return Status(Code::kInternal,

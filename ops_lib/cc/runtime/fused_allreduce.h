@@ -5,23 +5,29 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "runtime/agreement.h"
 #include "runtime/request.h"
 
 namespace ddl {
 
-// Reduces the tensors of one request in pieces of a few MiB: small tensors are laid side by side
-// in one buffer and share a message, large ones are cut. A piece stays in the cache between the
-// copy, the reduction and the division. The cut depends on the shapes alone, so the order of
-// additions, and with it every bit of the result, is the same on all ranks and in every run.
+// Reduces the tensors of one request: small ones are laid side by side in a buffer of a few MiB and
+// share a reduction, large ones are reduced where they lie. What shares a buffer depends on the
+// shapes alone, so every bit of the result is the same on all ranks and in every run.
 //
-// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. Small pieces
-// and the baseline travel as float32, in one collective. Large pieces travel as they are, half the
-// bytes: each rank gets its share of every rank's piece, adds the shares up in the order of the
-// ranks, and hands the rounded sum to all.
+// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. In shared
+// memory, in small pieces and in the baseline they travel as float32. Large pieces between hosts
+// travel as they are, half the bytes: each rank gets its share of every rank's piece, adds the
+// shares up in the order of the ranks, and hands the rounded sum to all.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
   explicit FusedAllReduce(Communicator* communicator) : communicator_(communicator) {}
+
+  // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
+  // and once it is summed, Unpack fills every `out`; if it fails, Forget. Else Run does the work.
+  bool Pack(const Request& request, SmallTensor* tensor);
+  void Unpack(const Request& request);
+  void Forget();
 
   // Fills every `out`. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
@@ -30,10 +36,15 @@ class FusedAllReduce {
   Status RunFused(const Request& request);
   Status RunUnfused(const Request& request);
   Status RunChecked(const Request& request);
-  Status ReducePiece(const Request& request, const void* in, void* out, int64_t count);
-  Status ReduceWidened(const Request& request, const void* in, void* out, int64_t count);
-  Status ReduceFusedPiece(const Request& request, const void* in, void* out, int64_t count);
+  Status Reduce(const Request& request, const void* in, void* out, int64_t count);
+  Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
+  int Divisor(const Request& request) const;
+  void Append(const TensorBuffer& tensor, int64_t nbytes);
+  Status ReduceHalves(const Request& request, const void* in, void* out, int64_t count);
   Status ReduceInShares(const Request& request, const void* in, void* out, int64_t count);
+  template <typename SumFloats>
+  Status ReduceWidened(const Request& request, const void* in, void* out, int64_t count,
+                       SumFloats sum_floats);
   Status Flush(const Request& request);
 
   Communicator* communicator_;

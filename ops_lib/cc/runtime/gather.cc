@@ -13,8 +13,8 @@ namespace {
 Status Exchange(Communicator* communicator, int64_t mine, std::vector<int64_t>* numbers) {
   numbers->assign(communicator->size(), 0);
   (*numbers)[communicator->rank()] = mine;
-  return communicator->AllReduceSum(numbers->data(), numbers->data(), communicator->size(),
-                                    DType::kInt64);
+  return communicator->AllReduce(numbers->data(), numbers->data(), communicator->size(),
+                                 DType::kInt64, 1);
 }
 
 }  // namespace

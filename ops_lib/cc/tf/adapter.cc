@@ -10,6 +10,7 @@ absl::Status ToTensorFlow(const Status& status) {
     case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
+    case Code::kAborted: return absl::AbortedError(status.message());
     case Code::kInternal: break;
   }
   return absl::InternalError(status.message());

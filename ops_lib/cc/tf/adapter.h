@@ -9,7 +9,7 @@
 namespace ddl {
 
 // The TensorFlow error type of each Code: InvalidArgument, FailedPrecondition, DeadlineExceeded,
-// Internal.
+// Aborted, Internal.
 absl::Status ToTensorFlow(const Status& status);
 
 // Ours for TensorFlow's. Only for the types in kPlainTypes.

@@ -1,0 +1,203 @@
+#include "algorithms/meeting.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "core/log.h"
+#include "core/stall.h"
+#include "core/vector.h"
+
+namespace ddl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often a sleeping rank looks whether the others are alive.
+constexpr double kLookAround = 0.05;
+
+constexpr uint64_t kFlags = HostGroup::kDoubt | HostGroup::kLeave;
+
+// One rank at one meeting.
+class Attendance {
+ public:
+  Attendance(HostGroup* group, const Offer& offer)
+      : group_(*group), offer_(offer), meeting_(group->NextMeeting()) {}
+
+  void Show() {
+    HostGroup::Slot& mine = group_.slot(group_.rank(), meeting_);
+    mine.digest[0] = offer_.digest[0];
+    mine.digest[1] = offer_.digest[1];
+    if (offer_.count > 0) {
+      std::memcpy(mine.payload, offer_.in,
+                  offer_.count * static_cast<int64_t>(DTypeSize(offer_.dtype)));
+    }
+    mine.state.store(meeting_ << 2 | (offer_.leaving ? HostGroup::kLeave : 0));
+    group_.Ring();
+  }
+
+  Status WaitForAll() {
+    int next = 0;  // all before it are here
+    const auto all_here = [this, &next] {
+      while (next < group_.size() && IsHere(next)) ++next;
+      return next == group_.size();
+    };
+    if (!group_.SpinUntil(all_here)) DDL_RETURN_IF_ERROR(WaitAsleep());
+    // Looked at again now that all are here: whoever gave up before the last one came has shown its
+    // doubt before, so a rank that sees no doubt here knows that nobody will.
+    bool doubt = false;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const uint64_t state = group_.slot(rank, meeting_).state.load();
+      if (Leaves(state) != offer_.leaving) return LeftAlone();
+      doubt = doubt || (state & HostGroup::kDoubt);
+    }
+    if (doubt && !group_.Settle(meeting_)) return group_.Fate();
+    return Status();
+  }
+
+  bool Alike() {
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const HostGroup::Slot& slot = group_.slot(rank, meeting_);
+      if (slot.digest[0] != offer_.digest[0] || slot.digest[1] != offer_.digest[1]) return false;
+    }
+    return true;
+  }
+
+  void AddUp() {
+    if (offer_.count == 0) return;
+    const void* sources[kMaxRanks];
+    std::vector<const void*> many;
+    const void** list = sources;
+    if (group_.size() > kMaxRanks) {
+      many.resize(group_.size());
+      list = many.data();
+    }
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      list[rank] = group_.slot(rank, meeting_).payload;
+    }
+    Sum sum;
+    sum.sources = list;
+    sum.num_sources = group_.size();
+    sum.out = offer_.out;
+    sum.count = offer_.count;
+    sum.dtype = offer_.dtype;
+    sum.divisor = offer_.divisor;
+    Compute(sum);
+  }
+
+ private:
+  static constexpr int kMaxRanks = 64;  // without an allocation
+
+  bool IsHere(int rank) const {
+    return group_.slot(rank, meeting_).state.load() >> 2 == meeting_;
+  }
+  static bool Leaves(uint64_t state) { return (state & HostGroup::kLeave) != 0; }
+
+  int CountHere(std::vector<bool>* here) const {
+    for (int rank = 0; rank < group_.size(); ++rank) (*here)[rank] = IsHere(rank);
+    return static_cast<int>(std::count(here->begin(), here->end(), true));
+  }
+
+  // The rank that leaves while others do not, and one of those; or false.
+  bool FindLeaver(int* leaver, int* worker) const {
+    *leaver = offer_.leaving ? group_.rank() : -1;
+    *worker = offer_.leaving ? -1 : group_.rank();
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const uint64_t state = group_.slot(rank, meeting_).state.load();
+      if (state >> 2 != meeting_) continue;
+      int& found = Leaves(state) ? *leaver : *worker;
+      if (found < 0) found = rank;
+    }
+    return *leaver >= 0 && *worker >= 0;
+  }
+
+  Status LeftAlone() {
+    int leaver = 0, worker = 0;
+    (void)FindLeaver(&leaver, &worker);
+    const Status reason(
+        Code::kFailedPrecondition,
+        offer_.title + ": rank " + std::to_string(leaver) +
+            " has already ended its script, but rank " + std::to_string(worker) +
+            " still runs this collective. Let all ranks do the same number of steps, and look for "
+            "an early exit on rank " +
+            std::to_string(leaver) + ".");
+    // Those who stay know what they were about to do.
+    return offer_.leaving ? reason : group_.Break(reason, meeting_);
+  }
+
+  Status WaitAsleep() {
+    std::vector<bool> here(group_.size()), before(group_.size());
+    int arrived = CountHere(&here);
+    Clock::time_point since = Clock::now();  // the last arrival
+    WarningSchedule warnings(group_.timeout_s());
+    while (arrived < group_.size()) {
+      before = here;
+      group_.Sleep(
+          HostGroup::kAnyone, [&] { return CountHere(&here) > arrived; },
+          std::min(kLookAround, group_.timeout_s() / 8));
+      const int count = CountHere(&here);
+      if (count > arrived) {
+        arrived = count;
+        since = Clock::now();
+        warnings = WarningSchedule(group_.timeout_s());
+      }
+      int leaver = 0, worker = 0;
+      if (FindLeaver(&leaver, &worker)) return LeftAlone();
+      if (arrived == group_.size()) break;
+      DDL_RETURN_IF_ERROR(group_.Fate());
+      for (int rank = 0; rank < group_.size(); ++rank) {
+        if (here[rank] || !group_.HasDied(rank)) continue;
+        DDL_RETURN_IF_ERROR(
+            GiveUp(Code::kAborted, "rank " + std::to_string(rank) +
+                                       " has ended without a word. See its log for the reason."));
+      }
+      if (offer_.leaving) continue;
+      const double waited_s = std::chrono::duration<double>(Clock::now() - since).count();
+      if (waited_s > group_.timeout_s()) {
+        const std::string limit = Seconds(group_.timeout_s());
+        DDL_RETURN_IF_ERROR(GiveUp(
+            Code::kDeadlineExceeded,
+            Missing(here) + " did not come within " + limit + "; rank " +
+                std::to_string(group_.rank()) + " waited longer than " + limit + " for " +
+                Missing(here) +
+                " and gave up. Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT "
+                "if it needs so long."));
+      } else if (warnings.Due(waited_s) && here.begin() + group_.rank() ==
+                                               std::find(here.begin(), here.end(), true)) {
+        LogLine(group_.rank(), offer_.title + ": waiting for " + Missing(here) + " since " +
+                                   Seconds(waited_s) + " (limit " + Seconds(group_.timeout_s()) +
+                                   ")");
+      }
+    }
+    return Status();
+  }
+
+  // Ok if the missing ranks have come at the last moment after all.
+  Status GiveUp(Code code, const std::string& why) {
+    group_.slot(group_.rank(), meeting_).state.fetch_or(HostGroup::kDoubt);
+    std::vector<bool> here(group_.size());
+    // Whoever comes after this line sees the doubt; whoever came before it is seen here.
+    if (CountHere(&here) == group_.size()) return Status();
+    return group_.Break(Status(code, offer_.title + ": " + why), meeting_);
+  }
+
+  HostGroup& group_;
+  const Offer& offer_;
+  const uint64_t meeting_;
+};
+
+}  // namespace
+
+Status Meet(HostGroup* group, const Offer& offer, bool* alike) {
+  *alike = false;
+  DDL_RETURN_IF_ERROR(group->Fate());
+  Attendance attendance(group, offer);
+  attendance.Show();
+  DDL_RETURN_IF_ERROR(attendance.WaitForAll());
+  *alike = attendance.Alike();
+  if (*alike) attendance.AddUp();
+  return Status();
+}
+
+}  // namespace ddl

@@ -1,0 +1,48 @@
+#ifndef DDL_ALGORITHMS_MEETING_H_
+#define DDL_ALGORITHMS_MEETING_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "transport/host_group.h"
+
+namespace ddl {
+
+// What a rank brings to a meeting.
+struct Offer {
+  uint64_t digest[2] = {0, 0};  // of what this rank is about to do
+  bool leaving = false;         // it has nothing more to do, ever
+  std::string title;            // for messages: AllReduceN "loss/grads"
+
+  // A small tensor to be summed on the way, of at most kMaxOfferBytes; count 0 for none. Only
+  // looked at where all digests are equal, so they must tell count, dtype and divisor too.
+  const void* in = nullptr;
+  void* out = nullptr;  // may equal `in`
+  int64_t count = 0;
+  DType dtype = DType::kFloat32;
+  int divisor = 1;
+};
+
+inline constexpr int64_t kMaxOfferBytes = sizeof(HostGroup::Slot::payload);
+
+// All ranks of the host show each other what they are about to do; `alike` says whether it is the
+// same. If so, the offered tensors are summed, in rank order, and divided.
+//
+// One round: each rank fills its slot and reads all others, (N - 1) * nbytes for each rank. For a
+// tensor of a few elements that is one cache line from each peer. A slot is free again after the
+// next meeting, because all have read it when they show their next one; hence two turns.
+//
+// The same error on every rank, and the group is broken:
+//   FailedPrecondition  a rank leaves while another does not
+//   DeadlineExceeded    nobody came for as long as the timeout, and a rank is missing. It counts
+//                       from the last arrival, so that a chain of waits is no stall. A warning
+//                       comes earlier, from the first rank that is there
+//   Aborted             a missing rank has died
+// Leaving ranks wait without a limit.
+Status Meet(HostGroup* group, const Offer& offer, bool* alike);
+
+}  // namespace ddl
+
+#endif  // DDL_ALGORITHMS_MEETING_H_

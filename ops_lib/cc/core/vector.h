@@ -1,0 +1,41 @@
+#ifndef DDL_CORE_VECTOR_H_
+#define DDL_CORE_VECTOR_H_
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace ddl {
+
+// One pass over memory:
+//   out[i] = ((sources[0][i] + sources[1][i]) + ... + sources[sources - 1][i]) / divisor
+// The additions are in the order of the sources, so the result does not depend on who computes it.
+struct Sum {
+  const void* const* sources = nullptr;  // one of them may equal `out`; else they do not overlap
+  int num_sources = 0;
+  void* out = nullptr;
+  void* copy = nullptr;  // receives the same as `out` if not null
+  int64_t count = 0;     // elements
+  DType dtype = DType::kFloat32;
+  int divisor = 1;      // integers truncate toward zero
+  bool stream = false;  // write `out` past the caches, see CopyBytes
+};
+
+// Whether `dtype` can be summed: float32, float64, int32, int64. Integers wrap around.
+bool CanSum(DType dtype);
+
+// Computes `sum`; its dtype must be one that can be summed.
+void Compute(const Sum& sum);
+
+// memcpy. With `stream` the stores bypass the caches, which saves the read of every line before it
+// is written: for buffers that do not fit in the caches and are not read again at once. Only the
+// calling thread sees them in order: call FinishStreams before telling another one.
+void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream);
+void FinishStreams();
+
+// What the loops use on this processor: "avx512f", "avx2" or "sse2".
+const char* VectorInstructions();
+
+}  // namespace ddl
+
+#endif  // DDL_CORE_VECTOR_H_

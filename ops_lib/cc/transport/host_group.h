@@ -1,0 +1,166 @@
+#ifndef DDL_TRANSPORT_HOST_GROUP_H_
+#define DDL_TRANSPORT_HOST_GROUP_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/status.h"
+
+namespace ddl {
+
+// The ranks of one host around shared memory: what they write for each other, and how they wait.
+// It moves no tensor; algorithms/ does. One thread of each rank uses it, and destroys it.
+//
+// Every variable has one writer, but for the group's fate, and only ever grows: a reader that is
+// late or early sees an old value, never a wrong one, and nothing is reset between collectives.
+//
+// Waiting: a short spin, because peers of one training mostly come at the same time; then yields;
+// then a futex, because the core belongs to the training and perhaps to the late peer itself. A
+// rank that publishes something makes a system call only for those that sleep and wait for it.
+//
+// Death: each rank holds a robust mutex in the segment, which the kernel releases when its thread
+// ends, however it ends. It is looked at by ranks that sleep, so it costs nothing otherwise.
+class HostGroup {
+ public:
+  static constexpr int kAnyone = -1;
+  static constexpr int64_t kLineBytes = 128;  // processors fetch cache lines in pairs
+  static constexpr int kTurns = 2;            // of a slot: one is written while the other is read
+  static constexpr int64_t kSlotBytes = int64_t{32} << 10;
+  static constexpr int kBuffers = 3;  // pieces under way at once
+  static constexpr int64_t kPieceBytes = int64_t{256} << 10;
+
+  // Where a rank shows what it is about to do, and small tensors with it.
+  struct alignas(kLineBytes) Slot {
+    std::atomic<uint64_t> state;  // number of the meeting << 2 | flags, written last
+    uint64_t digest[2];
+    char payload[kSlotBytes - 24];  // begins in the state's line, so a few elements come with it
+  };
+  static constexpr uint64_t kDoubt = 1;  // this rank considers giving up
+  static constexpr uint64_t kLeave = 2;  // this rank's script has ended
+
+  // How far a rank is with the pieces of large tensors, counted from the beginning.
+  struct alignas(kLineBytes) Progress {
+    std::atomic<int64_t> copied;   // its contributions lie ready
+    std::atomic<int64_t> reduced;  // its share is summed
+    std::atomic<int64_t> taken;    // it has read all results
+  };
+
+  // What `size` ranks need, and its initial state: once, before anybody joins.
+  static int64_t Nbytes(int size);
+  static void Format(void* base, int size);
+
+  // Joins. `base` outlives this object.
+  HostGroup(void* base, int rank, int size, double timeout_s);
+  HostGroup(const HostGroup&) = delete;
+  ~HostGroup();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  double timeout_s() const { return timeout_s_; }
+
+  Slot& slot(int rank, uint64_t meeting) { return slots_[rank * kTurns + meeting % kTurns]; }
+  Progress& progress(int rank) { return progress_[rank]; }
+  // Bytes that `rank` writes for the others; kPieceBytes of them.
+  char* area(int rank, int64_t piece) {
+    return areas_ + (piece % kBuffers * size_ + rank) * kPieceBytes;
+  }
+
+  // The number of the next meeting, and of the first of `count` more pieces: the same on all ranks.
+  uint64_t NextMeeting() { return ++meetings_; }
+  int64_t NextPieces(int64_t count) {
+    pieces_ += count;
+    return pieces_ - count;
+  }
+
+  // Call after each change of slot or progress: wakes those who wait for this rank.
+  void Ring();
+
+  // Waits until `ready()`, which depends on what `peer` publishes. Aborted if the peer has died,
+  // DeadlineExceeded after the timeout, else why the group is broken; then it is for all ranks.
+  template <typename Ready>
+  Status Await(int peer, Ready ready) {
+    return SpinUntil(ready) ? Status() : AwaitAsleep(peer, ready);
+  }
+
+  // The parts of it, for waits with rules of their own. `peer` may be kAnyone.
+  template <typename Ready>
+  bool SpinUntil(Ready ready) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (ready()) return true;
+      __builtin_ia32_pause();
+    }
+    return YieldUntil(ready);
+  }
+  void Sleep(int peer, const std::function<bool()>& ready, double at_most_s);
+  bool HasDied(int rank);
+
+  // The fate of the group is one word, so that all ranks come to the same end whoever is faster:
+  // either a meeting was held or the group is broken, never both.
+  //
+  // Whether `meeting` was held in the end: this rank has seen all others there.
+  bool Settle(uint64_t meeting);
+  // Breaks the group for this reason unless it is broken already or the meeting was settled; 0 for
+  // none. The answer is why the group is broken, or ok if it is not.
+  Status Break(const Status& reason, uint64_t meeting);
+  // Ok, or why it is broken.
+  Status Fate() const;
+
+ private:
+  struct alignas(kLineBytes) Bell {
+    std::atomic<uint32_t> rings;    // the futex
+    std::atomic<uint32_t> awaited;  // 0: awake; else whom this rank waits for
+  };
+  struct alignas(kLineBytes) Life {
+    pthread_mutex_t held;
+    std::atomic<uint32_t> joined;
+  };
+  struct alignas(kLineBytes) Note {
+    uint32_t code;
+    uint32_t length;
+    char text[1016];
+  };
+  // Settled: the number of the meeting. Broken: the top bit and the rank whose note says why.
+  struct alignas(kLineBytes) FateWord {
+    std::atomic<uint64_t> word;
+  };
+  static constexpr uint64_t kBroken = uint64_t{1} << 63;
+  static constexpr int kSpins = 2000;  // some 30 microseconds
+  static constexpr int kYields = 20;
+  static constexpr uint32_t kAwaitsAnyone = ~uint32_t{0};
+
+  struct Layout;
+
+  template <typename Ready>
+  bool YieldUntil(Ready ready) {
+    for (int i = 0; i < kYields; ++i) {
+      Yield();
+      if (ready()) return true;
+    }
+    return false;
+  }
+  static void Yield();
+  Status AwaitAsleep(int peer, const std::function<bool()>& ready);
+  void Wake(int rank);
+
+  const int rank_;
+  const int size_;
+  const double timeout_s_;
+  uint64_t meetings_ = 0;
+  int64_t pieces_ = 0;
+
+  FateWord* fate_;
+  Bell* bells_;
+  Life* lives_;
+  Note* notes_;
+  Progress* progress_;
+  Slot* slots_;
+  char* areas_;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_TRANSPORT_HOST_GROUP_H_

@@ -1,0 +1,246 @@
+#include "algorithms/meeting.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+
+#include "algorithms/pieces_allreduce.h"
+#include "ranks.h"
+#include "values.h"
+
+namespace {
+
+using ddl::Code;
+using ddl::HostGroup;
+using ddl::Offer;
+using ddl::Status;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Offer OfferOf(uint64_t digest, const char* title = "AllReduceN \"grads\"") {
+  Offer offer;
+  offer.digest[0] = digest;
+  offer.title = title;
+  return offer;
+}
+
+Status MeetFor(HostGroup& group, uint64_t digest) {
+  bool alike = false;
+  const Status status = ddl::Meet(&group, OfferOf(digest), &alike);
+  CHECK(!status.ok() || alike, "digests are equal");
+  return status;
+}
+
+void CheckError(const Status& status, Code code, const std::string& text) {
+  CHECK(status.code() == code, std::to_string(static_cast<int>(status.code())) + status.message());
+  CHECK(status.message().find(text) != std::string::npos, status.message());
+}
+
+template <typename T>
+void SmallSums(HostGroup& group) {
+  for (const int64_t count : {0, 1, 5, 10, 1000, static_cast<int>(ddl::kMaxOfferBytes / 8)}) {
+    for (const bool in_place : {false, true}) {
+      std::vector<T> values = ValuesOf<T>(count, group.rank(), group.size()), results(count);
+      Offer offer = OfferOf(count);
+      offer.in = values.data();
+      offer.out = in_place ? values.data() : results.data();
+      offer.count = count;
+      offer.dtype = kDTypeOf<T>;
+      offer.divisor = in_place ? group.size() : 1;
+      bool alike = false;
+      const Status status = ddl::Meet(&group, offer, &alike);
+      CHECK(status.ok() && alike, status.message());
+      CheckTotal(in_place ? values : results, group.size(), offer.divisor, "small");
+    }
+  }
+}
+
+TEST(SmallTensorsAreSummedOnTheWay) {
+  for (int size = 1; size <= 9; ++size) {
+    RunThreads(size, [](HostGroup& group) {
+      SmallSums<float>(group);
+      SmallSums<double>(group);
+      SmallSums<int32_t>(group);
+      SmallSums<int64_t>(group);
+    });
+  }
+  RunProcesses(3, SmallSums<float>);
+}
+
+TEST(DigestsThatDifferAreSeenByAllAndTheGroupGoesOn) {
+  RunThreads(3, [](HostGroup& group) {
+    std::vector<float> values(10, 1.0f), results(10, 7.0f);
+    Offer offer = OfferOf(group.rank() == 1 ? 5 : 6);
+    offer.in = values.data();
+    offer.out = results.data();
+    offer.count = 10;
+    bool alike = true;
+    const Status status = ddl::Meet(&group, offer, &alike);
+    CHECK(status.ok() && !alike, status.message());
+    CHECK(results[0] == 7.0f, "nothing is summed");
+    CHECK(MeetFor(group, 8).ok(), "");
+  });
+}
+
+TEST(LeavingTogetherIsNoError) {
+  RunThreads(
+      3,
+      [](HostGroup& group) {
+        usleep(100'000 * group.rank());  // longer than the timeout in all
+        Offer offer = OfferOf(0, "Leave");
+        offer.leaving = true;
+        bool alike = false;
+        const Status status = ddl::Meet(&group, offer, &alike);
+        CHECK(status.ok() && alike, status.message());
+      },
+      0.05);
+}
+
+TEST(RankThatLeavesFailsTheOthersAtOnce) {
+  for (const int leaver : {0, 2}) {
+    RunThreads(3, [leaver](HostGroup& group) {
+      if (group.rank() == 1) usleep(300'000);
+      const double start = Now();
+      Offer offer = OfferOf(3);
+      offer.leaving = group.rank() == leaver;
+      if (offer.leaving) offer.title = "Leave";
+      bool alike = false;
+      const Status status = ddl::Meet(&group, offer, &alike);
+      CHECK(Now() - start < 0.3, "not for as long as rank 1 is away");
+      if (offer.leaving) return;
+      CheckError(status, Code::kFailedPrecondition,
+                 "AllReduceN \"grads\": rank " + std::to_string(leaver) +
+                     " has already ended its script, but rank");
+      CheckError(MeetFor(group, 4), Code::kFailedPrecondition, "already ended");
+    });
+  }
+}
+
+TEST(MissingRankIsNamedOnEveryRank) {
+  for (const int late : {0, 1}) {
+    RunThreads(
+        3,
+        [late](HostGroup& group) {
+          if (group.rank() == late) usleep(500'000);
+          const double start = Now();
+          const std::string text = "rank " + std::to_string(late) + " did not come within 0.2 s";
+          CheckError(MeetFor(group, 1), Code::kDeadlineExceeded, text);
+          CHECK(Now() - start < 0.4, "");
+          CheckError(MeetFor(group, 2), Code::kDeadlineExceeded, text);
+        },
+        0.2);
+  }
+}
+
+TEST(ChainOfWaitsWithinTheLimitIsNoStall) {
+  RunThreads(
+      3,
+      [](HostGroup& group) {
+        usleep(250'000 * group.rank());
+        const Status status = MeetFor(group, 1);
+        CHECK(status.ok(), status.message());
+      },
+      0.4);
+}
+
+TEST(RanksThatGiveUpAndComeAtTheSameMomentAgreeOnTheEnd) {
+  std::mt19937 random(5);
+  int held = 0;
+  for (int run = 0; run < 200; ++run) {
+    Code ends[3];
+    const int late_us = 9'000 + static_cast<int>(random() % 3'000);
+    RunThreads(
+        3,
+        [&](HostGroup& group) {
+          if (group.rank() == 1) usleep(late_us);
+          ends[group.rank()] = MeetFor(group, 1).code();
+        },
+        0.01);
+    CHECK(ends[0] == ends[1] && ends[1] == ends[2], "run " + std::to_string(run));
+    held += ends[0] == Code::kOk;
+  }
+  std::printf("       %d of 200 met\n", held);
+}
+
+TEST(RankThatStopsInTheMiddleIsNamed) {
+  RunThreads(
+      2,
+      [](HostGroup& group) {
+        std::vector<float> values(1'000'000, 1.0f);
+        if (group.rank() == 1) {
+          usleep(400'000);
+          return;
+        }
+        CheckError(ddl::AllReduceInPieces(&group, values.data(), values.data(), 1'000'000,
+                                          ddl::DType::kFloat32, 1),
+                   Code::kDeadlineExceeded, "rank 1 stopped in the middle of a collective");
+        CheckError(MeetFor(group, 2), Code::kDeadlineExceeded, "rank 1 stopped");
+      },
+      0.2);
+}
+
+// Collectives of all kinds until something fails. Every result must be right.
+Status WorkForEver(HostGroup& group) {
+  std::mt19937 random(7);  // the same on all ranks
+  for (uint64_t step = 0;; ++step) {
+    const int64_t count = int64_t{1} << random() % 20;
+    std::vector<float> values = ValuesOf<float>(count, group.rank(), group.size());
+    Offer offer = OfferOf(step);
+    if (count * 4 <= ddl::kMaxOfferBytes) {
+      offer.in = offer.out = values.data();
+      offer.count = count;
+    }
+    bool alike = false;
+    DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &alike));
+    CHECK(alike, "");
+    if (offer.count == 0) {
+      DDL_RETURN_IF_ERROR(ddl::AllReduceInPieces(&group, values.data(), values.data(), count,
+                                                 ddl::DType::kFloat32, 1));
+    }
+    CheckTotal(values, group.size(), 1, "step " + std::to_string(step));
+  }
+}
+
+TEST(KilledRankIsAnErrorOnTheOthersAtAnyMoment) {
+  std::mt19937 random(3);
+  for (int run = 0; run < 12; ++run) {
+    const int size = 2 + run % 2, victim = run % size;
+    double killed = 0;
+    RunProcesses(
+        size,
+        [victim](HostGroup& group) {
+          const Status status = WorkForEver(group);
+          CheckError(status, Code::kAborted, "rank " + std::to_string(victim) + " has ended");
+          CheckError(MeetFor(group, 1), Code::kAborted, "has ended");
+        },
+        60, victim,
+        [&](const std::vector<pid_t>& ranks) {
+          usleep(10'000 + random() % 60'000);
+          kill(ranks[victim], SIGKILL);
+          killed = Now();
+        });
+    CHECK(Now() - killed < 5, "it took " + std::to_string(Now() - killed) + " s");
+  }
+}
+
+TEST(StoppedRankIsAnErrorOnTheOthers) {
+  RunProcesses(
+      2,
+      [](HostGroup& group) {
+        const Status status = WorkForEver(group);
+        if (group.rank() == 0) CheckError(status, Code::kDeadlineExceeded, "rank 1 ");
+      },
+      0.3, 1,
+      [](const std::vector<pid_t>& ranks) {
+        usleep(50'000);
+        kill(ranks[1], SIGSTOP);
+        usleep(1'000'000);
+        kill(ranks[1], SIGKILL);
+      });
+}
+
+}  // namespace

@@ -1,0 +1,61 @@
+"""Compiles the C++ tests, without TensorFlow and MPI, and runs them plain and under sanitizers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE.parents[2] / "ops_lib" / "cc"
+
+VARIANTS = {
+    "plain": ["-O2"],
+    "address-undefined": [
+        "-O1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+    ],
+    "thread": ["-O1", "-fsanitize=thread"],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cc_tests_pass(variant: str, tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++: apt-get install g++")
+    tested = [
+        SOURCES / "core" / "dtype.cc",
+        SOURCES / "core" / "vector.cc",
+        *sorted((SOURCES / "transport").glob("*.cc")),
+        *sorted((SOURCES / "algorithms").glob("*.cc")),
+    ]
+    program = tmp_path / "tests"
+    compiled = subprocess.run(
+        [
+            *(compiler, "-std=c++17", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"),
+            *VARIANTS[variant],
+            *(f"-I{SOURCES}", f"-I{HERE}", "-o", str(program)),
+            *map(str, [*sorted(HERE.glob("*.cc")), *tested]),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert compiled.returncode == 0, compiled.stdout
+    ran = subprocess.run(
+        [str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    names = [line for path in HERE.glob("*_test.cc") for line in path.read_text().splitlines()]
+    expected = sum(line.startswith("TEST(") for line in names)
+    assert ran.stdout.count("\nok     ") == expected, ran.stdout
