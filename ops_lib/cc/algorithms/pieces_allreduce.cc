@@ -10,11 +10,12 @@ namespace {
 
 // Shares begin at lines, so that no two ranks write the same one.
 constexpr int64_t kShareUnit = 64;
-// Smaller tensors are still cut into a few pieces, so that their steps overlap.
+// Smaller tensors are still cut in two, so that their steps overlap.
 constexpr int64_t kMinPieceBytes = int64_t{64} << 10;
-constexpr int64_t kCuts = 4;
-// From here on the output would only push other things out of the caches.
-constexpr int64_t kStreamBytes = int64_t{4} << 20;
+constexpr int64_t kCuts = 2;
+// From here on the output would only push other things out of the caches. Measured: past them costs
+// a fifth at 4 MiB, gains nothing at 16 MiB and a tenth at 64 MiB.
+constexpr int64_t kStreamBytes = int64_t{16} << 20;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
