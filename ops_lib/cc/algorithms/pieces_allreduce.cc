@@ -1,6 +1,7 @@
 #include "algorithms/pieces_allreduce.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "core/vector.h"
@@ -23,6 +24,9 @@ struct Range {
   int64_t begin, end;
   int64_t nbytes() const { return end - begin; }
 };
+
+// A piece is copied in while the two before it are reduced and copied out.
+static_assert(HostGroup::kBuffers >= 3);
 
 class PiecesAllReduce {
  public:
@@ -83,8 +87,10 @@ class PiecesAllReduce {
     const char* from = in_ + Piece(piece).begin;
     char* to = group_.area(group_.rank(), first_ + piece);
     const Range own = Share(piece, group_.rank());
-    CopyBytes(to, from, own.begin, false);
-    CopyBytes(to + own.end, from + own.end, Piece(piece).nbytes() - own.end, false);
+    if (own.begin > 0) std::memcpy(to, from, own.begin);
+    if (const int64_t rest = Piece(piece).nbytes() - own.end; rest > 0) {
+      std::memcpy(to + own.end, from + own.end, rest);
+    }
     Publish(&HostGroup::Progress::copied, piece);
     return Status();
   }
