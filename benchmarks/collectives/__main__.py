@@ -110,7 +110,7 @@ def _size(nbytes: int) -> str:
 
 def table(rows: list[dict[str, Any]], ranks: int, machine: dict[str, float]) -> str:
     """The rows as text. Bound: see README.md."""
-    bound = machine["add together"]
+    bound = machine["stream-copy together"]
     lines = [
         f"{'size':>8}  {'shm us':>11} {'mpi us':>11} {'MPI us':>11}  {'shm GB/s':>8} "
         f"{'busbw':>7} {'of bound':>8}  {'shm x MPI (quartiles)':>23}  {'best':>5}  "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.collectives.__main__ import SIZES, summarise, table
 
 LINES = [
-    "# add together 8e9",
+    "# stream-copy together 8e9",
     *("shm 1024 1e-6", "mpi 1024 4e-6", "MPI_Allreduce 1024 2e-6"),
     *("shm 1024 2e-6", "mpi 1024 4e-6", "MPI_Allreduce 1024 8e-6"),
     *("shm 1024 9e-6", "mpi 1024 4e-6", "MPI_Allreduce 1024 9e-6"),
@@ -15,7 +15,7 @@ LINES = [
 
 def test_ratios_are_taken_within_rounds() -> None:
     machine, (small, large) = summarise(LINES)
-    assert machine == {"add together": 8e9}
+    assert machine == {"stream-copy together": 8e9}
     assert small["shm"]["ratio"] == 2  # of 2, 4 and 1; the medians' would be 4
     assert small["shm"]["median_s"] == 2e-6
     assert small["shm"]["ratio_quartiles"] == [1, 4]
