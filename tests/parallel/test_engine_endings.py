@@ -49,6 +49,7 @@ def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", str(program)]
 
 
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     ("how", "code"),
@@ -61,13 +62,14 @@ def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ],
 )
 def test_all_ranks_come_to_the_same_end(
-    driver: list[str], run_command: Callable, how: str, code: int, ranks: int
+    driver: list[str], run_command: Callable, how: str, code: int, ranks: int, transport: str
 ) -> None:
     program, *options = driver
     for _ in range(3 if code == DEADLINE_EXCEEDED else 1):
         ended = run_command(
             [program, "-np", str(ranks), *options, how],
-            {"DDL_STALL_TIMEOUT": "0.4"} if code == DEADLINE_EXCEEDED else {},
+            {"DDL_TRANSPORT": transport}
+            | ({"DDL_STALL_TIMEOUT": "0.4"} if code == DEADLINE_EXCEEDED else {}),
             30,
         )
         assert ended.returncode == 0, ended.output

@@ -112,8 +112,8 @@ DDL_INLINE void SumAny(const Sum& sum) {
   }
 }
 
-template <int kWidth>
-DDL_INLINE void StreamCopy(char* out, const char* in, int64_t nbytes) {
+template <int kWidth, bool kStream>
+DDL_INLINE void CopyLoop(char* out, const char* in, int64_t nbytes) {
   using V = typename VectorOf<char, kWidth>::Type;
   int64_t i = 0;
   for (; i + 4 * kWidth <= nbytes; i += 4 * kWidth) {
@@ -121,27 +121,40 @@ DDL_INLINE void StreamCopy(char* out, const char* in, int64_t nbytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) parts[v] = *reinterpret_cast<const V*>(in + i + v * kWidth);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) Stream(out + i + v * kWidth, parts[v]);
+    for (int v = 0; v < 4; ++v) {
+      if constexpr (kStream) {
+        Stream(out + i + v * kWidth, parts[v]);
+      } else {
+        *reinterpret_cast<V*>(out + i + v * kWidth) = parts[v];
+      }
+    }
   }
   std::memcpy(out + i, in + i, nbytes - i);
+}
+
+template <int kWidth>
+DDL_INLINE void CopyAny(char* out, const char* in, int64_t nbytes, bool stream) {
+  return stream ? CopyLoop<kWidth, true>(out, in, nbytes) : CopyLoop<kWidth, false>(out, in, nbytes);
 }
 
 void SumSse2(const Sum& sum) { SumAny<16>(sum); }
 [[gnu::target("avx2")]] void SumAvx2(const Sum& sum) { SumAny<32>(sum); }
 [[gnu::target("avx512f")]] void SumAvx512(const Sum& sum) { SumAny<64>(sum); }
 
-void CopySse2(char* out, const char* in, int64_t nbytes) { StreamCopy<16>(out, in, nbytes); }
-[[gnu::target("avx2")]] void CopyAvx2(char* out, const char* in, int64_t nbytes) {
-  StreamCopy<32>(out, in, nbytes);
+void CopySse2(char* out, const char* in, int64_t nbytes, bool stream) {
+  CopyAny<16>(out, in, nbytes, stream);
 }
-[[gnu::target("avx512f")]] void CopyAvx512(char* out, const char* in, int64_t nbytes) {
-  StreamCopy<64>(out, in, nbytes);
+[[gnu::target("avx2")]] void CopyAvx2(char* out, const char* in, int64_t nbytes, bool stream) {
+  CopyAny<32>(out, in, nbytes, stream);
+}
+[[gnu::target("avx512f")]] void CopyAvx512(char* out, const char* in, int64_t nbytes, bool stream) {
+  CopyAny<64>(out, in, nbytes, stream);
 }
 
 struct Loops {
   const char* name;
   void (*sum)(const Sum&);
-  void (*copy)(char*, const char*, int64_t);
+  void (*copy)(char*, const char*, int64_t, bool);
 };
 
 const Loops& Best() {
@@ -173,11 +186,8 @@ void Compute(const Sum& sum) {
 
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream) {
   if (nbytes == 0) return;
-  if (!stream || !CanStream(out)) {
-    std::memcpy(out, in, nbytes);
-  } else {
-    Best().copy(static_cast<char*>(out), static_cast<const char*>(in), nbytes);
-  }
+  Best().copy(static_cast<char*>(out), static_cast<const char*>(in), nbytes,
+              stream && CanStream(out));
 }
 
 void FinishStreams() { _mm_sfence(); }

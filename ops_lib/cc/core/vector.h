@@ -27,9 +27,11 @@ bool CanSum(DType dtype);
 // Computes `sum`; its dtype must be one that can be summed.
 void Compute(const Sum& sum);
 
-// memcpy. With `stream` the stores bypass the caches, which saves the read of every line before it
-// is written: for buffers that do not fit in the caches and are not read again at once. Only the
-// calling thread sees them in order: call FinishStreams before telling another one.
+// memcpy in vectors, which from the caches of another processor is faster than the string
+// instruction that memcpy may be. With `stream` the stores bypass the caches, which saves the read
+// of every line before it is written: for buffers that do not fit in the caches and are not read
+// again at once. Only the calling thread sees them in order: call FinishStreams before telling
+// another one.
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream);
 void FinishStreams();
 

@@ -152,6 +152,7 @@ Status FusedAllReduce::RunUnfused(const Request& request) {
 }
 
 Status FusedAllReduce::RunFused(const Request& request) {
+  Forget();  // what a request that failed has left
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   for (const TensorBuffer& tensor : request.tensors) {
     const int64_t nbytes = tensor.count * element;

@@ -30,7 +30,7 @@ class HostGroup {
   static constexpr int64_t kLineBytes = 128;  // processors fetch cache lines in pairs
   static constexpr int kTurns = 2;            // of a slot: one is written while the other is read
   static constexpr int64_t kSlotBytes = int64_t{32} << 10;
-  static constexpr int kBuffers = 3;  // pieces under way at once
+  static constexpr int kBuffers = 6;  // pieces under way at once
   static constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
   // Where a rank shows what it is about to do, and small tensors with it.
@@ -128,8 +128,9 @@ class HostGroup {
     std::atomic<uint64_t> word;
   };
   static constexpr uint64_t kBroken = uint64_t{1} << 63;
-  static constexpr int kSpins = 2000;  // some 30 microseconds
-  static constexpr int kYields = 20;
+  // Some 10 and 100 microseconds. Yields come soon: where ranks share a core, a spin only delays.
+  static constexpr int kSpins = 300;
+  static constexpr int kYields = 200;
   static constexpr uint32_t kAwaitsAnyone = ~uint32_t{0};
 
   struct Layout;

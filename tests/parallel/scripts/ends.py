@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -85,6 +87,13 @@ if HOW == "raise":
     if RANK == SIZE - 1:
         say(f"raising at {time.time()}")
         raise ValueError("this rank has had enough")
+    while True:
+        total()
+elif HOW == "killed":
+    total()
+    if RANK == SIZE - 1:
+        say(f"killed at {time.time()}")
+        os.kill(os.getpid(), signal.SIGKILL)
     while True:
         total()
 elif HOW == "exit 3":

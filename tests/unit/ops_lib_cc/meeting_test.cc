@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <random>
 
 #include "algorithms/pieces_allreduce.h"
@@ -183,31 +184,63 @@ TEST(RankThatStopsInTheMiddleIsNamed) {
       0.2);
 }
 
-// Collectives of all kinds until something fails. Every result must be right.
-Status WorkForEver(HostGroup& group) {
+// How often a test tries: more often where a person asks for it.
+int64_t Times(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoll(text);
+}
+
+template <typename T>
+Status Work(HostGroup& group, int64_t count, bool in_place) {
+  std::vector<T> values = ValuesOf<T>(count, group.rank(), group.size()), results(count);
+  T* out = in_place ? values.data() : results.data();
+  Offer offer = OfferOf(count);
+  const bool small = count * static_cast<int64_t>(sizeof(T)) <= ddl::kMaxOfferBytes;
+  if (small) {
+    offer.in = values.data();
+    offer.out = out;
+    offer.count = count;
+    offer.dtype = kDTypeOf<T>;
+  }
+  bool alike = false;
+  DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &alike));
+  CHECK(alike, "");
+  if (!small) {
+    DDL_RETURN_IF_ERROR(
+        ddl::AllReduceInPieces(&group, values.data(), out, count, kDTypeOf<T>, 1));
+  }
+  CheckTotal(in_place ? values : results, group.size(), 1, "work");
+  return Status();
+}
+
+// Collectives of random sizes and dtypes until something fails. Every result must be right.
+Status WorkForEver(HostGroup& group, int64_t steps = INT64_MAX, int largest = 20) {
   std::mt19937 random(7);  // the same on all ranks
-  for (uint64_t step = 0;; ++step) {
-    const int64_t count = int64_t{1} << random() % 20;
-    std::vector<float> values = ValuesOf<float>(count, group.rank(), group.size());
-    Offer offer = OfferOf(step);
-    if (count * 4 <= ddl::kMaxOfferBytes) {
-      offer.in = offer.out = values.data();
-      offer.count = count;
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t count = (int64_t{1} << random() % largest) + random() % 3;
+    const bool in_place = random() % 2 == 0;
+    switch (random() % 4) {
+      case 0: DDL_RETURN_IF_ERROR(Work<float>(group, count, in_place)); break;
+      case 1: DDL_RETURN_IF_ERROR(Work<double>(group, count, in_place)); break;
+      case 2: DDL_RETURN_IF_ERROR(Work<int32_t>(group, count, in_place)); break;
+      default: DDL_RETURN_IF_ERROR(Work<int64_t>(group, count, in_place)); break;
     }
-    bool alike = false;
-    DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &alike));
-    CHECK(alike, "");
-    if (offer.count == 0) {
-      DDL_RETURN_IF_ERROR(ddl::AllReduceInPieces(&group, values.data(), values.data(), count,
-                                                 ddl::DType::kFloat32, 1));
-    }
-    CheckTotal(values, group.size(), 1, "step " + std::to_string(step));
+  }
+  return Status();
+}
+
+TEST(RandomCollectivesOneAfterTheOtherAreRight) {
+  for (const int size : {2, 3}) {
+    RunProcesses(size, [](HostGroup& group) {
+      const Status status = WorkForEver(group, Times("DDL_TEST_SOAK", 500), 15);
+      CHECK(status.ok(), status.message());
+    });
   }
 }
 
 TEST(KilledRankIsAnErrorOnTheOthersAtAnyMoment) {
   std::mt19937 random(3);
-  for (int run = 0; run < 12; ++run) {
+  for (int run = 0; run < Times("DDL_TEST_KILLS", 12); ++run) {
     const int size = 2 + run % 2, victim = run % size;
     double killed = 0;
     RunProcesses(

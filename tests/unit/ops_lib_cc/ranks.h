@@ -42,6 +42,7 @@ inline void RunProcesses(int size, const RankFunction& function, double timeout_
   const ddl::Status made = segment.Create(ddl::HostGroup::Nbytes(size), &address);
   CHECK(made.ok(), made.message());
   ddl::HostGroup::Format(segment.base(), size);
+  std::fflush(nullptr);  // else each child prints it again
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t child = fork();

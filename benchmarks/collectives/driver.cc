@@ -1,0 +1,164 @@
+// Measures allreduce of float32 on the ranks of one job, without TensorFlow: ours over shared
+// memory, ours over MPI, and MPI_Allreduce as it is, in turn. Started by mpirun.
+// argv: rounds, then sizes in bytes. Rank 0 prints one line for each sample:
+//   <what> <bytes> <seconds for one call>
+// and lines that begin with # for what the machine can do. Every rank checks every result.
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/mpi_communicator.h"
+#include "comm/shm_communicator.h"
+#include "core/vector.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
+
+[[noreturn]] void Die(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  std::abort();
+}
+
+void Require(const ddl::Status& status) {
+  if (!status.ok()) Die(status.message());
+}
+
+// As the engine does it: agreement and sum in one round where the tensor is small, else one after
+// the other.
+void Ours(ddl::Communicator& group, const float* in, float* out, int64_t count) {
+  if (!group.CanMeet()) return Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
+  ddl::Offer offer;
+  offer.digest[0] = count;
+  const bool small = count * 4 <= ddl::kMaxOfferBytes;
+  if (small) {
+    offer.in = in;
+    offer.out = out;
+    offer.count = count;
+  }
+  bool alike = false;
+  Require(group.Meet(offer, &alike));
+  if (!alike) Die("ranks disagree");
+  if (!small) Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
+}
+
+void Plain(const float* in, float* out, int64_t count) {
+  MPI_Allreduce(in, out, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+// Begins at a cache line, as TensorFlow's tensors do.
+struct Buffer {
+  explicit Buffer(int64_t count)
+      : values(static_cast<float*>(std::aligned_alloc(64, (count * 4 + 63) / 64 * 64)), std::free) {
+  }
+  std::unique_ptr<float, void (*)(void*)> values;
+  float* get() { return values.get(); }
+};
+
+float ValueOf(int64_t index, int rank, int size) {
+  return static_cast<float>(index % 10007 * size + rank);
+}
+
+void Check(const float* out, int64_t count, int size, const char* what) {
+  const float ranks = static_cast<float>(size * (size - 1) / 2);
+  for (int64_t i = 0; i < count; ++i) {
+    const float want = static_cast<float>(i % 10007 * size * size) + ranks;
+    if (out[i] != want) {
+      Die(std::string(what) + ": [" + std::to_string(i) + "] is " + std::to_string(out[i]) +
+          ", not " + std::to_string(want));
+    }
+  }
+}
+
+// What one thread does alone, and what it does while all ranks do the same.
+void Bandwidth(int rank, const char* when) {
+  constexpr int64_t kCount = int64_t{16} << 20;
+  Buffer a(kCount), b(kCount), c(kCount);
+  for (Buffer* buffer : {&a, &b, &c}) std::fill(buffer->get(), buffer->get() + kCount, 1.0f);
+  const void* sources[] = {a.get(), b.get()};
+  ddl::Sum sum;
+  sum.sources = sources;
+  sum.num_sources = 2;
+  sum.out = c.get();
+  sum.count = kCount;
+  for (const char* what : {"memcpy", "stream-copy", "add"}) {
+    std::vector<double> seconds;
+    for (int run = 0; run < 7; ++run) {
+      const Clock::time_point start = Clock::now();
+      if (*what == 'm') std::memcpy(c.get(), a.get(), kCount * 4);
+      if (*what == 's') ddl::CopyBytes(c.get(), a.get(), kCount * 4, true);
+      if (*what == 'a') ddl::Compute(sum);
+      seconds.push_back(Seconds(start));
+    }
+    std::sort(seconds.begin(), seconds.end());
+    if (rank == 0) std::printf("# %s %s %.0f\n", what, when, kCount * 4 / seconds[3]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  std::unique_ptr<ddl::Communicator> plain, shared;
+  Require(ddl::MpiCommunicator::OverWorld(&plain));
+  Require(ddl::MpiCommunicator::OverWorld(&shared));
+  Require(ddl::ShareMemory(ddl::Transport::kShm, 60, &shared));
+  const int rank = plain->rank(), size = plain->size();
+  const int rounds = std::atoi(argv[1]);
+  if (rank == 0) std::printf("# vectors %s 0\n", ddl::VectorInstructions());
+  if (rank == 0) Bandwidth(0, "alone");
+  MPI_Barrier(MPI_COMM_WORLD);
+  Bandwidth(rank, "together");
+
+  int64_t largest = 0;
+  for (int i = 2; i < argc; ++i) largest = std::max<int64_t>(largest, std::atoll(argv[i]));
+  Buffer input(largest / 4), output(largest / 4);
+  float* const in = input.get();
+  float* const out = output.get();
+  for (int64_t i = 0; i < largest / 4; ++i) in[i] = ValueOf(i, rank, size);
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 2; i < argc; ++i) {
+      const int64_t nbytes = std::atoll(argv[i]), count = nbytes / 4;
+      // Some milliseconds for each sample, so that a small call is told from the clock.
+      const int calls = static_cast<int>(std::clamp<int64_t>((8 << 20) / nbytes, 1, 20000));
+      for (const char* what : {"shm", "mpi", "MPI_Allreduce"}) {
+        const auto call = [&] {
+          if (what[0] == 's') Ours(*shared, in, out, count);
+          if (what[0] == 'm') Ours(*plain, in, out, count);
+          if (what[0] == 'M') Plain(in, out, count);
+        };
+        std::fill(out, out + count, -1.0f);
+        call();  // warms up, and is checked
+        Check(out, count, size, what);
+        MPI_Barrier(MPI_COMM_WORLD);
+        const Clock::time_point start = Clock::now();
+        for (int run = 0; run < calls; ++run) call();
+        double seconds = Seconds(start) / calls, slowest = 0;
+        MPI_Reduce(&seconds, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+        if (rank == 0) {
+          std::printf("%s %lld %.9f\n", what, static_cast<long long>(nbytes), slowest);
+          std::fflush(stdout);
+        }
+        Check(out, count, size, what);
+      }
+    }
+  }
+  shared.reset();
+  plain.reset();
+  MPI_Finalize();
+  return 0;
+}

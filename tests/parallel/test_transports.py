@@ -1,0 +1,58 @@
+"""The ways in which ranks reach each other: each works, says so, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "every_check.py"
+CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("transport", "over"),
+    [("auto", "shared memory"), ("shm", "shared memory"), ("mpi", "MPI")],
+)
+def test_ranks_say_how_they_reach_each_other(
+    run_ranks: Callable, transport: str, over: str
+) -> None:
+    ended = run_ranks(
+        "ends.py", 2, "healthy", DDL_OPTIONS="", DDL_TRANSPORT=transport, DDL_LOG="info"
+    )
+    assert ended.returncode == 0, ended.output
+    for rank in range(2):
+        assert ended.lines_of(rank) == ["total [2.0, 1.0]", "end of script"]
+        assert f"ddl: rank {rank}: of 2, local rank {rank} of 2, over {over}\n" in ended.output
+
+
+def test_everything_works_over_mpi_too(run_ranks: Callable, tmp_path: Path) -> None:
+    ended = run_ranks(
+        "every_check.py",
+        2,
+        DDL_OPTIONS="-mode p",
+        DDL_TRANSPORT="mpi",
+        DDL_PROGRESS=str(tmp_path / "progress.jsonl"),
+    )
+    for rank in range(2):
+        assert ended.lines_of(rank) == [f"{name}: ok" for name in CHECKS], ended.output
+
+
+def test_unknown_transport_is_refused(run_ranks: Callable) -> None:
+    ended = run_ranks("ends.py", 2, "healthy", DDL_OPTIONS="", DDL_TRANSPORT="pigeon")
+    assert ended.returncode != 0
+    assert "DDL_TRANSPORT is 'pigeon'. Give one of: auto, shm, mpi." in ended.output
+
+
+def test_killed_rank_leaves_no_memory_behind(run_ranks: Callable) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    ended = run_ranks("ends.py", 3, "killed", DDL_OPTIONS="")
+    assert ended.returncode != 0
+    said = re.search(r"> killed at ([0-9.]+)", ended.output)
+    assert said is not None, ended.output
+    assert ended.at - float(said[1]) < 10
+    assert "end of script" not in ended.output
+    ours = [path for path in set(Path("/dev/shm").iterdir()) - before if "ddl" in path.name]
+    assert ours == []
