@@ -9,7 +9,7 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: help install ops demo up down test bench check format lock clean
+.PHONY: help install ops demo up test bench check format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'

@@ -79,7 +79,7 @@ def test_only_tf_sees_tensorflow_and_only_mpi_files_see_mpi(tools) -> None:
 
 
 def test_layers_include_downwards_only() -> None:
-    order = ["core", "comm", "runtime", "tf"]
+    order = ["core", "transport", "algorithms", "comm", "runtime", "tf"]
     for source in sorted(build.SOURCES.glob("*/*.*")):
         allowed = order[: order.index(source.parent.name) + 1]
         for line in source.read_text().splitlines():
