@@ -33,8 +33,8 @@ def _load_build() -> Any:
     return module
 
 
-def compile_driver(program: Path) -> dict[str, str]:
-    """Compiles driver.cc with ops_lib/cc, without TensorFlow. Returns what it was built with."""
+def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str, str]:
+    """Compiles `source` with ops_lib/cc, without TensorFlow. Returns what it was built with."""
     tools = _load_build().find_toolchain()
     layers = ("core", "transport", "algorithms", "comm")
     sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
@@ -42,7 +42,7 @@ def compile_driver(program: Path) -> dict[str, str]:
     subprocess.run(
         [
             *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", *tools.mpi_flags),
-            *map(str, [HERE / "driver.cc", *sources]),
+            *map(str, [source, *sources]),
             *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
             *("-o", str(program)),
         ],

@@ -35,10 +35,11 @@ Status ReadConfig(Config* config) {
       return Status(Code::kInvalidArgument,
                     "DDL_TRANSPORT is '" + transport + "'. Give one of: auto, shm, mpi.");
     }
-    config->transport = transport == "shm"   ? Transport::kShm
-                        : transport == "mpi" ? Transport::kMpi
-                                             : Transport::kAuto;
+    config->transport = transport == "shm"   ? TransportChoice::kShm
+                        : transport == "mpi" ? TransportChoice::kMpi
+                                             : TransportChoice::kAuto;
   }
+  config->host_id = Read("DDL_HOSTID");
   config->progress_path = Read("DDL_PROGRESS");
   return Status();
 }

@@ -7,7 +7,7 @@
 
 namespace ddl {
 
-enum class Transport { kAuto, kShm, kMpi };
+enum class TransportChoice { kAuto, kShm, kMpi };
 
 // Every DDL_* variable that the library reads is read here, once, when the engine starts.
 struct Config {
@@ -16,7 +16,9 @@ struct Config {
   double stall_timeout_s = 300.0;
   // DDL_TRANSPORT: how the ranks reach each other. "shm" fails where they cannot share memory;
   // "auto" takes MPI then.
-  Transport transport = Transport::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;
+  // DDL_HOSTID: ranks with the same text are on one host, whatever MPI says. Empty: MPI says.
+  std::string host_id;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
   // DDL_LOG: "warning" (default) or "info", which also says where the ranks run.

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 #include "core/log.h"
 #include "runtime/agreement.h"
 #include "runtime/description.h"
@@ -93,16 +93,14 @@ void Engine::Run() {
 
 Status Engine::Open() {
   DDL_RETURN_IF_ERROR(ReadConfig(&config_));
-  DDL_RETURN_IF_ERROR(session_.Open(&communicator_));
-  const char* transport = "MPI";
-  DDL_RETURN_IF_ERROR(ShareMemory(config_.transport, config_.stall_timeout_s, &communicator_));
-  if (communicator_->CanMeet()) transport = "shared memory";
+  DDL_RETURN_IF_ERROR(session_.Open());
+  DDL_RETURN_IF_ERROR(Connect(config_, &communicator_));
   topology_ = {communicator_->rank(), communicator_->size(), communicator_->local_rank(),
                communicator_->local_size()};
   if (config_.log_info) {
     LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
-                                std::to_string(topology_.local_size) + ", over " + transport);
+                                std::to_string(topology_.local_size) + ", over " + communicator_->Means());
   }
   if (topology_.rank == 0 && !config_.progress_path.empty()) {
     DDL_RETURN_IF_ERROR(progress_.Open(config_.progress_path));
