@@ -9,8 +9,8 @@ namespace ddl {
 namespace {
 
 // Measured, see benchmarks/collectives/README.md.
-constexpr int64_t kDoublingBytes = int64_t{16} << 10;
-constexpr int64_t kRingBytes = int64_t{512} << 10;
+constexpr int64_t kDoublingBytes = int64_t{32} << 10;
+constexpr int64_t kRingBytes = int64_t{8} << 20;
 
 }  // namespace
 
