@@ -9,12 +9,20 @@
 
 #include "comm/shm_communicator.h"
 #include "core/log.h"
-#include "runtime/agreement.h"
 #include "runtime/description.h"
-#include "runtime/fused_allreduce.h"
 #include "runtime/gather.h"
 
 namespace ddl {
+namespace {
+
+int64_t ReducedBytes(const Request& request) {
+  if (request.kind != Request::Kind::kAllReduce) return 0;
+  int64_t count = 0;
+  for (const TensorBuffer& tensor : request.tensors) count += tensor.count;
+  return count * static_cast<int64_t>(DTypeSize(request.dtype));
+}
+
+}  // namespace
 
 Engine& Engine::Get() {
   static Engine* engine = new Engine;
@@ -112,47 +120,58 @@ Status Engine::Open() {
 
 void Engine::Serve() {
   using Clock = std::chrono::steady_clock;
-  Agreement agreement(communicator_.get(), config_.stall_timeout_s);
-  FusedAllReduce allreduce(communicator_.get());
+  agreement_ = std::make_unique<Agreement>(communicator_.get(), config_.stall_timeout_s);
+  allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
   while (true) {
     Request request;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return !queue_.empty() || state_ == State::kLeaving; });
-      if (queue_.empty()) break;
-      request = std::move(queue_.front());
-      queue_.pop_front();
-    }
+    if (!NextTurn(&request)) break;
     const Clock::time_point start = Clock::now();
-    SmallTensor small;
-    const bool packed = allreduce.Pack(request, &small);
-    Status status = agreement.Agree(Describe(request), packed ? &small : nullptr);
-    int64_t nbytes = 0;
-    if (status.ok() && request.kind == Request::Kind::kBroadcast) {
-      const TensorBuffer& tensor = request.tensors[0];
-      status = communicator_->Broadcast(
-          tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
-    } else if (status.ok() && request.kind == Request::Kind::kAllGather) {
-      status = Gather(communicator_.get(), request);
-    } else if (status.ok()) {
-      if (packed) {
-        allreduce.Unpack(request);
-      } else {
-        status = allreduce.Run(request);
-      }
-      for (const TensorBuffer& tensor : request.tensors) {
-        nbytes += tensor.count * static_cast<int64_t>(DTypeSize(request.dtype));
-      }
-    }
-    if (packed && !status.ok()) allreduce.Forget();
+    const Status status = RunTogether(request);
     if (status.ok()) {
-      progress_.Count(request.name, request.op_name == "AllReduceN", nbytes,
+      progress_.Count(request.name, request.op_name == "AllReduceN", ReducedBytes(request),
                       std::chrono::duration<double>(Clock::now() - start).count());
     }
     request.done(status);
   }
   progress_.Flush();
-  agreement.Leave();
+  agreement_->Leave();
+  allreduce_.reset();
+  agreement_.reset();
+}
+
+bool Engine::NextTurn(Request* request) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !queue_.empty() || state_ == State::kLeaving; });
+  if (queue_.empty()) return false;
+  *request = std::move(queue_.front());
+  queue_.pop_front();
+  return true;
+}
+
+Status Engine::RunTogether(const Request& request) {
+  SmallTensor small;
+  const bool packed = allreduce_->Pack(request, &small);
+  const Status agreed = agreement_->Agree(Describe(request), packed ? &small : nullptr);
+  if (!packed) return agreed.ok() ? Move(request) : agreed;
+  if (agreed.ok()) {
+    allreduce_->Unpack(request);
+  } else {
+    allreduce_->Forget();
+  }
+  return agreed;
+}
+
+Status Engine::Move(const Request& request) {
+  switch (request.kind) {
+    case Request::Kind::kBroadcast: {
+      const TensorBuffer& tensor = request.tensors[0];
+      return communicator_->Broadcast(
+          tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
+    }
+    case Request::Kind::kAllGather: return Gather(communicator_.get(), request);
+    case Request::Kind::kAllReduce: break;
+  }
+  return allreduce_->Run(request);
 }
 
 }  // namespace ddl

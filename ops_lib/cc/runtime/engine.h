@@ -10,6 +10,8 @@
 #include "comm/communicator.h"
 #include "comm/mpi_session.h"
 #include "core/config.h"
+#include "runtime/agreement.h"
+#include "runtime/fused_allreduce.h"
 #include "runtime/progress.h"
 #include "runtime/request.h"
 
@@ -51,7 +53,14 @@ class Engine {
   Engine();
   void Run();
   Status Open();
+  // Runs requests until this rank leaves.
   void Serve();
+  // Waits for the request whose turn it is. False: there are none any more.
+  bool NextTurn(Request* request);
+  // Agrees with the other ranks on `request` and runs it.
+  Status RunTogether(const Request& request);
+  // Moves the bytes. All ranks run the same.
+  Status Move(const Request& request);
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -67,6 +76,8 @@ class Engine {
   Config config_;
   MpiSession session_;
   std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<FusedAllReduce> allreduce_;
   ProgressWriter progress_;
 };
 
