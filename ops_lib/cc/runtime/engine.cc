@@ -15,6 +15,14 @@
 namespace ddl {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// How long a request that is expected next may keep another waiting: about what it costs to agree
+// on another order, so that at worst a wrong guess costs that twice.
+constexpr std::chrono::microseconds kPatience{200};
+// How often a rank that lacks rank 0's choice looks whether the others still wait for it.
+constexpr std::chrono::milliseconds kLackPeriod{1};
+
 int64_t ReducedBytes(const Request& request) {
   if (request.kind != Request::Kind::kAllReduce) return 0;
   int64_t count = 0;
@@ -119,46 +127,95 @@ Status Engine::Open() {
 }
 
 void Engine::Serve() {
-  using Clock = std::chrono::steady_clock;
-  agreement_ = std::make_unique<Agreement>(communicator_.get(), config_.stall_timeout_s);
+  negotiator_ = std::make_unique<Negotiator>(topology_.size == 1);
+  agreement_ = std::make_unique<Agreement>(communicator_.get(), negotiator_.get(),
+                                           config_.stall_timeout_s);
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
-  while (true) {
-    Request request;
-    if (!NextTurn(&request)) break;
+  while (const Request* shown = NextTurn()) {
     const Clock::time_point start = Clock::now();
-    const Status status = RunTogether(request);
+    Accord accord;
+    const Status status = RunTogether(*shown, &accord);
+    if (status.ok() && accord == Accord::kAnotherFirst) {
+      LogChoice(*shown);
+      continue;
+    }
     if (status.ok()) {
-      progress_.Count(request.name, request.op_name == "AllReduceN", ReducedBytes(request),
+      progress_.Count(shown->name, shown->op_name == "AllReduceN", ReducedBytes(*shown),
                       std::chrono::duration<double>(Clock::now() - start).count());
     }
+    const Request request = negotiator_->Take();
+    if (!status.ok() && !request.ordered) agreement_->Break(status);
     request.done(status);
   }
   progress_.Flush();
-  agreement_->Leave();
+  (void)agreement_->Leave();  // an error is for those who stay
   allreduce_.reset();
   agreement_.reset();
+  negotiator_.reset();
 }
 
-bool Engine::NextTurn(Request* request) {
+void Engine::TakeSubmitted() {
+  for (Request& request : queue_) negotiator_->Add(std::move(request));
+  queue_.clear();
+}
+
+const Request* Engine::NextTurn() {
+  if (negotiator_->HasChoice()) {
+    if (const Request* chosen = ChosenTurn()) return chosen;
+    negotiator_->Follow({});
+  }
+  const auto news = [this] { return !queue_.empty() || state_ == State::kLeaving; };
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !queue_.empty() || state_ == State::kLeaving; });
-  if (queue_.empty()) return false;
-  *request = std::move(queue_.front());
-  queue_.pop_front();
-  return true;
+  TakeSubmitted();
+  if (negotiator_->empty()) {
+    changed_.wait(lock, news);
+    TakeSubmitted();
+  }
+  const Clock::time_point impatient = Clock::now() + kPatience;
+  while (!negotiator_->empty()) {
+    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+    if (!changed_.wait_until(lock, impatient, news) || queue_.empty()) {
+      return negotiator_->Show(/*patient=*/false);
+    }
+    TakeSubmitted();
+  }
+  return nullptr;
 }
 
-Status Engine::RunTogether(const Request& request) {
+const Request* Engine::ChosenTurn() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    TakeSubmitted();
+    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+    const bool leaving = state_ == State::kLeaving;  // then nothing more will be submitted
+    lock.unlock();
+    if (leaving) {
+      (void)agreement_->Leave();
+      return nullptr;
+    }
+    if (!agreement_->Lack().ok()) return nullptr;
+    lock.lock();
+    changed_.wait_for(lock, kLackPeriod, [this] { return !queue_.empty(); });
+  }
+}
+
+void Engine::LogChoice(const Request& shown) const {
+  if (!config_.log_info) return;
+  const std::string ours = Title(shown);
+  if (ours == negotiator_->choice().title) return;
+  LogLine(topology_.rank, "order: " + negotiator_->choice().title + " of rank 0 before " + ours);
+}
+
+Status Engine::RunTogether(const Request& request, Accord* accord) {
   SmallTensor small;
   const bool packed = allreduce_->Pack(request, &small);
-  const Status agreed = agreement_->Agree(Describe(request), packed ? &small : nullptr);
-  if (!packed) return agreed.ok() ? Move(request) : agreed;
-  if (agreed.ok()) {
+  const Status agreed = agreement_->Agree(request, packed ? &small : nullptr, accord);
+  if (agreed.ok() && *accord == Accord::kSummed) {
     allreduce_->Unpack(request);
-  } else {
-    allreduce_->Forget();
+    return agreed;
   }
-  return agreed;
+  allreduce_->Forget();
+  return agreed.ok() && *accord == Accord::kRun ? Move(request) : agreed;
 }
 
 Status Engine::Move(const Request& request) {

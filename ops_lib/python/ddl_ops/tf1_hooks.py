@@ -11,7 +11,7 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import variables as variables_module  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
 
-from ddl_ops.collectives import broadcast_op
+from ddl_ops.collectives import bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce
 
@@ -73,7 +73,7 @@ def equal_starts(variables_initializer: Callable[..., Any]) -> Callable[..., Any
         chain: list[tf.Operation] = [own]
         for v in shared:
             with tf.control_dependencies(chain[-1:]):
-                value = broadcast_op(v.read_value(), f"ddl_bcast/{v.op.name}")
+                value = bcast(v.read_value(), f"ddl_bcast/{v.op.name}")
                 chain.append(v.assign(value, read_value=False))
         return tf.group(*chain, name=name)
 
