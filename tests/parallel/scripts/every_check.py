@@ -669,6 +669,45 @@ def tf1_late_initialiser_leaves_trained_variables_alone() -> None:
 
 
 @check
+def tf1_single_initialisers_start_equal() -> None:
+    def random_variable(name: str, **options: object) -> tf.Variable:
+        return v1.get_variable(name, [3], initializer=v1.random_normal_initializer(), **options)
+
+    for kind in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(RANK + 9)
+            first, second, third = (random_variable(n, use_resource=kind) for n in "abc")
+            session.run(first.initializer)
+            # From rank to rank in another order, which a run of several does not have.
+            rest = [second.initializer, third.initializer]
+            session.run(rest if RANK % 2 == 0 else rest[::-1])
+            starts = session.run([first, second, third])
+            assert_same_everywhere(starts)
+            assert first.initializer is first.initializer
+            local = random_variable("d", collections=[v1.GraphKeys.LOCAL_VARIABLES])
+            session.run(local.initializer)
+            if SIZE > 1:
+                assert len(set(on_all_ranks(digest([session.run(local)])[:60]))) == SIZE
+            # One rank alone: a variable's load() is no start.
+            if RANK == 0:
+                first.load([7.0, 8.0, 9.0], session)
+            want = [7, 8, 9] if RANK == 0 else starts[0]
+            np.testing.assert_array_equal(session.run(first), want)
+
+
+@check
+def tf1_exported_graphs_are_made_after_the_graph_is_finalised() -> None:
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        w = v1.get_variable("w", [2])
+        session.run(v1.global_variables_initializer())
+        late = v1.get_variable("late", [2])
+        graph.finalize()
+        saved = v1.train.export_meta_graph()
+        names = {node.name for node in saved.graph_def.node}
+        assert {w.initializer.name, late.initializer.name} <= names
+
+
+@check
 def tf1_monitored_session_starts_equal() -> None:
     with tf.Graph().as_default():
         v1.set_random_seed(RANK + 5)
