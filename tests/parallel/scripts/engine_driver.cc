@@ -1,6 +1,6 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends. Prints "<rank> code sum" for each
-// collective.
+// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options (soak.h).
+// Prints "<rank> code sum" for each collective.
 
 #include <unistd.h>
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/engine.h"
+#include "soak.h"
 
 namespace {
 
@@ -101,7 +102,9 @@ bool GatherWithoutMemory(const ddl::Topology& topology) {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  if (std::strcmp(arguments[1], "soak") == 0) return Soak(count, arguments);
+  if (std::strcmp(arguments[1], "large") == 0) return OneLarge(count, arguments);
   ddl::Topology topology;
   if (!ddl::Engine::Get().Start(&topology).ok()) return 1;
   const char* how = arguments[1];
