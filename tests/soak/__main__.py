@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from tests.soak.collectives import soak
 from tests.soak.driver import compile_driver
 from tests.soak.kills import Killed, kills
+from tests.soak.large import CASES, free_bytes, large
 
 
 def run_collectives(program: Path, arguments: argparse.Namespace) -> int:
@@ -79,6 +81,23 @@ def run_kills(program: Path, arguments: argparse.Namespace) -> int:
     return sum(len(one.faults) for one in tried)
 
 
+def run_large(program: Path, arguments: argparse.Namespace) -> int:
+    """Returns the number of faults."""
+    faults = 0
+    for kind, dtype, count, nbytes in CASES:
+        for transport in arguments.transports:
+            name = f"{kind} of {count} {dtype}, {transport}"
+            if free_bytes() < nbytes * 5 // 4:
+                print(f"{name}: left out, needs {nbytes / 2**30:.0f} GiB of memory")
+                continue
+            start = time.monotonic()
+            found = large(program, kind, dtype, count, transport)
+            faults += len(found)
+            print(f"{name}: {time.monotonic() - start:.0f} s, {len(found)} faults", flush=True)
+            print("".join(f"  FAULT: {text}\n" for text in found), end="", flush=True)
+    return faults
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--collectives", type=int, default=100_000, help="0: none")
@@ -86,10 +105,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--transports", nargs="+", default=["shm", "mpi"])
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the default: the time")
+    parser.add_argument("--large", action="store_true", help="also more than 2^31 bytes; 8 GiB")
     parser.add_argument(
         "--shuffle", action="store_true", help="each rank submits in an order of its own"
     )
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that jobs are ended on the way out
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         program = compile_driver(Path(folder))
@@ -98,6 +119,8 @@ def main() -> int:
             faults += run_collectives(program, arguments)
         if arguments.kills:
             faults += run_kills(program, arguments)
+        if arguments.large:
+            faults += run_large(program, arguments)
     print(f"{faults} faults")
     return 1 if faults else 0
 

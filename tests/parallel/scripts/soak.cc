@@ -472,7 +472,10 @@ int Soak(int argc, char** argv) {
   const char* place = std::getenv("OMPI_COMM_WORLD_RANK");
   const std::string folder = options.Text("folder");
   Journal journal(folder.empty() ? "" : folder + "/rank-" + (place != nullptr ? place : "0"));
-  if (!folder.empty()) journal.Say("pid %d", getpid());
+  if (!folder.empty()) {
+    alarm(120);  // else it would outlive a test that is killed itself
+    journal.Say("pid %d", getpid());
+  }
   ddl::Topology topology;
   const bool alone = options.Number("alone", 0) != 0;
   if (const ddl::Status status = ddl::Engine::Get().Start(&topology); !status.ok()) {
