@@ -1,6 +1,6 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends. Prints "<rank> code sum" for each
-// collective.
+// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options (soak.h).
+// Prints "<rank> code sum" for each collective.
 
 #include <unistd.h>
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/engine.h"
+#include "soak.h"
 
 namespace {
 
@@ -134,7 +135,9 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  if (std::strcmp(arguments[1], "soak") == 0) return Soak(count, arguments);
+  if (std::strcmp(arguments[1], "large") == 0) return OneLarge(count, arguments);
   ddl::Topology topology;
   if (!ddl::Engine::Get().Start(&topology).ok()) return 1;
   const char* how = arguments[1];
