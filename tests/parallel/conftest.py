@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +16,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-LIBRARY = REPOSITORY / "ops_lib" / "python" / "ddl_ops" / "_ddl_ops.so"
+OPS_LIB = REPOSITORY / "ops_lib"
+LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,31 @@ def run_alone() -> Callable[..., Ended]:
         return _run([sys.executable, str(SCRIPTS / script), *arguments], environment, 120)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """mpirun's command up to the number of ranks, and the compiled driver."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: apt-get install g++")
+    spec = importlib.util.spec_from_file_location("ddl_build_for_driver", OPS_LIB / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = build
+    spec.loader.exec_module(build)
+    tools = build.find_toolchain()
+    libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
+    program = tmp_path_factory.mktemp("driver") / "engine_driver"
+    sources = [
+        path
+        for layer in ("core", "transport", "algorithms", "comm", "runtime")
+        for path in (OPS_LIB / "cc" / layer).glob("*.cc")
+    ]
+    command = [
+        *(tools.compiler, "-std=c++17", "-O1", "-pthread", f"-I{OPS_LIB / 'cc'}"),
+        *('-DDDL_TF_VERSION="none"', *tools.mpi_flags),
+        *map(str, [SCRIPTS / "engine_driver.cc", *sources]),
+        *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
+        *("-o", str(program)),
+    ]
+    subprocess.run(command, check=True)
+    return [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", str(program)]

@@ -7,46 +7,11 @@ one of them waits in MPI for ever.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-OPS_LIB = Path(__file__).resolve().parents[2] / "ops_lib"
-DRIVER = Path(__file__).resolve().parent / "scripts" / "engine_driver.cc"
 OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
-
-
-@pytest.fixture(scope="module")
-def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """mpirun's command up to the number of ranks, and the compiled driver."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++: apt-get install g++")
-    spec = importlib.util.spec_from_file_location("ddl_build_for_driver", OPS_LIB / "build.py")
-    build = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = build
-    spec.loader.exec_module(build)
-    tools = build.find_toolchain()
-    libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
-    program = tmp_path_factory.mktemp("driver") / "engine_driver"
-    sources = [
-        path
-        for layer in ("core", "transport", "algorithms", "comm", "runtime")
-        for path in (OPS_LIB / "cc" / layer).glob("*.cc")
-    ]
-    command = [
-        *(tools.compiler, "-std=c++17", "-O1", "-pthread", f"-I{OPS_LIB / 'cc'}"),
-        *('-DDDL_TF_VERSION="none"', *tools.mpi_flags),
-        *map(str, [DRIVER, *sources]),
-        *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
-        *("-o", str(program)),
-    ]
-    subprocess.run(command, check=True)
-    return [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", str(program)]
 
 
 @pytest.mark.parametrize("transport", ["shm", "mpi"])

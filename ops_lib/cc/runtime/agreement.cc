@@ -80,10 +80,7 @@ Status Agreement::AgreeOverRoot(const std::string& description) {
   return communicator_->rank() == 0 ? AgreeAsRoot(description) : AgreeAsMember(description);
 }
 
-void Agreement::Leave() {
-  // Whatever the verdict is, this rank has nothing more to do: an error is for those who stay.
-  (void)Agree(kLeave);
-}
+Status Agreement::Leave() { return Agree(kLeave); }
 
 Status Agreement::AgreeAsRoot(const std::string& description) {
   const int size = communicator_->size();

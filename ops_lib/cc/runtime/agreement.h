@@ -47,8 +47,8 @@ class Agreement {
   Status Agree(const std::string& description, const SmallTensor* tensor = nullptr);
 
   // Tells the others that this rank's script has ended and waits, without a timeout, until all
-  // have left or the group is broken.
-  void Leave();
+  // have left or the group is broken: the error says how, and is for those who stay.
+  Status Leave();
 
  private:
   Status AgreeInMeeting(const std::string& description, const SmallTensor* tensor);

@@ -15,8 +15,10 @@
 namespace ddl {
 namespace {
 
-int64_t ReducedBytes(const Request& request) {
-  if (request.kind != Request::Kind::kAllReduce) return 0;
+using Clock = std::chrono::steady_clock;
+
+// Of this rank's tensors.
+int64_t Nbytes(const Request& request) {
   int64_t count = 0;
   for (const TensorBuffer& tensor : request.tensors) count += tensor.count;
   return count * static_cast<int64_t>(DTypeSize(request.dtype));
@@ -58,6 +60,7 @@ void Engine::Submit(Request request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
+      request.submitted = Clock::now();
       queue_.push_back(std::move(request));
       changed_.notify_all();
       return;
@@ -112,31 +115,27 @@ Status Engine::Open() {
                                 std::to_string(topology_.local_rank) + " of " +
                                 std::to_string(topology_.local_size) + ", over " + transport);
   }
-  if (topology_.rank == 0 && !config_.progress_path.empty()) {
-    DDL_RETURN_IF_ERROR(progress_.Open(config_.progress_path));
-  }
-  return Status();
+  return recorder_.Open(config_, communicator_.get());
 }
 
 void Engine::Serve() {
-  using Clock = std::chrono::steady_clock;
   agreement_ = std::make_unique<Agreement>(communicator_.get(), config_.stall_timeout_s);
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
   while (true) {
     Request request;
     if (!NextTurn(&request)) break;
-    const Clock::time_point start = Clock::now();
-    const Status status = RunTogether(request);
-    if (status.ok()) {
-      progress_.Count(request.name, request.op_name == "AllReduceN", ReducedBytes(request),
-                      std::chrono::duration<double>(Clock::now() - start).count());
-    }
-    request.done(status);
+    Passage passage{request};
+    passage.turn = Clock::now();
+    passage.status = RunTogether(&passage);
+    passage.end = Clock::now();
+    recorder_.Add(passage);
+    request.done(passage.status);
   }
-  progress_.Flush();
-  agreement_->Leave();
+  recorder_.Flush();
+  const Status left = agreement_->Leave();
   allreduce_.reset();
   agreement_.reset();
+  recorder_.Close(left.ok());
 }
 
 bool Engine::NextTurn(Request* request) {
@@ -148,11 +147,14 @@ bool Engine::NextTurn(Request* request) {
   return true;
 }
 
-Status Engine::RunTogether(const Request& request) {
+Status Engine::RunTogether(Passage* passage) {
+  const Request& request = passage->request;
   SmallTensor small;
-  const bool packed = allreduce_->Pack(request, &small);
-  const Status agreed = agreement_->Agree(Describe(request), packed ? &small : nullptr);
-  if (!packed) return agreed.ok() ? Move(request) : agreed;
+  passage->packed = allreduce_->Pack(request, &small);
+  const Status agreed = agreement_->Agree(Describe(request), passage->packed ? &small : nullptr);
+  passage->agreed = Clock::now();
+  passage->nbytes = Nbytes(request);
+  if (!passage->packed) return agreed.ok() ? Move(request, &passage->nbytes) : agreed;
   if (agreed.ok()) {
     allreduce_->Unpack(request);
   } else {
@@ -161,14 +163,11 @@ Status Engine::RunTogether(const Request& request) {
   return agreed;
 }
 
-Status Engine::Move(const Request& request) {
+Status Engine::Move(const Request& request, int64_t* nbytes) {
   switch (request.kind) {
-    case Request::Kind::kBroadcast: {
-      const TensorBuffer& tensor = request.tensors[0];
-      return communicator_->Broadcast(
-          tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
-    }
-    case Request::Kind::kAllGather: return Gather(communicator_.get(), request);
+    case Request::Kind::kBroadcast:
+      return communicator_->Broadcast(request.tensors[0].out, *nbytes);
+    case Request::Kind::kAllGather: return Gather(communicator_.get(), request, nbytes);
     case Request::Kind::kAllReduce: break;
   }
   return allreduce_->Run(request);

@@ -12,7 +12,7 @@
 #include "core/config.h"
 #include "runtime/agreement.h"
 #include "runtime/fused_allreduce.h"
-#include "runtime/progress.h"
+#include "runtime/recorder.h"
 #include "runtime/request.h"
 
 namespace ddl {
@@ -57,10 +57,10 @@ class Engine {
   void Serve();
   // Waits for the request whose turn it is. False: there are none any more.
   bool NextTurn(Request* request);
-  // Agrees with the other ranks on `request` and runs it.
-  Status RunTogether(const Request& request);
-  // Moves the bytes. All ranks run the same.
-  Status Move(const Request& request);
+  // Agrees with the other ranks on the request and runs it; fills in all but turn, status and end.
+  Status RunTogether(Passage* passage);
+  // Moves the bytes. All ranks run the same. `nbytes`: of this rank's tensors, then of the result.
+  Status Move(const Request& request, int64_t* nbytes);
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -78,7 +78,7 @@ class Engine {
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<FusedAllReduce> allreduce_;
-  ProgressWriter progress_;
+  Recorder recorder_;
 };
 
 }  // namespace ddl
