@@ -7,7 +7,7 @@ import ctypes
 import sys
 from types import TracebackType
 
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import PLACEMENT, require_launched, unknown_settings
 from ddl_ops.loader import runtime
 
 _started = False
@@ -38,6 +38,9 @@ def init(*, by_import: bool = False) -> None:
     if _started:
         raise RuntimeError("ddl is already initialised: call ddl.init() once.")
     _by_import = by_import
+    if PLACEMENT.rank == 0:
+        for sentence in unknown_settings():
+            print(f"ddl: rank 0: {sentence}", file=sys.stderr)
     topology = (ctypes.c_int * 4)()
     message = ctypes.create_string_buffer(2048)
     if runtime().ddl_init(topology, message, len(message)) != 0:
