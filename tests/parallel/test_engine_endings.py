@@ -1,5 +1,5 @@
 """Endings in which messages of ranks cross on the way, the worse ones tried several times; and
-gathers that TensorFlow would need much time or luck for.
+gathers and orders that TensorFlow would need much time or luck for.
 
 A rank that gives up and one that arrives late must come to the same end, whoever is faster: else
 one of them waits in MPI for ever.
@@ -44,6 +44,26 @@ def test_all_ranks_come_to_the_same_end(
             assert first == total
             left = how == ("root leaves" if rank == 0 else "member leaves") and rank < 2
             assert rest == ([] if left else [total if code == OK else f"{code} 0"] * 50)
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_agree_on_an_order_and_remember_it(
+    driver: list[str], run_command: Callable, ranks: int, transport: str
+) -> None:
+    program, *options = driver
+    ended = run_command(
+        [program, "-np", str(ranks), *options, "crossed order"],
+        {"DDL_TRANSPORT": transport, "DDL_LOG": "info"},
+        60,
+    )
+    assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
+    agreed = [
+        ended.output.count(f"ddl: rank {rank}: order: AllReduce ") for rank in range(1, ranks)
+    ]
+    # Two of three of the 200 steps cross. A rank that is kept from its core may ask again.
+    assert sum(agreed) >= 1 and max(agreed) < 40, agreed
+    assert "ddl: rank 0: order:" not in ended.output
 
 
 @pytest.mark.parametrize("how", ["large gather", "no memory"])

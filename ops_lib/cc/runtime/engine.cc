@@ -2,8 +2,10 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,6 +18,12 @@ namespace ddl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// How long a request that is expected next may keep another waiting: about what it costs to agree
+// on another order, so that at worst a wrong guess costs that twice.
+constexpr std::chrono::microseconds kPatience{200};
+// How often a rank that lacks rank 0's choice looks whether the others still wait for it.
+constexpr std::chrono::milliseconds kLackPeriod{1};
 
 // Of this rank's tensors.
 int64_t Nbytes(const Request& request) {
@@ -119,48 +127,104 @@ Status Engine::Open() {
 }
 
 void Engine::Serve() {
-  agreement_ = std::make_unique<Agreement>(communicator_.get(), config_.stall_timeout_s);
+  negotiator_ = std::make_unique<Negotiator>(topology_.size == 1);
+  agreement_ = std::make_unique<Agreement>(communicator_.get(), negotiator_.get(),
+                                           config_.stall_timeout_s);
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
-  while (true) {
-    Request request;
-    if (!NextTurn(&request)) break;
-    Passage passage{request};
-    passage.turn = Clock::now();
-    passage.status = RunTogether(&passage);
+  std::optional<Clock::time_point> first_shown;  // since the last collective
+  while (const Request* shown = NextTurn()) {
+    if (!first_shown) first_shown = Clock::now();
+    Passage passage{*shown};
+    // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
+    // submitted it yet was not waiting.
+    passage.turn = std::max(*first_shown, shown->submitted);
+    Accord accord = Accord::kRun;
+    passage.status = RunTogether(&passage, &accord);
+    if (passage.status.ok() && accord == Accord::kAnotherFirst) {
+      LogChoice(*shown);
+      continue;
+    }
     passage.end = Clock::now();
+    first_shown.reset();
     recorder_.Add(passage);
+    const Request request = negotiator_->Take();
+    if (!passage.status.ok() && !request.ordered) agreement_->Break(passage.status);
     request.done(passage.status);
   }
   recorder_.Flush();
-  const Status left = agreement_->Leave();
+  const Status left = agreement_->Leave();  // an error is for those who stay
   allreduce_.reset();
   agreement_.reset();
+  negotiator_.reset();
   recorder_.Close(left.ok());
 }
 
-bool Engine::NextTurn(Request* request) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !queue_.empty() || state_ == State::kLeaving; });
-  if (queue_.empty()) return false;
-  *request = std::move(queue_.front());
-  queue_.pop_front();
-  return true;
+void Engine::TakeSubmitted() {
+  for (Request& request : queue_) negotiator_->Add(std::move(request));
+  queue_.clear();
 }
 
-Status Engine::RunTogether(Passage* passage) {
+const Request* Engine::NextTurn() {
+  if (negotiator_->HasChoice()) {
+    if (const Request* chosen = ChosenTurn()) return chosen;
+    negotiator_->Follow({});
+  }
+  const auto news = [this] { return !queue_.empty() || state_ == State::kLeaving; };
+  std::unique_lock<std::mutex> lock(mutex_);
+  TakeSubmitted();
+  if (negotiator_->empty()) {
+    changed_.wait(lock, news);
+    TakeSubmitted();
+  }
+  const Clock::time_point impatient = Clock::now() + kPatience;
+  while (!negotiator_->empty()) {
+    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+    if (!changed_.wait_until(lock, impatient, news) || queue_.empty()) {
+      return negotiator_->Show(/*patient=*/false);
+    }
+    TakeSubmitted();
+  }
+  return nullptr;
+}
+
+const Request* Engine::ChosenTurn() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    TakeSubmitted();
+    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+    const bool leaving = state_ == State::kLeaving;  // then nothing more will be submitted
+    lock.unlock();
+    if (leaving) {
+      (void)agreement_->Leave();
+      return nullptr;
+    }
+    if (!agreement_->Lack().ok()) return nullptr;
+    lock.lock();
+    changed_.wait_for(lock, kLackPeriod, [this] { return !queue_.empty(); });
+  }
+}
+
+void Engine::LogChoice(const Request& shown) const {
+  if (!config_.log_info) return;
+  const std::string ours = Title(shown);
+  if (ours == negotiator_->choice().title) return;
+  LogLine(topology_.rank, "order: " + negotiator_->choice().title + " of rank 0 before " + ours);
+}
+
+Status Engine::RunTogether(Passage* passage, Accord* accord) {
   const Request& request = passage->request;
   SmallTensor small;
-  passage->packed = allreduce_->Pack(request, &small);
-  const Status agreed = agreement_->Agree(Describe(request), passage->packed ? &small : nullptr);
+  const bool packed = allreduce_->Pack(request, &small);
+  const Status agreed = agreement_->Agree(request, packed ? &small : nullptr, accord);
   passage->agreed = Clock::now();
   passage->nbytes = Nbytes(request);
-  if (!passage->packed) return agreed.ok() ? Move(request, &passage->nbytes) : agreed;
-  if (agreed.ok()) {
+  passage->packed = agreed.ok() && *accord == Accord::kSummed;
+  if (passage->packed) {
     allreduce_->Unpack(request);
-  } else {
-    allreduce_->Forget();
+    return agreed;
   }
-  return agreed;
+  allreduce_->Forget();
+  return agreed.ok() && *accord == Accord::kRun ? Move(request, &passage->nbytes) : agreed;
 }
 
 Status Engine::Move(const Request& request, int64_t* nbytes) {

@@ -25,8 +25,12 @@ struct Request {
   enum class Kind { kBroadcast, kAllReduce, kAllGather };
 
   Kind kind = Kind::kAllReduce;
-  std::string op_name;  // as users know it: "AllReduceN"
-  std::string name;     // the same on every rank
+  std::string op_name;   // as users know it: "AllReduceN"
+  std::string name;      // the same on every rank
+  std::string instance;  // which of several runs of the op in one graph, where loops run it
+  // All ranks submit this one at the same place among the ordered ones, because something above
+  // keeps the order. Else they find out which comes first.
+  bool ordered = true;
   DType dtype = DType::kFloat32;
   bool average = false;    // divide the sum by the number of ranks
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor

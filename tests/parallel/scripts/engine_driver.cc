@@ -8,6 +8,7 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -151,6 +152,38 @@ bool GatherWithoutMemory(const ddl::Topology& topology) {
          status.message().find("rank 1 could not allocate the result of") != std::string::npos;
 }
 
+// Three sums of one graph, in an order that differs by rank in every step: small ones, which travel
+// with the agreement, and a large one. Other values in every step, so that none meets an old one.
+bool SumCrossed(const ddl::Topology& topology, int step) {
+  static constexpr int64_t kCounts[] = {3, 50000, 1};
+  std::vector<float> values[3];
+  std::promise<ddl::Status> finished[3];
+  for (int i = 0; i < 3; ++i) {
+    const int which = (i + step * topology.rank) % 3;
+    values[which].assign(kCounts[which], static_cast<float>(100 * which + step + topology.rank));
+    ddl::TensorBuffer buffer;
+    buffer.in = buffer.out = values[which].data();
+    buffer.count = kCounts[which];
+    buffer.dims = {kCounts[which]};
+    ddl::Request request;
+    request.op_name = "AllReduce";
+    request.name = "crossed_" + std::to_string(which);
+    request.ordered = false;
+    request.tensors.push_back(buffer);
+    request.done = [&promise = finished[which]](const ddl::Status& status) {
+      promise.set_value(status);
+    };
+    ddl::Engine::Get().Submit(std::move(request));
+  }
+  const int ranks = topology.size;
+  for (int which = 0; which < 3; ++which) {
+    if (!finished[which].get_future().get().ok()) return false;
+    const float want = static_cast<float>(ranks * (100 * which + step) + ranks * (ranks - 1) / 2);
+    if (values[which].front() != want || values[which].back() != want) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -169,6 +202,11 @@ int main(int, char** arguments) {
   if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(800 * 1000);
   if (std::strcmp(how, "root leaves") == 0 && topology.rank == 0) return 0;
   if (std::strcmp(how, "member leaves") == 0 && topology.rank == 1) return 0;
+  if (std::strcmp(how, "crossed order") == 0) {
+    for (int step = 0; step < 200; ++step) {
+      if (!SumCrossed(topology, step)) return 4;
+    }
+  }
   for (int i = 0; i < 50; ++i) Total(topology.rank);
   return 0;
 }
