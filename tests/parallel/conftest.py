@@ -17,7 +17,8 @@ from tests.soak.driver import clean_environment, compile_driver, mpirun_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-LIBRARY = REPOSITORY / "ops_lib" / "python" / "ddl_ops" / "_ddl_ops.so"
+OPS_LIB = REPOSITORY / "ops_lib"
+LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
 
 
 @dataclass(frozen=True)

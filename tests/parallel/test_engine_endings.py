@@ -51,11 +51,10 @@ def test_all_ranks_come_to_the_same_end(
 @pytest.mark.parametrize("transport", ["shm", "mpi"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_agree_on_an_order_and_remember_it(
-    driver: list[str], run_command: Callable, ranks: int, transport: str
+    driver: Path, run_command: Callable, ranks: int, transport: str
 ) -> None:
-    program, *options = driver
     ended = run_command(
-        [program, "-np", str(ranks), *options, "crossed order"],
+        mpirun_command(ranks, str(driver), "crossed order"),
         {"DDL_TRANSPORT": transport, "DDL_LOG": "info"},
         60,
     )

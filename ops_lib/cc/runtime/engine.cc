@@ -2,8 +2,10 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -23,8 +25,8 @@ constexpr std::chrono::microseconds kPatience{200};
 // How often a rank that lacks rank 0's choice looks whether the others still wait for it.
 constexpr std::chrono::milliseconds kLackPeriod{1};
 
-int64_t ReducedBytes(const Request& request) {
-  if (request.kind != Request::Kind::kAllReduce) return 0;
+// Of this rank's tensors.
+int64_t Nbytes(const Request& request) {
   int64_t count = 0;
   for (const TensorBuffer& tensor : request.tensors) count += tensor.count;
   return count * static_cast<int64_t>(DTypeSize(request.dtype));
@@ -66,6 +68,7 @@ void Engine::Submit(Request request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
+      request.submitted = Clock::now();
       queue_.push_back(std::move(request));
       changed_.notify_all();
       return;
@@ -120,10 +123,7 @@ Status Engine::Open() {
                                 std::to_string(topology_.local_rank) + " of " +
                                 std::to_string(topology_.local_size) + ", over " + transport);
   }
-  if (topology_.rank == 0 && !config_.progress_path.empty()) {
-    DDL_RETURN_IF_ERROR(progress_.Open(config_.progress_path));
-  }
-  return Status();
+  return recorder_.Open(config_, communicator_.get());
 }
 
 void Engine::Serve() {
@@ -131,27 +131,32 @@ void Engine::Serve() {
   agreement_ = std::make_unique<Agreement>(communicator_.get(), negotiator_.get(),
                                            config_.stall_timeout_s);
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
+  std::optional<Clock::time_point> first_shown;  // since the last collective
   while (const Request* shown = NextTurn()) {
-    const Clock::time_point start = Clock::now();
-    Accord accord;
-    const Status status = RunTogether(*shown, &accord);
-    if (status.ok() && accord == Accord::kAnotherFirst) {
+    if (!first_shown) first_shown = Clock::now();
+    Passage passage{*shown};
+    // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
+    // submitted it yet was not waiting.
+    passage.turn = std::max(*first_shown, shown->submitted);
+    Accord accord = Accord::kRun;
+    passage.status = RunTogether(&passage, &accord);
+    if (passage.status.ok() && accord == Accord::kAnotherFirst) {
       LogChoice(*shown);
       continue;
     }
-    if (status.ok()) {
-      progress_.Count(shown->name, shown->op_name == "AllReduceN", ReducedBytes(*shown),
-                      std::chrono::duration<double>(Clock::now() - start).count());
-    }
+    passage.end = Clock::now();
+    first_shown.reset();
+    recorder_.Add(passage);
     const Request request = negotiator_->Take();
-    if (!status.ok() && !request.ordered) agreement_->Break(status);
-    request.done(status);
+    if (!passage.status.ok() && !request.ordered) agreement_->Break(passage.status);
+    request.done(passage.status);
   }
-  progress_.Flush();
-  (void)agreement_->Leave();  // an error is for those who stay
+  recorder_.Flush();
+  const Status left = agreement_->Leave();  // an error is for those who stay
   allreduce_.reset();
   agreement_.reset();
   negotiator_.reset();
+  recorder_.Close(left.ok());
 }
 
 void Engine::TakeSubmitted() {
@@ -206,26 +211,27 @@ void Engine::LogChoice(const Request& shown) const {
   LogLine(topology_.rank, "order: " + negotiator_->choice().title + " of rank 0 before " + ours);
 }
 
-Status Engine::RunTogether(const Request& request, Accord* accord) {
+Status Engine::RunTogether(Passage* passage, Accord* accord) {
+  const Request& request = passage->request;
   SmallTensor small;
   const bool packed = allreduce_->Pack(request, &small);
   const Status agreed = agreement_->Agree(request, packed ? &small : nullptr, accord);
-  if (agreed.ok() && *accord == Accord::kSummed) {
+  passage->agreed = Clock::now();
+  passage->nbytes = Nbytes(request);
+  passage->packed = agreed.ok() && *accord == Accord::kSummed;
+  if (passage->packed) {
     allreduce_->Unpack(request);
     return agreed;
   }
   allreduce_->Forget();
-  return agreed.ok() && *accord == Accord::kRun ? Move(request) : agreed;
+  return agreed.ok() && *accord == Accord::kRun ? Move(request, &passage->nbytes) : agreed;
 }
 
-Status Engine::Move(const Request& request) {
+Status Engine::Move(const Request& request, int64_t* nbytes) {
   switch (request.kind) {
-    case Request::Kind::kBroadcast: {
-      const TensorBuffer& tensor = request.tensors[0];
-      return communicator_->Broadcast(
-          tensor.out, tensor.count * static_cast<int64_t>(DTypeSize(request.dtype)));
-    }
-    case Request::Kind::kAllGather: return Gather(communicator_.get(), request);
+    case Request::Kind::kBroadcast:
+      return communicator_->Broadcast(request.tensors[0].out, *nbytes);
+    case Request::Kind::kAllGather: return Gather(communicator_.get(), request, nbytes);
     case Request::Kind::kAllReduce: break;
   }
   return allreduce_->Run(request);

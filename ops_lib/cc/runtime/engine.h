@@ -13,7 +13,7 @@
 #include "runtime/agreement.h"
 #include "runtime/fused_allreduce.h"
 #include "runtime/negotiator.h"
-#include "runtime/progress.h"
+#include "runtime/recorder.h"
 #include "runtime/request.h"
 
 namespace ddl {
@@ -64,10 +64,11 @@ class Engine {
   // Hands over what was submitted to the negotiator. Call with mutex_ held.
   void TakeSubmitted();
   void LogChoice(const Request& shown) const;
-  // Agrees with the other ranks on `request` and runs it. `accord` may be that it was not its turn.
-  Status RunTogether(const Request& request, Accord* accord);
-  // Moves the bytes. All ranks run the same.
-  Status Move(const Request& request);
+  // Agrees with the other ranks on the request and runs it; fills in all but turn, status and end.
+  // `accord` may be that it was not its turn.
+  Status RunTogether(Passage* passage, Accord* accord);
+  // Moves the bytes. All ranks run the same. `nbytes`: of this rank's tensors, then of the result.
+  Status Move(const Request& request, int64_t* nbytes);
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -86,7 +87,7 @@ class Engine {
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<FusedAllReduce> allreduce_;
-  ProgressWriter progress_;
+  Recorder recorder_;
 };
 
 }  // namespace ddl

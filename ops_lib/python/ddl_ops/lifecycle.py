@@ -8,7 +8,7 @@ import functools
 import sys
 from types import TracebackType
 
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import PLACEMENT, require_launched, unknown_settings
 from ddl_ops.loader import runtime
 
 _started = False
@@ -42,6 +42,9 @@ def init(*, by_import: bool = False) -> None:
     library = runtime()
     # Before the start: where it fails on one rank, the others wait for that one.
     _abort_on_uncaught_exceptions()
+    if PLACEMENT.rank == 0:
+        for sentence in unknown_settings():
+            print(f"ddl: rank 0: {sentence}", file=sys.stderr)
     topology = (ctypes.c_int * 4)()
     message = ctypes.create_string_buffer(2048)
     if library.ddl_init(topology, message, len(message)) != 0:

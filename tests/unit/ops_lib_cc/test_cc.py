@@ -35,6 +35,8 @@ def test_cc_tests_pass(variant: str, tmp_path: Path) -> None:
         *sorted((SOURCES / "algorithms").glob("*.cc")),
         SOURCES / "runtime" / "description.cc",
         SOURCES / "runtime" / "negotiator.cc",
+        SOURCES / "runtime" / "statistics.cc",
+        SOURCES / "runtime" / "timeline.cc",
     ]
     program = tmp_path / "tests"
     compiled = subprocess.run(
