@@ -113,7 +113,8 @@ def test_sigterm_ends_the_job(driver: Path, target: str, transport: str) -> None
         process.kill()
         process.wait()
     assert process.returncode != 0, heard
-    assert time.monotonic() - start < 10
     assert "end of script" not in heard
-    for pid in pids:
-        assert not Path(f"/proc/{pid}").exists()
+    # mpirun ends before the last of its ranks is gone.
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() - start < 10, heard
+        time.sleep(0.05)
