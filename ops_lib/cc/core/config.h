@@ -8,6 +8,7 @@
 namespace ddl {
 
 enum class Transport { kAuto, kShm, kMpi };
+enum class GpuTransport { kAuto, kNccl, kHost };
 
 // Every DDL_* variable that the library reads is read here, once, when the engine starts.
 struct Config {
@@ -17,6 +18,9 @@ struct Config {
   // DDL_TRANSPORT: how the ranks reach each other. "shm" fails where they cannot share memory;
   // "auto" takes MPI then.
   Transport transport = Transport::kAuto;
+  // DDL_GPU: how tensors in the memory of GPUs travel. "nccl" fails where NCCL cannot be used,
+  // "host" leaves that memory alone: TensorFlow copies; "auto" takes NCCL where all ranks can.
+  GpuTransport gpu_transport = GpuTransport::kAuto;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
   // DDL_TIMELINE: file for a Chrome trace; "{rank}" in it stands for the rank. Empty: none.

@@ -21,7 +21,7 @@ constexpr int64_t kHalvesInPiece = int64_t{2} << 20;
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
-      request.tolerance > 0 || TravelsWidened(request.dtype)) {
+      request.tolerance > 0 || TravelsWidened(request.dtype) || request.place != nullptr) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
