@@ -25,7 +25,7 @@ def install() -> None:
         return
     _installed = True
     _hook_optimizers()
-    _hook_initialisers()
+    hook_initialisers()
     use_one_gpu()
 
 
@@ -43,15 +43,17 @@ def _hook_optimizers() -> None:
     base.apply_gradients = apply_reduced
 
 
-def _hook_initialisers() -> None:
+def hook_initialisers() -> None:
+    """Lets every variables initializer end with rank 0's values."""
     # global_variables_initializer() looks variables_initializer up in its module when it runs, and
     # so does MonitoredSession's Scaffold; the aliases of the public modules are patched besides.
     original = variables_module.variables_initializer
     hooked = equal_starts(original)
     variables_module.variables_initializer = hooked
-    v1 = tf.compat.v1
-    v1.variables_initializer = hooked
-    v1.initializers.variables = hooked
+    # Keras 2 has the one within compat.v2.
+    for v1 in (tf.compat.v1, tf.compat.v2.compat.v1):
+        v1.variables_initializer = hooked
+        v1.initializers.variables = hooked
 
 
 def equal_starts(variables_initializer: Callable[..., Any]) -> Callable[..., Any]:
