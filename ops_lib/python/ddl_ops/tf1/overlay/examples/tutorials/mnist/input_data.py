@@ -1,6 +1,7 @@
 """tensorflow.examples.tutorials.mnist.input_data: MNIST's four files as batches.
 
 Unlike the original it downloads nothing: a training reads what was staged into DATA_DIR.
+Signatures, defaults and what the batches hold are TensorFlow 1.15's.
 """
 
 from __future__ import annotations
