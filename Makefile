@@ -9,7 +9,7 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: help install ops demo up test bench check format lock clean
+.PHONY: help install ops demo up test soak bench check format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 
 test: install  ## All tests; says loudly what it has to skip
 	@$(BIN)/python -m pytest $(TESTS)
+
+soak: install  ## 100,000 random collectives and 200 kills; half an hour
+	@$(BIN)/python -m tests.soak
 
 bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet machine
 	@$(BIN)/python -m benchmarks.collectives

@@ -33,8 +33,8 @@ def _load_build() -> Any:
     return module
 
 
-def compile_driver(program: Path) -> dict[str, str]:
-    """Compiles driver.cc with ops_lib/cc, without TensorFlow. Returns what it was built with."""
+def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str, str]:
+    """Compiles it with ops_lib/cc, without TensorFlow. Returns what it was built with."""
     tools = _load_build().find_toolchain()
     layers = ("core", "transport", "algorithms", "comm")
     sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
@@ -42,7 +42,7 @@ def compile_driver(program: Path) -> dict[str, str]:
     subprocess.run(
         [
             *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", *tools.mpi_flags),
-            *map(str, [HERE / "driver.cc", *sources]),
+            *map(str, [source, *sources]),
             *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
             *("-o", str(program)),
         ],
@@ -51,14 +51,14 @@ def compile_driver(program: Path) -> dict[str, str]:
     return {"compiler": tools.compiler_version}
 
 
-def run_driver(program: Path, ranks: int, rounds: int, sizes: list[int]) -> str:
-    """The driver's lines. Raises CalledProcessError if a result was wrong or a rank failed."""
+def start_ranks(program: Path, ranks: int, numbers: list[int]) -> str:
+    """The program's lines. Raises CalledProcessError if a result was wrong or a rank failed."""
     mpirun = Path(sys.executable).parent / "mpirun"
     placement = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [str(mpirun), "-np", str(ranks), *placement, str(program), str(rounds)]
+    command = [str(mpirun), "-np", str(ranks), *placement, str(program)]
     done = subprocess.run(
-        [*command, *map(str, sizes)],
+        [*command, *map(str, numbers)],
         env=os.environ | root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -160,7 +160,7 @@ def main() -> int:
         program = Path(folder) / "driver"
         built_with = compile_driver(program)
         load = os.getloadavg()[0]
-        output = run_driver(program, arguments.ranks, arguments.rounds, arguments.sizes)
+        output = start_ranks(program, arguments.ranks, [arguments.rounds, *arguments.sizes])
     machine, rows = summarise(output.splitlines())
     about = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),

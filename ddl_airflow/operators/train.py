@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.launchers.registry import launcher
@@ -88,8 +89,10 @@ class TrainOperator(StepOperator):
                 "DDL_METRICS": json.dumps(self.metrics),
             },
         )
+        layout.statistics.unlink(missing_ok=True)  # of an earlier try
         self._job = RunningJob(launcher(self.launcher), self.log)
         self._job.run(job, layout.progress)
+        self._say_communication(layout)
         progress = self._job.progress
         write_part(
             layout,
@@ -106,6 +109,17 @@ class TrainOperator(StepOperator):
         """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""
         if self._job is not None:
             self._job.cancel()
+
+    def _say_communication(self, layout: RunLayout) -> None:
+        # A script that never starts ddl leaves none; one that ends without the others an empty one.
+        if not layout.statistics.exists() or not layout.statistics.stat().st_size:
+            return
+        try:
+            line = communication_line(json.loads(layout.statistics.read_text("utf-8")))
+        except (ValueError, KeyError) as error:  # not worth a training; worth a line
+            self.log.warning("%s: %s: %s", layout.statistics, type(error).__name__, error)
+        else:
+            self.log.info("communication | %s", line)
 
     def _environment(self, layout: RunLayout, try_number: int, job: JobSpec) -> dict[str, Any]:
         ranks = [

@@ -34,6 +34,9 @@ class Communicator {
   // See algorithms/meeting.h. Only where CanMeet.
   virtual Status Meet(const Offer& offer, bool* alike) = 0;
 
+  // Whether Meet and AllReduce take float16 and bfloat16; else float32 must travel for them.
+  virtual bool SumsHalves() const { return false; }
+
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
   // on every rank and in every run. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
@@ -47,7 +50,8 @@ class Communicator {
 
   // Hands each rank its share of `in`: the first nbytes[0] bytes to rank 0, the next nbytes[1] to
   // rank 1 and so on. `out` gets this rank's share of every rank, in the order of the ranks:
-  // size() * nbytes[rank()] bytes. `nbytes` is the same on every rank, its sum below 2^30.
+  // size() * nbytes[rank()] bytes. `nbytes` is the same on every rank, its sum below 2^30. For halves
+  // where not SumsHalves.
   virtual Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
 
   // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from

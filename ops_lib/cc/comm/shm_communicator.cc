@@ -1,6 +1,6 @@
 #include "comm/shm_communicator.h"
 
-#include "algorithms/pieces_allreduce.h"
+#include "algorithms/pieces.h"
 
 namespace ddl {
 
@@ -75,7 +75,7 @@ Status ShmCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
 }
 
 Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes) {
-  return base_->Broadcast(buffer, nbytes);
+  return BroadcastInPieces(group_.get(), buffer, nbytes);
 }
 
 Status ShmCommunicator::ExchangeShares(const void* in, void* out,
@@ -84,7 +84,7 @@ Status ShmCommunicator::ExchangeShares(const void* in, void* out,
 }
 
 Status ShmCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
-  return base_->AllGather(in, out, nbytes);
+  return AllGatherInPieces(group_.get(), in, out, nbytes);
 }
 
 }  // namespace ddl

@@ -18,7 +18,7 @@ namespace ddl {
 Status ShareMemory(Transport transport, double timeout_s,
                    std::unique_ptr<Communicator>* communicator);
 
-// A group whose ranks are all on one host. What is not reduced goes over `base`.
+// A group whose ranks are all on one host. Messages and the baseline go over `base`.
 class ShmCommunicator : public Communicator {
  public:
   // `group` lives in `segment`.
@@ -34,6 +34,7 @@ class ShmCommunicator : public Communicator {
   Status Send(int peer, std::string message) override;
   Status TryReceive(int peer, std::string* message, bool* received) override;
   bool CanMeet() const override { return true; }
+  bool SumsHalves() const override { return true; }
   Status Meet(const Offer& offer, bool* alike) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;

@@ -40,6 +40,8 @@ Status ReadConfig(Config* config) {
                                              : Transport::kAuto;
   }
   config->progress_path = Read("DDL_PROGRESS");
+  config->timeline_path = Read("DDL_TIMELINE");
+  config->stats_path = Read("DDL_STATS");
   return Status();
 }
 

@@ -19,7 +19,12 @@ struct Config {
   Transport transport = Transport::kAuto;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
-  // DDL_LOG: "warning" (default) or "info", which also says where the ranks run.
+  // DDL_TIMELINE: file for a Chrome trace; "{rank}" in it stands for the rank. Empty: none.
+  std::string timeline_path;
+  // DDL_STATS: file in which rank 0 leaves the run's statistics (JSON). Empty: none.
+  std::string stats_path;
+  // DDL_LOG: "warning" (default) or "info", which also says where the ranks run and, at the end,
+  // the statistics.
   bool log_info = false;
 };
 

@@ -2,8 +2,12 @@
 
 #include <emmintrin.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
+
+#include "core/half.h"
 
 namespace ddl {
 namespace {
@@ -88,10 +92,143 @@ DDL_INLINE void SumLoop(const Sum& sum) {
   }
 }
 
+// A vector of halves as two of floats. bfloat16 is the upper half of a float32, so those at even
+// and those at odd places are taken apart by masks, on any processor, and NaNs need no care here:
+// they stay NaNs.
+template <int kWidth>
+struct Bfloat16 {
+  using Words = typename VectorOf<uint32_t, kWidth>::Type;
+  using Floats = typename VectorOf<float, kWidth>::Type;
+
+  DDL_INLINE static void Load(const char* in, Floats* even, Floats* odd) {
+    const Words words = *reinterpret_cast<const Words*>(in);
+    *even = (Floats)(words << 16);
+    *odd = (Floats)(words & 0xffff0000u);
+  }
+
+  DDL_INLINE static void Join(const Floats& even, const Floats& odd, Words* joined) {
+    Words upper, lower;
+    Round(even, &lower);
+    Round(odd, &upper);
+    *joined = (lower >> 16) | (upper & 0xffff0000u);
+  }
+
+ private:
+  // As core/half does it.
+  DDL_INLINE static void Round(const Floats& floats, Words* rounded) {
+    const Words bits = (Words)floats;
+    const Words nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+    *rounded = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x00400000u : nearest;
+  }
+};
+
+// By the processor's own instructions, which AVX2 comes with. Again by the assembler's name.
+template <int kWidth>
+struct Float16 {
+  using Words = typename VectorOf<uint32_t, kWidth>::Type;
+  using Floats = typename VectorOf<float, kWidth>::Type;
+  using Half = typename VectorOf<uint64_t, kWidth / 2>::Type;
+
+  DDL_INLINE static void Load(const char* in, Floats* first, Floats* second) {
+    asm("vcvtph2ps %1, %0" : "=v"(*first) : "m"(*reinterpret_cast<const Half*>(in)));
+    asm("vcvtph2ps %1, %0" : "=v"(*second) : "m"(*reinterpret_cast<const Half*>(in + kWidth / 2)));
+  }
+
+  DDL_INLINE static void Join(const Floats& first, const Floats& second, Words* joined) {
+    Half halves[2];
+    asm("vcvtps2ph $0, %1, %0" : "=v"(halves[0]) : "v"(first));  // 0: to nearest, ties to even
+    asm("vcvtps2ph $0, %1, %0" : "=v"(halves[1]) : "v"(second));
+    if constexpr (kWidth == 32) {
+      *joined = (Words)__builtin_shufflevector(halves[0], halves[1], 0, 1, 2, 3);
+    } else {
+      *joined = (Words)__builtin_shufflevector(halves[0], halves[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    }
+  }
+};
+
+// From element `first` on, in blocks that stay in the first cache.
+void SumHalvesInBlocks(const Sum& sum, int64_t first) {
+  constexpr int64_t kBlock = 1024;
+  float total[kBlock], next[kBlock];
+  for (; first < sum.count; first += kBlock) {
+    const int64_t n = std::min(kBlock, sum.count - first);
+    const int64_t at = first * static_cast<int64_t>(sizeof(uint16_t));
+    Widen(static_cast<const char*>(sum.sources[0]) + at, total, n, sum.dtype);
+    for (int s = 1; s < sum.num_sources; ++s) {
+      Widen(static_cast<const char*>(sum.sources[s]) + at, next, n, sum.dtype);
+      for (int64_t i = 0; i < n; ++i) total[i] += next[i];
+    }
+    if (sum.divisor != 1) {
+      const float divisor = static_cast<float>(sum.divisor);
+      for (int64_t i = 0; i < n; ++i) total[i] /= divisor;
+    }
+    char* out = static_cast<char*>(sum.out) + at;
+    Narrow(total, out, n, sum.dtype);
+    if (sum.copy != nullptr) {
+      std::memcpy(static_cast<char*>(sum.copy) + at, out, n * sizeof(uint16_t));
+    }
+  }
+}
+
+template <typename Halves, int kWidth, bool kStream, bool kCopy, bool kDivide>
+DDL_INLINE void SumHalvesLoop(const Sum& sum) {
+  using F = typename Halves::Floats;
+  using W = typename Halves::Words;
+  constexpr int kVectors = 2;  // at once, each of them two of floats
+  constexpr int64_t kStep = kVectors * kWidth / static_cast<int64_t>(sizeof(uint16_t));
+  const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
+  char* out = static_cast<char*>(sum.out);
+  char* copy = static_cast<char*>(sum.copy);
+  const float divisor = static_cast<float>(sum.divisor);
+  int64_t i = 0;
+  for (; i + kStep <= sum.count; i += kStep) {
+    const int64_t at = i * static_cast<int64_t>(sizeof(uint16_t));
+    F total[2 * kVectors], next[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Halves::Load(sources[0] + at + v * kWidth, &total[2 * v], &total[2 * v + 1]);
+    }
+    for (int s = 1; s < sum.num_sources; ++s) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        Halves::Load(sources[s] + at + v * kWidth, &next[0], &next[1]);
+        total[2 * v] += next[0];
+        total[2 * v + 1] += next[1];
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (kDivide) {
+        total[2 * v] /= divisor;
+        total[2 * v + 1] /= divisor;
+      }
+      W joined;
+      Halves::Join(total[2 * v], total[2 * v + 1], &joined);
+      if constexpr (kCopy) *reinterpret_cast<W*>(copy + at + v * kWidth) = joined;
+      if constexpr (kStream) {
+        Stream(out + at + v * kWidth, joined);
+      } else {
+        *reinterpret_cast<W*>(out + at + v * kWidth) = joined;
+      }
+    }
+  }
+  if (i < sum.count) SumHalvesInBlocks(sum, i);
+}
+
+// T is a type of C++, or one of those two.
+template <typename T, int kWidth, bool kStream, bool kCopy, bool kDivide>
+DDL_INLINE void SumOne(const Sum& sum) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    SumLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
+  } else {
+    SumHalvesLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
+  }
+}
+
 template <typename T, int kWidth, bool kStream, bool kCopy>
 DDL_INLINE void SumDivided(const Sum& sum) {
-  return sum.divisor == 1 ? SumLoop<T, kWidth, kStream, kCopy, false>(sum)
-                          : SumLoop<T, kWidth, kStream, kCopy, true>(sum);
+  return sum.divisor == 1 ? SumOne<T, kWidth, kStream, kCopy, false>(sum)
+                          : SumOne<T, kWidth, kStream, kCopy, true>(sum);
 }
 
 template <typename T, int kWidth>
@@ -108,6 +245,10 @@ DDL_INLINE void SumAny(const Sum& sum) {
     case DType::kFloat64: return SumAs<double, kWidth>(sum);
     case DType::kInt32: return SumAs<int32_t, kWidth>(sum);
     case DType::kInt64: return SumAs<int64_t, kWidth>(sum);
+    case DType::kBfloat16: return SumAs<Bfloat16<kWidth>, kWidth>(sum);
+    case DType::kFloat16:
+      if constexpr (kWidth > 16) return SumAs<Float16<kWidth>, kWidth>(sum);
+      return SumHalvesInBlocks(sum, 0);
     default: return;
   }
 }
@@ -153,18 +294,26 @@ void CopySse2(char* out, const char* in, int64_t nbytes, bool stream) {
 
 struct Loops {
   const char* name;
+  bool (*runs_here)();
   void (*sum)(const Sum&);
   void (*copy)(char*, const char*, int64_t, bool);
 };
 
-const Loops& Best() {
-  static const Loops loops = [] {
+// The best first.
+constexpr Loops kLoops[] = {
+    {"avx512f", [] { return __builtin_cpu_supports("avx512f") > 0; }, SumAvx512, CopyAvx512},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); },
+     SumAvx2, CopyAvx2},
+    {"sse2", [] { return true; }, SumSse2, CopySse2},
+};
+
+const Loops*& Chosen() {
+  static const Loops* chosen = [] {
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) return Loops{"avx512f", SumAvx512, CopyAvx512};
-    if (__builtin_cpu_supports("avx2")) return Loops{"avx2", SumAvx2, CopyAvx2};
-    return Loops{"sse2", SumSse2, CopySse2};
+    return std::find_if(std::begin(kLoops), std::end(kLoops),
+                        [](const Loops& loops) { return loops.runs_here(); });
   }();
-  return loops;
+  return chosen;
 }
 
 // These stores fault where they are not aligned to the vector.
@@ -172,26 +321,38 @@ bool CanStream(const void* out) { return reinterpret_cast<uintptr_t>(out) % 64 =
 
 }  // namespace
 
-bool CanSum(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kInt32 ||
-         dtype == DType::kInt64;
-}
-
 void Compute(const Sum& sum) {
-  if (!sum.stream || CanStream(sum.out)) return Best().sum(sum);
+  if (!sum.stream || CanStream(sum.out)) return Chosen()->sum(sum);
   Sum plain = sum;
   plain.stream = false;
-  Best().sum(plain);
+  Chosen()->sum(plain);
 }
 
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream) {
   if (nbytes == 0) return;
-  Best().copy(static_cast<char*>(out), static_cast<const char*>(in), nbytes,
-              stream && CanStream(out));
+  char* to = static_cast<char*>(out);
+  const char* from = static_cast<const char*>(in);
+  if (stream && !CanStream(to)) {
+    const int64_t head = std::min<int64_t>(nbytes, 64 - reinterpret_cast<uintptr_t>(to) % 64);
+    std::memcpy(to, from, head);
+    to += head;
+    from += head;
+    nbytes -= head;
+  }
+  Chosen()->copy(to, from, nbytes, stream);
 }
 
 void FinishStreams() { _mm_sfence(); }
 
-const char* VectorInstructions() { return Best().name; }
+const char* VectorInstructions() { return Chosen()->name; }
+
+bool UseVectorInstructions(const std::string& name) {
+  for (const Loops& loops : kLoops) {
+    if (name != loops.name || !loops.runs_here()) continue;
+    Chosen() = &loops;
+    return true;
+  }
+  return false;
+}
 
 }  // namespace ddl

@@ -2,6 +2,7 @@
 #define DDL_CORE_VECTOR_H_
 
 #include <cstdint>
+#include <string>
 
 #include "core/dtype.h"
 
@@ -10,6 +11,8 @@ namespace ddl {
 // One pass over memory:
 //   out[i] = ((sources[0][i] + sources[1][i]) + ... + sources[sources - 1][i]) / divisor
 // The additions are in the order of the sources, so the result does not depend on who computes it.
+// Integers wrap around. float16 and bfloat16 are added and divided in float32 and rounded once, with
+// the bits of core/half.
 struct Sum {
   const void* const* sources = nullptr;  // one of them may equal `out`; else they do not overlap
   int num_sources = 0;
@@ -21,10 +24,7 @@ struct Sum {
   bool stream = false;  // write `out` past the caches, see CopyBytes
 };
 
-// Whether `dtype` can be summed: float32, float64, int32, int64. Integers wrap around.
-bool CanSum(DType dtype);
-
-// Computes `sum`; its dtype must be one that can be summed.
+// Computes `sum`; its dtype is float16, bfloat16, float32, float64, int32 or int64.
 void Compute(const Sum& sum);
 
 // memcpy in vectors, which from the caches of another processor is faster than the string
@@ -37,6 +37,10 @@ void FinishStreams();
 
 // What the loops use on this processor: "avx512f", "avx2" or "sse2".
 const char* VectorInstructions();
+
+// Makes them use others, for tests: call it while nobody else computes. False, and no change, where
+// this processor has not got them.
+bool UseVectorInstructions(const std::string& name);
 
 }  // namespace ddl
 

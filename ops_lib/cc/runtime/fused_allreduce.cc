@@ -21,7 +21,7 @@ constexpr int64_t kHalvesInPiece = int64_t{2} << 20;
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
-      request.tolerance > 0 || IsHalf(request.dtype)) {
+      request.tolerance > 0 || TravelsWidened(request.dtype)) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
@@ -63,6 +63,10 @@ Status FusedAllReduce::Run(const Request& request) {
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
+bool FusedAllReduce::TravelsWidened(DType dtype) const {
+  return IsHalf(dtype) && !communicator_->SumsHalves();
+}
+
 int FusedAllReduce::Divisor(const Request& request) const {
   return request.average ? communicator_->size() : 1;
 }
@@ -78,7 +82,7 @@ Status FusedAllReduce::ReduceWidened(const Request& request, const void* in, voi
 }
 
 Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
-  if (!IsHalf(request.dtype)) {
+  if (!TravelsWidened(request.dtype)) {
     return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
   }
   for (int64_t first = 0; first < count; first += kHalvesInPiece) {
@@ -105,8 +109,7 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
 
 Status FusedAllReduce::ReduceHalves(const Request& request, const void* in, void* out,
                                     int64_t count) {
-  // In shared memory float32 costs less than two more rounds of messages.
-  if (count >= kManyHalves && communicator_->size() > 1 && !communicator_->CanMeet()) {
+  if (count >= kManyHalves && communicator_->size() > 1) {
     return ReduceInShares(request, in, out, count);
   }
   return ReduceWidened(request, in, out, count, [&](float* wide) {

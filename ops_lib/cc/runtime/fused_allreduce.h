@@ -14,10 +14,10 @@ namespace ddl {
 // share a reduction, large ones are reduced where they lie. What shares a buffer depends on the
 // shapes alone, so every bit of the result is the same on all ranks and in every run.
 //
-// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. In shared
-// memory, in small pieces and in the baseline they travel as float32. Large pieces between hosts
-// travel as they are, half the bytes: each rank gets its share of every rank's piece, adds the
-// shares up in the order of the ranks, and hands the rounded sum to all.
+// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. Where the
+// communicator does not do that itself, small pieces travel as float32, and so they do in the
+// baseline. Large pieces then travel as they are, half the bytes: each rank gets its share of every
+// rank's piece, adds the shares up in the order of the ranks, and hands the rounded sum to all.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
@@ -38,6 +38,7 @@ class FusedAllReduce {
   Status RunChecked(const Request& request);
   Status Reduce(const Request& request, const void* in, void* out, int64_t count);
   Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
+  bool TravelsWidened(DType dtype) const;
   int Divisor(const Request& request) const;
   void Append(const TensorBuffer& tensor, int64_t nbytes);
   Status ReduceHalves(const Request& request, const void* in, void* out, int64_t count);

@@ -1,5 +1,8 @@
 #include "tf/adapter.h"
 
+#include <string>
+#include <utility>
+
 namespace ddl {
 
 namespace tf = tensorflow;
@@ -14,6 +17,32 @@ absl::Status ToTensorFlow(const Status& status) {
     case Code::kInternal: break;
   }
   return absl::InternalError(status.message());
+}
+
+CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
+    : AsyncOpKernel(construction) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("ordered", &ordered_));
+}
+
+Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* context,
+                                     DoneCallback done) {
+  Request request;
+  request.kind = kind;
+  request.op_name = type_string();
+  request.name = name();
+  // TensorFlow runs iterations of a loop in parallel: without this, one of ours could meet another
+  // one of theirs. The frame's number is a hash of names and iterations, the same on every rank.
+  if (const tf::FrameAndIter loop = context->frame_iter(); loop.frame_id != 0) {
+    request.instance = " iteration " + std::to_string(loop.iter_id) + " of loop " +
+                       std::to_string(loop.frame_id);
+  }
+  request.ordered = ordered_;
+  request.dtype = ToDType(input_type(0));
+  request.done = [context, done = std::move(done)](const Status& status) {
+    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+    done();
+  };
+  return request;
 }
 
 DType ToDType(tf::DataType dtype) {

@@ -12,6 +12,22 @@ namespace ddl {
 // Aborted, Internal.
 absl::Status ToTensorFlow(const Status& status);
 
+// The attribute of every collective that says whether something above the ops keeps its order.
+inline constexpr char kOrderedAttribute[] = "ordered: bool = false";
+
+// A kernel of a collective: knows the attribute `ordered`.
+class CollectiveKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit CollectiveKernel(tensorflow::OpKernelConstruction* construction);
+
+ protected:
+  // What is alike in all: who asks, and that `done` ends the kernel with the request's status.
+  Request NewRequest(Request::Kind kind, tensorflow::OpKernelContext* context, DoneCallback done);
+
+ private:
+  bool ordered_ = false;
+};
+
 // Ours for TensorFlow's. Only for the types in kPlainTypes.
 DType ToDType(tensorflow::DataType dtype);
 

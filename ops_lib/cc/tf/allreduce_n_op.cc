@@ -16,6 +16,7 @@ REGISTER_OP("AllReduceN")
     .Attr(kReducedTypes)
     .Attr("mpi: bool = false")
     .Attr("check: float = 0.0")
+    .Attr(kOrderedAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -34,6 +35,8 @@ output: For each input the sum over the ranks; for avg divided once by their num
 mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
 check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an
   element differs by more than check * max(1, |element|).
+ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
+  is an error at once. Else the ranks know it by its name and agree whose turn it is.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);

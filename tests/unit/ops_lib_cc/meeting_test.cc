@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "algorithms/pieces_allreduce.h"
+#include "algorithms/pieces.h"
 #include "ranks.h"
 #include "values.h"
 

@@ -1,8 +1,10 @@
 #include "core/vector.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "check.h"
+#include "core/half.h"
 #include "values.h"
 
 namespace {
@@ -56,11 +58,107 @@ void AllSumsOf() {
   }
 }
 
+// With each set of instructions that this processor has.
+template <typename Function>
+void WithAllInstructions(Function function) {
+  const std::string best = ddl::VectorInstructions();
+  for (const char* name : {"sse2", "avx2", "avx512f"}) {
+    if (ddl::UseVectorInstructions(name)) {
+      function(name);
+    } else {
+      std::printf("       not here: %s\n", name);
+    }
+  }
+  CHECK(ddl::UseVectorInstructions(best), best);
+}
+
 TEST(SumIsExactForEveryDTypeAndLength) {
-  AllSumsOf<float>();
-  AllSumsOf<double>();
-  AllSumsOf<int32_t>();
-  AllSumsOf<int64_t>();
+  WithAllInstructions([](const std::string&) {
+    AllSumsOf<float>();
+    AllSumsOf<double>();
+    AllSumsOf<int32_t>();
+    AllSumsOf<int64_t>();
+  });
+}
+
+// Halves one by one, as core/half defines them. `free` where the sum has two NaNs to choose from.
+uint16_t HalfSum(const std::vector<const uint16_t*>& sources, int64_t index, int divisor,
+                 ddl::DType dtype, bool* free) {
+  float total = 0, next = 0;
+  ddl::Widen(sources[0] + index, &total, 1, dtype);
+  *free = false;
+  for (size_t s = 1; s < sources.size(); ++s) {
+    ddl::Widen(sources[s] + index, &next, 1, dtype);
+    *free = *free || (std::isnan(total) && std::isnan(next));
+    total += next;
+  }
+  if (divisor != 1) total /= static_cast<float>(divisor);
+  uint16_t half = 0;
+  ddl::Narrow(&total, &half, 1, dtype);
+  return half;
+}
+
+bool IsNan(uint16_t half, ddl::DType dtype) {
+  float number = 0;
+  ddl::Widen(&half, &number, 1, dtype);
+  return std::isnan(number);
+}
+
+// `how`: bits for in place, copy, stream. The inputs are all halves, each source in another order.
+void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
+                const std::string& where) {
+  std::vector<std::vector<uint16_t>> inputs(size);
+  std::vector<const uint16_t*> originals;
+  for (int s = 0; s < size; ++s) {
+    for (int64_t i = 0; i < count; ++i) {
+      inputs[s].push_back(static_cast<uint16_t>(i * (1 + 40502 * s) + 12345 * s));
+    }
+  }
+  const std::vector<std::vector<uint16_t>> before = inputs;
+  std::vector<const void*> sources;
+  for (int s = 0; s < size; ++s) {
+    sources.push_back(inputs[s].data());
+    originals.push_back(before[s].data());
+  }
+  std::vector<uint16_t> out(count + 64, 77), copy(count + 1, 77);
+  uint16_t* to = out.data();
+  while (reinterpret_cast<uintptr_t>(to) % 64 != 0) ++to;
+  ddl::Sum sum;
+  sum.sources = sources.data();
+  sum.num_sources = size;
+  sum.out = how & 1 ? inputs[size - 1].data() : to;
+  sum.copy = how & 2 ? copy.data() : nullptr;
+  sum.count = count;
+  sum.dtype = dtype;
+  sum.divisor = divisor;
+  sum.stream = how & 4;
+  ddl::Compute(sum);
+  ddl::FinishStreams();
+  const uint16_t* got = static_cast<const uint16_t*>(sum.out);
+  for (int64_t i = 0; i < count; ++i) {
+    bool free = false;
+    const uint16_t want = HalfSum(originals, i, divisor, dtype, &free);
+    CHECK(free ? IsNan(got[i], dtype) : got[i] == want,
+          where + " " + ddl::DTypeName(dtype) + " of " + std::to_string(size) + " sources: [" +
+              std::to_string(i) + "] of " + std::to_string(count) + " is " +
+              std::to_string(got[i]) + ", not " + std::to_string(want));
+    if (how & 2) CHECK(copy[i] == got[i], where);
+  }
+  if (!(how & 1)) CHECK(to[count] == 77, where);
+  CHECK(copy[count] == 77, where);
+}
+
+TEST(HalvesHaveTheBitsOfCoreHalf) {
+  WithAllInstructions([](const std::string& name) {
+    for (const ddl::DType dtype : {ddl::DType::kFloat16, ddl::DType::kBfloat16}) {
+      for (const int size : {1, 2, 3, 5}) {
+        for (const int divisor : {1, size + 1}) HalfSumsOf(dtype, size, 65536, divisor, 2, name);
+      }
+      for (const int64_t count : {0, 1, 31, 32, 33, 63, 65, 129, 1001}) {
+        for (int how = 0; how < 8; ++how) HalfSumsOf(dtype, 3, count, 3, how, name);
+      }
+    }
+  });
 }
 
 TEST(SumAddsInTheOrderOfItsSources) {
@@ -99,17 +197,20 @@ TEST(IntegersWrapAround) {
 TEST(CopyBytesCopiesThoseAndNoMore) {
   std::vector<char> in(5000);
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i * 7 + i / 256);
-  for (const int64_t nbytes : {0, 1, 63, 64, 255, 256, 257, 4097}) {
-    for (const bool stream : {false, true}) {
-      for (const int offset : {0, 3}) {
-        alignas(64) char out[5120] = {};
-        ddl::CopyBytes(out + offset, in.data() + offset, nbytes, stream);
-        ddl::FinishStreams();
-        CHECK(std::memcmp(out + offset, in.data() + offset, nbytes) == 0, std::to_string(nbytes));
-        CHECK(out[offset + nbytes] == 0, std::to_string(nbytes));
+  WithAllInstructions([&](const std::string& name) {
+    for (const int64_t nbytes : {0, 1, 60, 61, 63, 64, 255, 256, 257, 4097}) {
+      for (const bool stream : {false, true}) {
+        for (const int offset : {0, 3}) {
+          alignas(64) char out[5120] = {};
+          ddl::CopyBytes(out + offset, in.data() + offset, nbytes, stream);
+          ddl::FinishStreams();
+          const std::string where = name + ": " + std::to_string(nbytes);
+          CHECK(std::memcmp(out + offset, in.data() + offset, nbytes) == 0, where);
+          CHECK(out[offset + nbytes] == 0, where);
+        }
       }
     }
-  }
+  });
 }
 
 }  // namespace

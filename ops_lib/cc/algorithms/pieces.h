@@ -1,0 +1,53 @@
+#ifndef DDL_ALGORITHMS_PIECES_H_
+#define DDL_ALGORITHMS_PIECES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "transport/host_group.h"
+
+namespace ddl {
+
+// Collectives for large tensors of the ranks of one host. Every rank has a share of the tensor, one
+// contiguous range, and the shares go through shared memory in pieces that stay in the caches:
+//   scatter   a rank copies a block of each other's share of its own input in
+//   reduce    it adds up its own block, from its input and the others' copies, into its output and,
+//             if it is for the others too, into shared memory
+//   collect   it copies the blocks out that the others have summed, or brought
+// Each step of a piece is followed by another piece's, so that a rank seldom waits: while piece k
+// is scattered, k - 1 is reduced and k - 2 collected.
+//
+// Additions are in rank order, so the result has the same bits whoever computes it and whenever.
+// dtypes: see core/vector. Errors as HostGroup::Await; the group is broken then.
+//
+// Source: reduce-scatter and allgather as in Rabenseifner's algorithm (Optimization of Collective
+// Reduction Operations, 2004), with all peers one load away.
+
+// out[i] = sum over ranks of in[i], divided by `divisor`. `in` may equal `out`.
+//
+// Of S bytes each rank moves 2 (N - 1) / N * S through the caches and, from and to its own memory,
+// 2 S: reads all of `in`, writes all of `out`. Where `out` is too large for the caches and was not
+// read before, it is written past them.
+Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
+                         int divisor);
+
+// The first half of it: `out` gets this rank's share of the sum. `in` is the shares one after the
+// other, nbytes[r] of rank r, whole elements and perhaps none; `out` may be this rank's own in it.
+// `nbytes` is the same on every rank.
+Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
+                             const std::vector<int64_t>& nbytes, DType dtype, int divisor);
+
+// The second half: `out` gets the shares of all ranks one after the other; rank r brings nbytes[r]
+// bytes at `in`, perhaps none. `in` may be this rank's own share in `out`. `nbytes` is the same on
+// every rank. Each byte is written to shared memory once and read by all.
+Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
+                         const std::vector<int64_t>& nbytes);
+
+// Overwrites `nbytes` at `buffer` with those of rank 0: a gather to which only that one brings some.
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes);
+
+}  // namespace ddl
+
+#endif  // DDL_ALGORITHMS_PIECES_H_

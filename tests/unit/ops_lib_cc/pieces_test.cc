@@ -1,0 +1,282 @@
+#include "algorithms/pieces.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "core/half.h"
+#include "ranks.h"
+#include "values.h"
+
+namespace {
+
+constexpr int64_t kPiece = ddl::HostGroup::kPieceBytes;
+
+template <typename T>
+void AllReduceOnce(ddl::HostGroup& group, int64_t count, bool in_place, int divisor) {
+  std::vector<T> values = ValuesOf<T>(count, group.rank(), group.size());
+  std::vector<T> results(count);
+  T* out = in_place ? values.data() : results.data();
+  const ddl::Status status =
+      ddl::AllReduceInPieces(&group, values.data(), out, count, kDTypeOf<T>, divisor);
+  const std::string where = "rank " + std::to_string(group.rank()) + " of " +
+                            std::to_string(group.size()) + ", " + ddl::DTypeName(kDTypeOf<T>);
+  CHECK(status.ok(), where + ": " + status.message());
+  CheckTotal(in_place ? values : results, group.size(), divisor, where);
+  if (!in_place) CHECK(values == ValuesOf<T>(count, group.rank(), group.size()), where);
+}
+
+template <typename T>
+void AllReduceCounts(ddl::HostGroup& group) {
+  const int64_t piece = kPiece / sizeof(T);
+  for (const int64_t count :
+       {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{1000}, piece / 4 - 1, piece / 4, piece / 4 + 1,
+        4 * piece - 1, 4 * piece + 1}) {
+    AllReduceOnce<T>(group, count, count % 2 == 0, 1);
+    AllReduceOnce<T>(group, count, count % 2 != 0, group.size());
+  }
+}
+
+TEST(AllReduceIsExactOnThreads) {
+  for (int size = 1; size <= 9; ++size) {
+    RunThreads(size, [](ddl::HostGroup& group) {
+      AllReduceCounts<float>(group);
+      if (group.size() > 4) return;
+      AllReduceCounts<double>(group);
+      AllReduceCounts<int32_t>(group);
+      AllReduceCounts<int64_t>(group);
+    });
+  }
+}
+
+TEST(AllReduceIsExactOnProcesses) {
+  for (const int size : {2, 3, 5}) {
+    RunProcesses(size, [](ddl::HostGroup& group) {
+      AllReduceCounts<float>(group);
+      AllReduceCounts<int64_t>(group);
+    });
+  }
+}
+
+TEST(LargeOutputsThatArePastTheCachesAreExact) {
+  RunThreads(2, [](ddl::HostGroup& group) { AllReduceOnce<float>(group, 3'000'017, false, 2); });
+}
+
+TEST(BitsAreThoseOfRankOrderWhateverTheTiming) {
+  constexpr int kSize = 4;
+  constexpr int64_t kCount = 150'001;
+  // Magnitudes over 12 decades, so that another order gives other bits.
+  std::vector<std::vector<float>> inputs(kSize);
+  for (int rank = 0; rank < kSize; ++rank) {
+    std::mt19937 random(100 + rank);
+    std::uniform_real_distribution<float> mantissa(-1, 1), exponent(-6, 6);
+    for (int64_t i = 0; i < kCount; ++i) {
+      inputs[rank].push_back(mantissa(random) * std::pow(10.0f, exponent(random)));
+    }
+  }
+  std::vector<float> want = inputs[0];
+  for (int rank = 1; rank < kSize; ++rank) {
+    for (int64_t i = 0; i < kCount; ++i) want[i] += inputs[rank][i];
+  }
+  RunThreads(kSize, [&](ddl::HostGroup& group) {
+    std::mt19937 random(group.rank());
+    for (int run = 0; run < 10; ++run) {
+      std::vector<float> out(kCount);
+      usleep(random() % 3000);
+      const ddl::Status status = ddl::AllReduceInPieces(&group, inputs[group.rank()].data(),
+                                                        out.data(), kCount,
+                                                        ddl::DType::kFloat32, 1);
+      CHECK(status.ok(), status.message());
+      CHECK(std::memcmp(out.data(), want.data(), kCount * 4) == 0, "other bits");
+    }
+  });
+}
+
+// Sums of these are exact in both half types for up to 4 ranks.
+int64_t HalfValueOf(int64_t index, int rank) { return index % 61 - 30 + rank; }
+
+std::vector<uint16_t> HalvesOf(const std::vector<float>& floats, ddl::DType dtype) {
+  std::vector<uint16_t> halves(floats.size());
+  ddl::Narrow(floats.data(), halves.data(), static_cast<int64_t>(floats.size()), dtype);
+  return halves;
+}
+
+TEST(HalvesTravelAsTheyAre) {
+  for (int size = 1; size <= 4; ++size) {
+    RunThreads(size, [](ddl::HostGroup& group) {
+      for (const ddl::DType dtype : {ddl::DType::kFloat16, ddl::DType::kBfloat16}) {
+        for (const int64_t count : {int64_t{1}, int64_t{33}, kPiece + 3}) {
+          std::vector<float> mine(count), wanted(count);
+          for (int64_t i = 0; i < count; ++i) {
+            mine[i] = static_cast<float>(HalfValueOf(i, group.rank()));
+            int64_t total = 0;
+            for (int rank = 0; rank < group.size(); ++rank) total += HalfValueOf(i, rank);
+            wanted[i] = static_cast<float>(total) / static_cast<float>(group.size());
+          }
+          std::vector<uint16_t> values = HalvesOf(mine, dtype);
+          const ddl::Status status = ddl::AllReduceInPieces(&group, values.data(), values.data(),
+                                                            count, dtype, group.size());
+          CHECK(status.ok(), status.message());
+          CHECK(values == HalvesOf(wanted, dtype), std::to_string(count));
+        }
+      }
+    });
+  }
+}
+
+// Elements that each rank owns. Uneven, some none, and of one alone.
+std::vector<std::vector<int64_t>> SharesOf(int size) {
+  const int64_t piece = kPiece / sizeof(float);
+  std::vector<std::vector<int64_t>> all(5, std::vector<int64_t>(size, 0));
+  for (int rank = 0; rank < size; ++rank) {
+    all[1][rank] = rank + 1;
+    all[2][rank] = rank % 2 == 0 ? 0 : 1001 * rank;
+    all[3][rank] = rank == size - 1 ? 3 * piece + 5 : rank == 0 ? piece : 7;
+  }
+  all[4][size / 2] = piece + 1;
+  return all;
+}
+
+std::vector<int64_t> BytesOf(const std::vector<int64_t>& counts) {
+  std::vector<int64_t> nbytes;
+  for (const int64_t count : counts) nbytes.push_back(count * static_cast<int64_t>(sizeof(float)));
+  return nbytes;
+}
+
+struct Share {
+  Share(const std::vector<int64_t>& counts, int rank)
+      : begin(std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0})),
+        end(begin + counts[rank]),
+        total(std::accumulate(counts.begin(), counts.end(), int64_t{0})) {}
+  int64_t begin, end, total;
+};
+
+void ReduceScatterOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bool in_place) {
+  const Share share(counts, group.rank());
+  std::vector<float> values = ValuesOf<float>(share.total, group.rank(), group.size());
+  std::vector<float> own(share.end - share.begin);
+  float* out = in_place ? values.data() + share.begin : own.data();
+  const ddl::Status status =
+      ddl::ReduceScatterInPieces(&group, values.data(), out, BytesOf(counts),
+                                 ddl::DType::kFloat32, group.size());
+  CHECK(status.ok(), status.message());
+  const std::vector<float> original = ValuesOf<float>(share.total, group.rank(), group.size());
+  for (int64_t i = 0; i < share.total; ++i) {
+    const bool mine = i >= share.begin && i < share.end;
+    if (mine) {
+      CHECK(out[i - share.begin] == TotalOf<float>(i, group.size(), group.size()),
+            std::to_string(i) + " of rank " + std::to_string(group.rank()));
+    }
+    if (!mine || !in_place) CHECK(values[i] == original[i], "the input is untouched");
+  }
+}
+
+void AllGatherOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bool in_place) {
+  const Share share(counts, group.rank());
+  std::vector<float> own, out(share.total + 1, 77.0f);
+  for (int64_t i = share.begin; i < share.end; ++i) {
+    own.push_back(static_cast<float>(ValueOf(i, group.rank(), group.size())));
+  }
+  const float* in = own.data();
+  if (in_place) {
+    std::copy(own.begin(), own.end(), out.begin() + share.begin);
+    in = out.data() + share.begin;
+  }
+  const ddl::Status status =
+      ddl::AllGatherInPieces(&group, in, out.data(), BytesOf(counts));
+  CHECK(status.ok(), status.message());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const Share theirs(counts, rank);
+    for (int64_t i = theirs.begin; i < theirs.end; ++i) {
+      CHECK(out[i] == static_cast<float>(ValueOf(i, rank, group.size())),
+            std::to_string(i) + " of rank " + std::to_string(rank));
+    }
+  }
+  CHECK(out[share.total] == 77.0f, "nothing behind the end");
+}
+
+void BroadcastOnce(ddl::HostGroup& group, int64_t nbytes) {
+  std::vector<char> buffer(nbytes + 1, static_cast<char>(group.rank()));
+  for (int64_t i = 0; i < nbytes && group.rank() == 0; ++i) {
+    buffer[i] = static_cast<char>(i % 251 + 1);
+  }
+  const ddl::Status status = ddl::BroadcastInPieces(&group, buffer.data(), nbytes);
+  CHECK(status.ok(), status.message());
+  for (int64_t i = 0; i < nbytes; ++i) {
+    CHECK(buffer[i] == static_cast<char>(i % 251 + 1),
+          std::to_string(i) + " of " + std::to_string(nbytes));
+  }
+  CHECK(buffer[nbytes] == static_cast<char>(group.rank()), "nothing behind the end");
+}
+
+void SharesOnce(ddl::HostGroup& group) {
+  for (const std::vector<int64_t>& counts : SharesOf(group.size())) {
+    for (const bool in_place : {false, true}) {
+      ReduceScatterOnce(group, counts, in_place);
+      AllGatherOnce(group, counts, in_place);
+    }
+  }
+  for (const int64_t nbytes : {int64_t{0}, int64_t{1}, int64_t{4097}, kPiece, 9 * kPiece - 3}) {
+    BroadcastOnce(group, nbytes);
+  }
+  // What one leaves behind must not lead the next astray.
+  AllReduceOnce<float>(group, 4 * kPiece / 4 + 1, true, 1);
+}
+
+TEST(SharesAreScatteredAndGatheredOnThreads) {
+  for (int size = 1; size <= 9; ++size) RunThreads(size, SharesOnce);
+}
+
+TEST(SharesAreScatteredAndGatheredOnProcesses) {
+  for (const int size : {2, 3}) RunProcesses(size, SharesOnce);
+}
+
+TEST(LargeGathersThatGoPastTheCachesAreExact) {
+  RunThreads(2, [](ddl::HostGroup& group) {
+    AllGatherOnce(group, {3'000'001, 2'000'003}, false);
+    BroadcastOnce(group, 17'000'003);
+  });
+}
+
+TEST(DeathOfAPeerEndsGathersToo) {
+  const std::function<ddl::Status(ddl::HostGroup&, float*)> collectives[] = {
+      [](ddl::HostGroup& group, float* values) {
+        return ddl::BroadcastInPieces(&group, values, 4'000'000);
+      },
+      [](ddl::HostGroup& group, float* values) {
+        const std::vector<int64_t> nbytes(group.size(), 1'000'000);
+        return ddl::AllGatherInPieces(&group, values + 250'000 * group.rank(), values, nbytes);
+      },
+      [](ddl::HostGroup& group, float* values) {
+        const std::vector<int64_t> nbytes(group.size(), 1'000'000);
+        return ddl::ReduceScatterInPieces(&group, values, values + 250'000 * group.rank(), nbytes,
+                                          ddl::DType::kFloat32, 1);
+      },
+  };
+  for (const auto& collective : collectives) {
+    for (const int victim : {0, 2}) {
+      RunProcesses(
+          3,
+          [&](ddl::HostGroup& group) {
+            std::vector<float> values(1'000'000, 0.0f);
+            ddl::Status status;
+            while (status.ok()) status = collective(group, values.data());
+            CHECK(status.code() == ddl::Code::kAborted, status.message());
+            CHECK(status.message().find("rank " + std::to_string(victim) + " has ended") !=
+                      std::string::npos,
+                  status.message());
+          },
+          60, victim,
+          [victim](const std::vector<pid_t>& ranks) {
+            usleep(30'000);
+            kill(ranks[victim], SIGKILL);
+          });
+    }
+  }
+}
+
+}  // namespace
