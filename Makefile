@@ -17,7 +17,8 @@ help:  ## Say what there is
 
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
 
-$(STAMP): requirements/bootstrap.txt requirements/lock.txt pyproject.toml setup.py
+$(STAMP): requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
+		pyproject.toml setup.py
 	@scripts/install $(PYTHON) $(VENV)
 	@touch $@
 
@@ -66,7 +67,7 @@ build/nvidia/.fetched: requirements/nccl.txt | $(STAMP)
 format: install  ## Format Python and C++ in place
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lock: $(STAMP)  ## Resolve requirements/lock.in again
+lock: $(STAMP)  ## Resolve requirements/*.in again
 	@scripts/lock $(BIN)
 
 clean:  ## Remove what make made, but the environment
