@@ -167,7 +167,7 @@ def _as_system_headers(flags: Sequence[str]) -> list[str]:
 
 
 def compile_command(source: Path, target: Path, tools: Toolchain) -> list[str]:
-    """The command for one file. Only tf/ sees TensorFlow and only comm/mpi_* sees MPI."""
+    """The command for one file. Only tf/ sees TensorFlow and only mpi_* sees MPI."""
     command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
     command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
     # The standard library's ABI must be one in the whole library.

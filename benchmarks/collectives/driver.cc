@@ -15,8 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi_communicator.h"
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 #include "core/vector.h"
 
 namespace {
@@ -114,9 +113,11 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   std::unique_ptr<ddl::Communicator> plain, shared;
-  Require(ddl::MpiCommunicator::OverWorld(&plain));
-  Require(ddl::MpiCommunicator::OverWorld(&shared));
-  Require(ddl::ShareMemory(ddl::Transport::kShm, 60, &shared));
+  ddl::Config config;
+  config.transport = ddl::TransportChoice::kMpi;
+  Require(ddl::Connect(config, &plain));
+  config.transport = ddl::TransportChoice::kShm;
+  Require(ddl::Connect(config, &shared));
   const int rank = plain->rank(), size = plain->size();
   const int rounds = std::atoi(argv[1]);
   if (rank == 0) std::printf("# vectors %s 0\n", ddl::VectorInstructions());

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 #include "core/log.h"
 #include "runtime/description.h"
 #include "runtime/gather.h"
@@ -119,10 +119,8 @@ void Engine::Run() {
 
 Status Engine::Open() {
   DDL_RETURN_IF_ERROR(ReadConfig(&config_));
-  DDL_RETURN_IF_ERROR(session_.Open(&communicator_));
-  const char* transport = "MPI";
-  DDL_RETURN_IF_ERROR(ShareMemory(config_.transport, config_.stall_timeout_s, &communicator_));
-  if (communicator_->CanMeet()) transport = "shared memory";
+  DDL_RETURN_IF_ERROR(session_.Open());
+  DDL_RETURN_IF_ERROR(Connect(config_, &communicator_));
   std::string no_gpus;
   DDL_RETURN_IF_ERROR(ConnectGpus(config_.gpu_transport, config_.stall_timeout_s,
                                   communicator_.get(), &gpus_, &no_gpus));
@@ -131,7 +129,8 @@ Status Engine::Open() {
   if (config_.log_info) {
     LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
-                                std::to_string(topology_.local_size) + ", over " + transport);
+                                std::to_string(topology_.local_size) + ", over " +
+                                communicator_->Means());
     LogLine(topology_.rank, gpus_ != nullptr
                                 ? "tensors of GPUs over NCCL"
                                 : "tensors of GPUs through the host's memory: " + no_gpus);

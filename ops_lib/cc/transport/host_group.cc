@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <utility>
 
 #include "core/stall.h"
 
@@ -59,8 +60,8 @@ void HostGroup::Format(void* base, int size) {
   pthread_mutexattr_destroy(&attributes);
 }
 
-HostGroup::HostGroup(void* base, int rank, int size, double timeout_s)
-    : rank_(rank), size_(size), timeout_s_(timeout_s) {
+HostGroup::HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names)
+    : rank_(rank), size_(size), timeout_s_(timeout_s), names_(std::move(names)) {
   const Layout layout(size);
   char* memory = static_cast<char*>(base);
   fate_ = reinterpret_cast<FateWord*>(memory);
@@ -126,7 +127,7 @@ Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
     Sleep(peer, ready, std::min(kLookAround, timeout_s_));
     if (ready()) return Status();
     DDL_RETURN_IF_ERROR(Fate());
-    const std::string who = "rank " + std::to_string(peer);
+    const std::string who = "rank " + std::to_string(names_.empty() ? peer : names_[peer]);
     if (HasDied(peer)) {
       // It may have published this just before.
       if (ready()) return Status();

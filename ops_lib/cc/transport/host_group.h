@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
 
@@ -53,8 +54,9 @@ class HostGroup {
   static int64_t Nbytes(int size);
   static void Format(void* base, int size);
 
-  // Joins. `base` outlives this object.
-  HostGroup(void* base, int rank, int size, double timeout_s);
+  // Joins. `base` outlives this object. `names` are the ranks of the job that these are, for
+  // messages; empty: the same.
+  HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names = {});
   HostGroup(const HostGroup&) = delete;
   ~HostGroup();
 
@@ -150,6 +152,7 @@ class HostGroup {
   const int rank_;
   const int size_;
   const double timeout_s_;
+  const std::vector<int> names_;
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
 

@@ -180,7 +180,6 @@ class ThreadCommunicator : public ddl::Communicator {
   Status TryReceive(int, std::string*, bool*) override { return Unused(); }
   Status Meet(const ddl::Offer&, bool*) override { return Unused(); }
   Status AllReduceBaseline(const void*, void*, int64_t, DType) override { return Unused(); }
-  Status ExchangeShares(const void*, void*, const std::vector<int64_t>&) { return Unused(); }
   const char* Means() const { return "threads"; }
   Status AllGather(const void*, void*, const std::vector<int64_t>&) override { return Unused(); }
 
