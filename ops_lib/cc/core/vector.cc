@@ -16,9 +16,10 @@ namespace {
 // are compiled for one instruction set each. The library itself is compiled for plain x86-64.
 #define DDL_INLINE [[gnu::always_inline]] inline
 
+// In memory they begin anywhere: those of two halves, read as one word, at every half.
 template <typename T, int kWidth>
 struct VectorOf {
-  typedef T Type __attribute__((vector_size(kWidth), aligned(alignof(T)), may_alias));
+  typedef T Type __attribute__((vector_size(kWidth), aligned(1), may_alias));
 };
 
 // Integers are added without sign, because a signed overflow is undefined and this one wraps.
