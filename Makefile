@@ -9,10 +9,10 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: help install ops demo up test soak bench check format lock clean
+.PHONY: help install ops demo up test soak bench bench-peers bench-training check format lock clean
 
 help:  ## Say what there is
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
 
@@ -41,6 +41,12 @@ soak: install  ## 100,000 random collectives and 200 kills; half an hour
 
 bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet machine
 	@$(BIN)/python -m benchmarks.collectives
+
+bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
+	@$(BIN)/python -m benchmarks.collectives.peers
+
+bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
+	@$(BIN)/python -m benchmarks.training
 
 check: install  ## Style, types, and what must never go in
 	@scripts/check $(BIN)
