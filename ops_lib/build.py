@@ -192,6 +192,7 @@ def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> lis
         *map(str, objects),
         *tools.tensorflow_link_flags,
         *tools.mpi_link_flags,
+        "-ldl",  # part of libc since glibc 2.34
         "-Wl,--no-undefined",
         "-Wl,--enable-new-dtags",
         "-Wl,-rpath,$ORIGIN/../tensorflow:$ORIGIN/../../..",

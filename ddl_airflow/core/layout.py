@@ -11,7 +11,8 @@
           checkpoints/                                                        CHECKPOINT_DIR
           model/                  the SavedModel
         logs/rank-<n>.log                                                     LOG_DIR
-        ddl/                      progress.jsonl, lineage/, transform.json, try-<k>/rank-<n>.json
+        ddl/                      progress.jsonl, stats.json, lineage/, transform.json,
+                                  try-<k>/rank-<n>.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
 """
@@ -88,6 +89,10 @@ class RunLayout:
         return self.state / "progress.jsonl"
 
     @property
+    def statistics(self) -> Path:
+        return self.state / "stats.json"
+
+    @property
     def transform_report(self) -> Path:
         return self.state / "transform.json"
 
@@ -113,4 +118,5 @@ class RunLayout:
             "JOB_NAME": job_name,
             "EXPERIMENT_ID": job_name,
             "DDL_PROGRESS": str(self.progress),
+            "DDL_STATS": str(self.statistics),
         }

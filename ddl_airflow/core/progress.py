@@ -10,7 +10,10 @@ from typing import Any
 
 # Not metrics of the model: about the run itself.
 _ABOUT_RUN = frozenset(
-    {"t", "source", "step", "steps", "epoch", "examples_per_s", "comm_s", "bytes_reduced"}
+    {
+        *("t", "source", "step", "steps", "epoch", "examples_per_s"),
+        *("comm_s", "wait_s", "bytes_reduced"),
+    }
 )
 _WINDOW_S = 30.0
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
 
@@ -26,10 +27,20 @@ class TrainOperator(StepOperator):
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
         python: the ranks' Python; empty for the site's.
         framework: shown only; what runs is what the ranks' Python has.
+        tf1: whether the script is for TensorFlow 1: then `import tensorflow` gives it that API.
         metrics: name and regular expression of each metric to find in rank 0's output.
     """
 
-    template_fields = ("command", "nodes", "slots", "launcher", "python", "framework", "metrics")
+    template_fields = (
+        "command",
+        "nodes",
+        "slots",
+        "launcher",
+        "python",
+        "framework",
+        "tf1",
+        "metrics",
+    )
     templated = ("command",)
     template_fields_renderers = {"command": "bash", "metrics": "json"}
     ui_color = "#f7e3c3"
@@ -43,6 +54,7 @@ class TrainOperator(StepOperator):
         launcher: str = "local",
         python: str = "",
         framework: str = "tensorflow",
+        tf1: bool = False,
         metrics: Sequence[Mapping[str, str]] = (),
         **kwargs: Any,
     ) -> None:
@@ -53,6 +65,7 @@ class TrainOperator(StepOperator):
         self.launcher = launcher
         self.python = python
         self.framework = framework
+        self.tf1 = tf1
         self.metrics = [dict(m) for m in metrics]
         self._job: RunningJob | None = None
 
@@ -72,11 +85,14 @@ class TrainOperator(StepOperator):
             log_dir=layout.logs,
             env={
                 **layout.rank_environment(self.dag_id),
+                **tf1_environment(self.tf1),
                 "DDL_METRICS": json.dumps(self.metrics),
             },
         )
+        layout.statistics.unlink(missing_ok=True)  # of an earlier try
         self._job = RunningJob(launcher(self.launcher), self.log)
         self._job.run(job, layout.progress)
+        self._say_communication(layout)
         progress = self._job.progress
         write_part(
             layout,
@@ -93,6 +109,17 @@ class TrainOperator(StepOperator):
         """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""
         if self._job is not None:
             self._job.cancel()
+
+    def _say_communication(self, layout: RunLayout) -> None:
+        # A script that never starts ddl leaves none; one that ends without the others an empty one.
+        if not layout.statistics.exists() or not layout.statistics.stat().st_size:
+            return
+        try:
+            line = communication_line(json.loads(layout.statistics.read_text("utf-8")))
+        except (ValueError, KeyError) as error:  # not worth a training; worth a line
+            self.log.warning("%s: %s: %s", layout.statistics, type(error).__name__, error)
+        else:
+            self.log.info("communication | %s", line)
 
     def _environment(self, layout: RunLayout, try_number: int, job: JobSpec) -> dict[str, Any]:
         ranks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak.driver import clean_environment, compile_driver, mpirun_command
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-LIBRARY = REPOSITORY / "ops_lib" / "python" / "ddl_ops" / "_ddl_ops.so"
+OPS_LIB = REPOSITORY / "ops_lib"
+LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
 
 
 @dataclass(frozen=True)
@@ -35,25 +39,20 @@ class Ended:
         ]
 
 
-def _clean_environment() -> dict[str, str]:
-    # Nothing of a job around these tests may reach the ranks.
-    prefixes = ("OMPI_", "PMI", "PRTE_", "SLURM_", "DDL_")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
+def _rank_environment() -> dict[str, str]:
     paths = [str(REPOSITORY / "ops_lib" / "python"), str(SCRIPTS)]
-    return kept | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    return clean_environment(
+        PYTHONPATH=os.pathsep.join(paths),
+        PYTHONUNBUFFERED="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        TF_NUM_INTRAOP_THREADS="1",
+    )
 
 
 def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> Ended:
     done = subprocess.run(
         command,
-        env=_clean_environment() | dict(environment),
+        env=_rank_environment() | dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -76,6 +75,14 @@ def mpirun() -> str:
 
 
 @pytest.fixture(scope="session")
+def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine without TensorFlow: scripts/engine_driver.cc, compiled; libengine.so beside it."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: apt-get install g++")
+    return compile_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="session")
 def run_command() -> Callable[..., Ended]:
     """run_command(command, environment, timeout_s) -> Ended, in a clean environment."""
     return _run
@@ -88,9 +95,7 @@ def run_ranks(mpirun: str) -> Callable[..., Ended]:
     def run(
         script: str, ranks: int, *arguments: str, timeout_s: float = 180, **environment: str
     ) -> Ended:
-        placement = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
-        program = [sys.executable, str(SCRIPTS / script), *arguments]
-        command = [mpirun, "-np", str(ranks), *placement, *program]
+        command = mpirun_command(ranks, sys.executable, str(SCRIPTS / script), *arguments)
         return _run(command, environment, timeout_s)
 
     return run

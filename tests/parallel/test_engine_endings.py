@@ -1,5 +1,5 @@
 """Endings in which messages of ranks cross on the way, the worse ones tried several times; and
-gathers that TensorFlow would need much time or luck for.
+gathers and orders that TensorFlow would need much time or luck for.
 
 A rank that gives up and one that arrives late must come to the same end, whoever is faster: else
 one of them waits in MPI for ever.
@@ -7,46 +7,14 @@ one of them waits in MPI for ever.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-OPS_LIB = Path(__file__).resolve().parents[2] / "ops_lib"
-DRIVER = Path(__file__).resolve().parent / "scripts" / "engine_driver.cc"
+from tests.soak.driver import mpirun_command
+
 OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
-
-
-@pytest.fixture(scope="module")
-def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """mpirun's command up to the number of ranks, and the compiled driver."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++: apt-get install g++")
-    spec = importlib.util.spec_from_file_location("ddl_build_for_driver", OPS_LIB / "build.py")
-    build = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = build
-    spec.loader.exec_module(build)
-    tools = build.find_toolchain()
-    libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
-    program = tmp_path_factory.mktemp("driver") / "engine_driver"
-    sources = [
-        path
-        for layer in ("core", "transport", "algorithms", "comm", "runtime")
-        for path in (OPS_LIB / "cc" / layer).glob("*.cc")
-    ]
-    command = [
-        *(tools.compiler, "-std=c++17", "-O1", "-pthread", f"-I{OPS_LIB / 'cc'}"),
-        *('-DDDL_TF_VERSION="none"', *tools.mpi_flags),
-        *map(str, [DRIVER, *sources]),
-        *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
-        *("-o", str(program)),
-    ]
-    subprocess.run(command, check=True)
-    return [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", str(program)]
 
 
 @pytest.mark.parametrize("transport", ["shm", "mpi"])
@@ -62,12 +30,11 @@ def driver(mpirun: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ],
 )
 def test_all_ranks_come_to_the_same_end(
-    driver: list[str], run_command: Callable, how: str, code: int, ranks: int, transport: str
+    driver: Path, run_command: Callable, how: str, code: int, ranks: int, transport: str
 ) -> None:
-    program, *options = driver
     for _ in range(3 if code == DEADLINE_EXCEEDED else 1):
         ended = run_command(
-            [program, "-np", str(ranks), *options, how],
+            mpirun_command(ranks, str(driver), how),
             {"DDL_TRANSPORT": transport}
             | ({"DDL_STALL_TIMEOUT": "0.4"} if code == DEADLINE_EXCEEDED else {}),
             30,
@@ -81,12 +48,30 @@ def test_all_ranks_come_to_the_same_end(
             assert rest == ([] if left else [total if code == OK else f"{code} 0"] * 50)
 
 
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_agree_on_an_order_and_remember_it(
+    driver: Path, run_command: Callable, ranks: int, transport: str
+) -> None:
+    ended = run_command(
+        mpirun_command(ranks, str(driver), "crossed order"),
+        {"DDL_TRANSPORT": transport, "DDL_LOG": "info"},
+        60,
+    )
+    assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
+    agreed = [
+        ended.output.count(f"ddl: rank {rank}: order: AllReduce ") for rank in range(1, ranks)
+    ]
+    # Two of three of the 200 steps cross. A rank that is kept from its core may ask again.
+    assert sum(agreed) >= 1 and max(agreed) < 40, agreed
+    assert "ddl: rank 0: order:" not in ended.output
+
+
 @pytest.mark.parametrize("how", ["large gather", "no memory"])
 def test_gathers_of_more_than_2_gib_and_without_memory(
-    driver: list[str], run_command: Callable, how: str
+    driver: Path, run_command: Callable, how: str
 ) -> None:
-    program, *options = driver
-    ended = run_command([program, "-np", "3", *options, how], {}, 120)
+    ended = run_command(mpirun_command(3, str(driver), how), {}, 120)
     assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
     for rank in range(3):
         assert ended.lines_of(rank) == [f"{OK} 303"] * 51

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
+
 OPTIONS = {"DDL_OPTIONS": "-mode p"}
 
 
@@ -73,3 +75,49 @@ def test_limit_counts_from_the_arrival_of_rank_0(run_ranks: Callable) -> None:
     assert ended.returncode == 0, ended.output
     for rank in range(3):
         assert ended.lines_of(rank) == ["total [3.0, 3.0]"] * 2 + ["end of script"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_free_standing_mismatch_is_named_and_final(run_ranks: Callable, transport: str) -> None:
+    ended = run_ranks("ends.py", 2, "free-standing mismatch", DDL_TRANSPORT=transport, **OPTIONS)
+    assert ended.returncode == 0, ended.output
+    for rank in range(2):
+        said = ended.lines_of(rank)
+        assert len(said) == 4, ended.output
+        for line in said[1:3]:
+            assert line.startswith("InvalidArgumentError after "), said
+            assert 'AllReduce "b": rank 1 sent float32[3] as tensor 0, rank 0 float32[2].' in line
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_free_standing_collective_that_a_rank_never_runs_is_named(
+    run_ranks: Callable, transport: str
+) -> None:
+    ended = run_ranks(
+        "ends.py",
+        3,
+        "free-standing missing",
+        DDL_STALL_TIMEOUT="3",
+        DDL_TRANSPORT=transport,
+        **OPTIONS,
+    )
+    assert ended.returncode == 0, ended.output
+    why = 'AllReduce "a": {}; rank 1 waits with AllReduce "b" instead'
+    assert why.format("waiting for rank 1 since 1.5 s (limit 3.0 s)") in ended.output
+    for rank in range(3):
+        said = ended.lines_of(rank)
+        assert len(said) == 4, ended.output
+        for line in said[1:3]:
+            assert line.startswith("DeadlineExceededError after "), said
+            assert why.format("rank 1 did not come within 3.0 s") in line, said
+        assert 2.5 < float(re.search(r"after ([0-9.]+) s", said[1])[1]) < 5
+
+
+def test_rank_that_ends_while_it_is_waited_for_by_name_fails_the_others(
+    run_ranks: Callable,
+) -> None:
+    ended = run_ranks("ends.py", 2, "free-standing left", **OPTIONS)
+    assert seconds_since("ending", ended) < 10
+    said = ended.lines_of(0)
+    assert said[1].startswith("FailedPreconditionError after "), ended.output
+    assert 'AllReduce "a": rank 1 has already ended its script, but rank 0' in said[1]

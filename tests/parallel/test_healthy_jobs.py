@@ -40,8 +40,9 @@ def test_ops_report_progress_of_rank_0(job) -> None:
     lines = [json.loads(line) for line in progress.read_text().splitlines()]
     ours = [line for line in lines if line["source"] == "ops"]
     assert ours, lines
-    assert all(set(line) == {"t", "source", "step", "comm_s", "bytes_reduced"} for line in ours)
-    for name in ("t", "step", "comm_s", "bytes_reduced"):
+    names = ("t", "step", "comm_s", "wait_s", "bytes_reduced")
+    assert all(set(line) == {"source", *names} for line in ours)
+    for name in names:
         assert [line[name] for line in ours] == sorted(line[name] for line in ours)
     assert ours[-1]["step"] > 20
     assert ours[-1]["bytes_reduced"] > 4 * 3_000_001

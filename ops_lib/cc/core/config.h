@@ -8,6 +8,7 @@
 namespace ddl {
 
 enum class TransportChoice { kAuto, kShm, kMpi };
+enum class GpuTransport { kAuto, kNccl, kHost };
 
 // Every DDL_* variable that the library reads is read here, once, when the engine starts.
 struct Config {
@@ -19,9 +20,17 @@ struct Config {
   TransportChoice transport = TransportChoice::kAuto;
   // DDL_HOSTID: ranks with the same text are on one host, whatever MPI says. Empty: MPI says.
   std::string host_id;
+  // DDL_GPU: how tensors in the memory of GPUs travel. "nccl" fails where NCCL cannot be used,
+  // "host" leaves that memory alone: TensorFlow copies; "auto" takes NCCL where all ranks can.
+  GpuTransport gpu_transport = GpuTransport::kAuto;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
-  // DDL_LOG: "warning" (default) or "info", which also says where the ranks run.
+  // DDL_TIMELINE: file for a Chrome trace; "{rank}" in it stands for the rank. Empty: none.
+  std::string timeline_path;
+  // DDL_STATS: file in which rank 0 leaves the run's statistics (JSON). Empty: none.
+  std::string stats_path;
+  // DDL_LOG: "warning" (default) or "info", which also says where the ranks run and, at the end,
+  // the statistics.
   bool log_info = false;
 };
 

@@ -45,8 +45,8 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
     if (theirs[line] != ours[line]) {
       return who + " runs " + theirs[kOpLine] + " \"" + theirs[kNameLine] + "\", rank 0 runs " +
              ours[kOpLine] + " \"" + ours[kNameLine] +
-             "\". All ranks must run the same collectives in the same order: build the same graph "
-             "on each, and chain independent collectives with control dependencies.";
+             "\". All ranks must run the same collectives in the same order: let each run the same "
+             "program.";
     }
   }
   if (theirs[kOptionsLine] != ours[kOptionsLine]) {
@@ -65,7 +65,7 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
              ", rank 0 " + ours[kFirstTensorLine + i] +
              (FirstDimensionIsFree(ours)
                   ? ". All dimensions but the first, and the dtype, must agree on all ranks."
-                  : ". Shape and dtype must agree on all ranks.");
+                  : ". Shape, dtype and kind of device must agree on all ranks.");
     }
   }
   return who + " differs from rank 0.";
@@ -73,12 +73,8 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
 
 }  // namespace
 
-const char kLeave[] = "Leave";
-const char kHere[] = "Here";
-const char kWithdrawn[] = "Withdrawn";
-
 std::string Describe(const Request& request) {
-  std::string text = request.op_name + "\n" + request.name + "\n";
+  std::string text = request.op_name + "\n" + request.name + request.instance + "\n";
   if (request.kind == Request::Kind::kAllReduce) {
     text += request.average ? "op=avg" : "op=sum";
     if (request.unfused) text += " mpi=true";
@@ -94,7 +90,7 @@ std::string Describe(const Request& request) {
       if (i > 0) text += ",";
       text += std::to_string(tensor.dims[i]);
     }
-    text += "]";
+    text += request.place == nullptr ? "]" : "] on a GPU";
   }
   return text;
 }
@@ -120,6 +116,10 @@ std::string Title(const std::string& description) {
   if (op == std::string::npos) return description;
   const size_t name = description.find('\n', op + 1);
   return description.substr(0, op) + " \"" + description.substr(op + 1, name - op - 1) + "\"";
+}
+
+std::string Title(const Request& request) {
+  return request.op_name + " \"" + request.name + request.instance + "\"";
 }
 
 std::string Essence(const std::string& description) {

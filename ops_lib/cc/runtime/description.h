@@ -17,17 +17,12 @@ std::string Describe(const Request& request);
 // the first dimensions of tensors that are gathered.
 std::string Essence(const std::string& description);
 
-// Sent instead of a description: this rank's script has ended.
-extern const char kLeave[];
-// Sent after a description: this rank answers a roll call, or gave up waiting for rank 0.
-extern const char kHere[];
-extern const char kWithdrawn[];
-
 // 128 bits that differ where descriptions do.
 void Digest(const std::string& description, uint64_t digest[2]);
 
-// `AllReduceN "loss/grads"`, for messages.
+// `AllReduceN "loss/grads"`: op and name, for messages and to know a request by.
 std::string Title(const std::string& description);
+std::string Title(const Request& request);
 
 // Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the
 // first difference to rank 0: which tensor, which rank, what each of them asked for.

@@ -9,8 +9,12 @@
 
 #include "comm/communicator.h"
 #include "comm/mpi_session.h"
+#include "comm/nccl_communicator.h"
 #include "core/config.h"
-#include "runtime/progress.h"
+#include "runtime/agreement.h"
+#include "runtime/fused_allreduce.h"
+#include "runtime/negotiator.h"
+#include "runtime/recorder.h"
 #include "runtime/request.h"
 
 namespace ddl {
@@ -23,7 +27,8 @@ struct Topology {
   int local_size = 1;
 };
 
-// Runs collectives one after the other in the order of submission. Its thread alone calls MPI.
+// Runs collectives one after the other: ordered ones in the order of submission, the others when
+// the ranks have agreed whose turn it is. Its thread alone calls MPI.
 //
 // A process has one engine. It is never destroyed: MPI holds a pointer to it, and threads of
 // TensorFlow may still be running when the process exits.
@@ -38,6 +43,9 @@ class Engine {
   // Whether the engine runs; fills `topology` if so.
   bool Started(Topology* topology);
 
+  // Whether tensors in the memory of GPUs travel by NCCL: as on every other rank.
+  bool ReachesGpus();
+
   // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave.
   void Submit(Request request);
 
@@ -51,7 +59,21 @@ class Engine {
   Engine();
   void Run();
   Status Open();
+  // Runs requests until this rank leaves.
   void Serve();
+  // Waits for the request whose turn it is. Null: there are none any more.
+  const Request* NextTurn();
+  // The same where rank 0 has chosen which. Null: the others have given up waiting for it.
+  const Request* ChosenTurn();
+  // Hands over what was submitted to the negotiator. Call with mutex_ held.
+  void TakeSubmitted();
+  void LogChoice(const Request& shown) const;
+  // Agrees with the other ranks on the request and runs it; fills in all but turn, status and end.
+  // `accord` may be that it was not its turn.
+  Status RunTogether(Passage* passage, Accord* accord);
+  // Moves the bytes. All ranks run the same. `nbytes`: of this rank's tensors, then of the result.
+  Status Move(const Request& request, int64_t* nbytes);
+  Status MoveOnGpus(const Request& request, int64_t* nbytes);
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -59,6 +81,7 @@ class Engine {
   bool opened_ = false;
   Status start_status_;
   Topology topology_;
+  bool reaches_gpus_ = false;
   std::deque<Request> queue_;
   std::thread thread_;
   std::mutex leave_mutex_;  // one caller of Leave joins the thread, the others wait for it
@@ -67,7 +90,11 @@ class Engine {
   Config config_;
   MpiSession session_;
   std::unique_ptr<Communicator> communicator_;
-  ProgressWriter progress_;
+  std::unique_ptr<NcclCommunicator> gpus_;
+  std::unique_ptr<Negotiator> negotiator_;
+  std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<FusedAllReduce> allreduce_;
+  Recorder recorder_;
 };
 
 }  // namespace ddl

@@ -18,7 +18,7 @@ constexpr int64_t kLargeBytes = int64_t{256} << 10;
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
-      request.tolerance > 0) {
+      request.tolerance > 0 || request.place != nullptr) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));

@@ -1,7 +1,10 @@
 #ifndef DDL_RUNTIME_GATHER_H_
 #define DDL_RUNTIME_GATHER_H_
 
+#include <cstdint>
+
 #include "comm/communicator.h"
+#include "comm/nccl_communicator.h"
 #include "core/status.h"
 #include "runtime/request.h"
 
@@ -14,7 +17,10 @@ namespace ddl {
 // The ranks have agreed on all but the first dimensions before. On every rank:
 //   InvalidArgument  the tensor is a scalar
 //   Internal         a rank could not allocate the result
-Status Gather(Communicator* communicator, const Request& request);
+//
+// `nbytes` gets the size of the result. `gpus` brings what lies on GPUs.
+Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request& request,
+              int64_t* nbytes);
 
 }  // namespace ddl
 

@@ -24,13 +24,15 @@ Status ProgressWriter::Open(const std::string& path) {
                                                ". Name a file in a folder that is writable.");
 }
 
-void ProgressWriter::Count(const std::string& name, bool is_step, int64_t nbytes, double seconds) {
-  if (file_ < 0) return;
-  if (is_step) step_ = std::max(step_, ++runs_[name]);
-  bytes_reduced_ += nbytes;
-  comm_s_ += seconds;
+void ProgressWriter::Add(const Passage& passage) {
+  if (file_ < 0 || !passage.status.ok()) return;
+  const Request& request = passage.request;
+  if (request.op_name == "AllReduceN") step_ = std::max(step_, ++runs_[request.name]);
+  if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += passage.nbytes;
+  comm_s_ += std::chrono::duration<double>(passage.end - passage.turn).count();
+  wait_s_ += std::chrono::duration<double>(passage.agreed - passage.turn).count();
   unwritten_ = true;
-  if (std::chrono::steady_clock::now() - written_at_ >= std::chrono::seconds(1)) Flush();
+  if (passage.end - written_at_ >= std::chrono::seconds(1)) Flush();
 }
 
 void ProgressWriter::Flush() {
@@ -41,8 +43,8 @@ void ProgressWriter::Flush() {
   const int length = std::snprintf(
       line, sizeof(line),
       "{\"t\": %.3f, \"source\": \"ops\", \"step\": %lld, \"comm_s\": %.6f, "
-      "\"bytes_reduced\": %lld}\n",
-      now, static_cast<long long>(step_), comm_s_, static_cast<long long>(bytes_reduced_));
+      "\"wait_s\": %.6f, \"bytes_reduced\": %lld}\n",
+      now, static_cast<long long>(step_), comm_s_, wait_s_, static_cast<long long>(bytes_reduced_));
   if (write(file_, line, length) != length) {
     // A full disk must not end a training that needs nothing from this file.
     LogLine(0, std::string("DDL_PROGRESS: write failed: ") + std::strerror(errno) +

@@ -7,13 +7,15 @@
 #include <unordered_map>
 
 #include "core/status.h"
+#include "runtime/request.h"
 
 namespace ddl {
 
 // Appends one JSON line a second to a file that several writers share, so each line is one write:
-//   {"t": unix seconds, "source": "ops", "step": n, "comm_s": seconds, "bytes_reduced": n}
+//   {"t": unix seconds, "source": "ops", "step": n, "comm_s": seconds, "wait_s": seconds,
+//    "bytes_reduced": n}
 // A step is one run of the AllReduceN that ran most often. comm_s counts the time from a request's
-// turn to its end, waiting for other ranks included.
+// turn to its end; wait_s is the part of it until all ranks were there.
 class ProgressWriter {
  public:
   ProgressWriter() = default;
@@ -22,8 +24,8 @@ class ProgressWriter {
   // FailedPrecondition if the file cannot be opened for appending.
   Status Open(const std::string& path);
 
-  // Counts one finished collective; writes a line if the last one is a second old.
-  void Count(const std::string& name, bool is_step, int64_t nbytes, double seconds);
+  // Counts one collective, if it succeeded; writes a line if the last one is a second old.
+  void Add(const Passage& passage);
 
   // Writes what has not been written yet.
   void Flush();
@@ -34,6 +36,7 @@ class ProgressWriter {
   int64_t step_ = 0;
   int64_t bytes_reduced_ = 0;
   double comm_s_ = 0;
+  double wait_s_ = 0;
   bool unwritten_ = false;
   std::chrono::steady_clock::time_point written_at_;
 };

@@ -18,6 +18,7 @@ REGISTER_OP("AllGather")
     .Output("output: T")
     .Output("sizes: int64")
     .Attr(kPlainTypes)
+    .Attr(kOrderedAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle input, output;
@@ -36,6 +37,8 @@ or if the tensors are scalars.
 input: [n_r, d...]; n_r may differ by rank and may be 0, d may not differ.
 output: [sum n_r, d...], in the order of the ranks.
 sizes: [number of ranks]; n_r of each rank.
+ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
+  is an error at once. Else the ranks know it by its name and agree whose turn it is.
 )doc");
 
 // Allocates both outputs of AllGather and sets `out` to the memory of the first.
@@ -57,17 +60,13 @@ absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int
   return absl::OkStatus();
 }
 
-class AllGatherOp : public tf::AsyncOpKernel {
+class AllGatherOp : public CollectiveKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  using CollectiveKernel::CollectiveKernel;
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
-    Request request;
-    request.kind = Request::Kind::kAllGather;
-    request.op_name = "AllGather";
-    request.name = name();
-    request.dtype = ToDType(input.dtype());
+    Request request = NewRequest(Request::Kind::kAllGather, context, std::move(done));
     request.tensors.push_back(ToBuffer(input.data(), input));
     request.tensors[0].out = nullptr;
     request.allocate = [context](const std::vector<int64_t>& sizes, void** out) {
@@ -75,15 +74,13 @@ class AllGatherOp : public tf::AsyncOpKernel {
       if (status.ok()) return Status();
       return Status(Code::kInternal, std::string(status.message()));
     };
-    request.done = [context, done = std::move(done)](const Status& status) {
-      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-      done();
-    };
-    Engine::Get().Submit(std::move(request));
+    Submit(context, std::move(request));
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("AllGather").Device(tf::DEVICE_CPU), AllGatherOp);
+[[maybe_unused]] const bool on_gpus =
+    RegisterForGpus<AllGatherOp>("AllGather", /*adds=*/false, /*on_host=*/"sizes");
 
 }  // namespace
 }  // namespace ddl

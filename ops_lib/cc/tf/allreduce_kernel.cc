@@ -2,16 +2,16 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/engine.h"
-#include "tf/adapter.h"
 
 namespace ddl {
 
 namespace tf = tensorflow;
 
 AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
-    : AsyncOpKernel(construction) {
+    : CollectiveKernel(construction) {
   std::string op;
   OP_REQUIRES_OK(construction, construction->GetAttr("op", &op));
   average_ = op == "avg";
@@ -20,18 +20,15 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
     OP_REQUIRES_OK(construction, construction->GetAttr("check", &tolerance_));
     OP_REQUIRES(construction, tolerance_ >= 0 && tolerance_ <= 1,
                 absl::InvalidArgumentError("AllReduceN: check must be between 0 and 1."));
+    OP_REQUIRES(construction,
+                construction->device_type() != tf::DEVICE_GPU || (!unfused_ && tolerance_ == 0),
+                absl::InvalidArgumentError("AllReduceN: mpi and check reduce in the host's memory. "
+                                           "Put the op on /CPU:0."));
   }
 }
 
 void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
-  Request request;
-  request.kind = Request::Kind::kAllReduce;
-  request.op_name = type_string();
-  request.name = name();
-  request.dtype = ToDType(context->input_dtype(0));
-  request.average = average_;
-  request.unfused = unfused_;
-  request.tolerance = tolerance_;
+  std::vector<TensorBuffer> tensors;
   for (int i = 0; i < context->num_inputs(); ++i) {
     // Taken first: forwarding may move the input's buffer to the output.
     const void* in = context->input(i).data();
@@ -39,13 +36,14 @@ void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback do
     tf::Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({i}, i, shape, &output),
                          done);
-    request.tensors.push_back(ToBuffer(in, *output));
+    tensors.push_back(ToBuffer(in, *output));
   }
-  request.done = [context, done = std::move(done)](const Status& status) {
-    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-    done();
-  };
-  Engine::Get().Submit(std::move(request));
+  Request request = NewRequest(Request::Kind::kAllReduce, context, std::move(done));
+  request.average = average_;
+  request.unfused = unfused_;
+  request.tolerance = tolerance_;
+  request.tensors = std::move(tensors);
+  Submit(context, std::move(request));
 }
 
 }  // namespace ddl

@@ -2,12 +2,13 @@
 #define DDL_TF_ALLREDUCE_KERNEL_H_
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf/adapter.h"
 
 namespace ddl {
 
 // Sums each input over the ranks into the output of the same index. Serves AllReduce (one tensor)
 // and AllReduceN, which has the attributes `mpi` and `check` besides.
-class AllReduceKernel : public tensorflow::AsyncOpKernel {
+class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(tensorflow::OpKernelConstruction* construction);
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;

@@ -16,6 +16,7 @@ REGISTER_OP("AllReduceN")
     .Attr(kReducedTypes)
     .Attr("mpi: bool = false")
     .Attr("check: float = 0.0")
+    .Attr(kOrderedAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -30,13 +31,17 @@ dtype or an attribute differ.
 
 input: N tensors of any shapes, the same on every rank.
 output: For each input the sum over the ranks; for avg divided once by their number, integers
-  toward zero. float16 and bfloat16 are summed and divided as float32 and rounded once.
+  toward zero. float16 and bfloat16 are summed and divided as float32 and rounded once. On a GPU
+  NCCL adds, in its own way.
 mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
 check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an
   element differs by more than check * max(1, |element|).
+ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
+  is an error at once. Else the ranks know it by its name and agree whose turn it is.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);
+[[maybe_unused]] const bool on_gpus = RegisterForGpus<AllReduceKernel>("AllReduceN", /*adds=*/true);
 
 }  // namespace
 }  // namespace ddl

@@ -13,6 +13,7 @@ REGISTER_OP("Bcast")
     .Input("input: T")
     .Output("output: T")
     .Attr(kPlainTypes)
+    .Attr(kOrderedAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
@@ -22,11 +23,13 @@ Fails with InvalidArgument on every rank if shape or dtype differ.
 
 input: Any shape; its values matter on rank 0 only.
 output: The input of rank 0.
+ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
+  is an error at once. Else the ranks know it by its name and agree whose turn it is.
 )doc");
 
-class BcastOp : public tf::AsyncOpKernel {
+class BcastOp : public CollectiveKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  using CollectiveKernel::CollectiveKernel;
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
@@ -39,21 +42,14 @@ class BcastOp : public tf::AsyncOpKernel {
     } else {
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
     }
-    Request request;
-    request.kind = Request::Kind::kBroadcast;
-    request.op_name = "Bcast";
-    request.name = name();
-    request.dtype = ToDType(input.dtype());
+    Request request = NewRequest(Request::Kind::kBroadcast, context, std::move(done));
     request.tensors.push_back(ToBuffer(input.data(), *output));
-    request.done = [context, done = std::move(done)](const Status& status) {
-      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-      done();
-    };
-    Engine::Get().Submit(std::move(request));
+    Submit(context, std::move(request));
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);
+[[maybe_unused]] const bool on_gpus = RegisterForGpus<BcastOp>("Bcast", /*adds=*/false);
 
 }  // namespace
 }  // namespace ddl

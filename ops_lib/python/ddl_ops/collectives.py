@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops.environment import PLACEMENT, require_launched
 from ddl_ops.lifecycle import initialised
-from ddl_ops.loader import operations
-from ddl_ops.ordering import after_last_call
+from ddl_ops.loader import device_of_collectives, operations
 
 
 def _require_initialised(what: str) -> None:
@@ -21,24 +20,29 @@ def _require_initialised(what: str) -> None:
         )
 
 
+def _program_keeps_order() -> bool:
+    """Whether ops made here run in the order of the program, so that no rank need ask another.
+
+    So it is in eager code and in tf.functions, but not in a TF1 graph, whose executor starts what
+    is ready, nor in a tf.function that such a graph calls.
+    """
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+
+
 def bcast(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Returns rank 0's `value` on every rank: any shape, any numeric or bool dtype.
 
-    In a TF1 graph each call of bcast, allreduce and allgather waits for the one before it, so that
-    all ranks run them in the order of the program. The gradient is the sum over the ranks on rank
-    0 and zeros elsewhere. Raises InvalidArgumentError on every rank if shapes or dtypes differ,
-    FailedPreconditionError if a rank has left, DeadlineExceededError if one does not come within
-    DDL_STALL_TIMEOUT; RuntimeError before init().
+    In a TF1 graph the ranks know bcast, allreduce, allreduce_n and allgather by the names of the
+    ops and agree on their order; elsewhere the program has one. The gradient is the sum over the
+    ranks on rank 0 and zeros elsewhere. Raises InvalidArgumentError on every rank if shapes or
+    dtypes differ, FailedPreconditionError if a rank has left, DeadlineExceededError if one does not
+    come within DDL_STALL_TIMEOUT; RuntimeError before init().
     """
     _require_initialised("ddl.bcast()")
-    value = tf.convert_to_tensor(value)
-    return after_last_call(lambda: broadcast_op(value, name))
-
-
-def broadcast_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """The Bcast op by itself, for callers that keep the order among ranks. Errors as bcast."""
-    with tf.device("/CPU:0"):
-        return operations().bcast(value, name=name)
+    with device_of_collectives():
+        return operations().bcast(
+            tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name
+        )
 
 
 def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
@@ -54,14 +58,12 @@ def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     ValueError), else as bcast. Source: MPI-4.1 section 6.7, MPI_Allgatherv.
     """
     _require_initialised("ddl.allgather()")
-    value = tf.convert_to_tensor(value)
-    return after_last_call(lambda: gather_op(value, name))
-
-
-def gather_op(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """The AllGather op by itself, for callers that keep the order among ranks. Errors as bcast."""
-    with tf.device("/CPU:0"):
-        return operations().all_gather(value, name=name).output
+    with device_of_collectives():
+        return (
+            operations()
+            .all_gather(tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name)
+            .output
+        )
 
 
 def allreduce(
@@ -82,29 +84,27 @@ def allreduce(
     """
     _require_initialised("ddl.allreduce()")
     if isinstance(value, tf.IndexedSlices):
-        return reduce_slices(value, average, name, allgather)
-    value = tf.convert_to_tensor(value)
-    with tf.device("/CPU:0"):
-        return after_last_call(
-            lambda: operations().all_reduce(value, op="avg" if average else "sum", name=name)
+        return _allreduce_slices(value, average, name)
+    with device_of_collectives():
+        return operations().all_reduce(
+            tf.convert_to_tensor(value),
+            op="avg" if average else "sum",
+            ordered=_program_keeps_order(),
+            name=name,
         )
 
 
-def reduce_slices(
-    slices: tf.IndexedSlices,
-    average: bool,
-    name: str | None,
-    gather: Callable[[tf.Tensor, str | None], tf.Tensor],
+def _allreduce_slices(
+    slices: tf.IndexedSlices, average: bool, name: str | None
 ) -> tf.IndexedSlices:
-    """allreduce of IndexedSlices through `gather`: two gathers, indices first."""
     if average and not (slices.dtype.is_floating or slices.dtype.is_complex):
         raise TypeError(
             f"ddl cannot average IndexedSlices of {slices.dtype.name}. Pass average=False, or cast "
             "the values to a floating-point type."
         )
-    indices = gather(slices.indices, f"{name}_indices" if name else None)
+    indices = allgather(slices.indices, f"{name}_indices" if name else None)
     with tf.control_dependencies([indices]):
-        values = gather(slices.values, f"{name}_values" if name else None)
+        values = allgather(slices.values, f"{name}_values" if name else None)
     if average:
         values /= tf.cast(PLACEMENT.size, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -147,5 +147,12 @@ def allreduce_n(
         raise ValueError(
             f"ddl.allreduce_n() got tensors of {', '.join(dtypes)}. Pass one dtype in each call."
         )
-    with tf.device("/CPU:0"):
-        return list(operations().all_reduce_n(tensors, op="avg" if average else "sum", name=name))
+    with device_of_collectives():
+        return list(
+            operations().all_reduce_n(
+                tensors,
+                op="avg" if average else "sum",
+                ordered=_program_keeps_order(),
+                name=name,
+            )
+        )

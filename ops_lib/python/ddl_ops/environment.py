@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,6 +114,28 @@ def wire_dtype(environ: Mapping[str, str] | None = None) -> str | None:
             "as they are."
         )
     return text
+
+
+# Every variable of ours, whoever reads it: docs/ops.md and docs/process-contract.md say what each
+# is for.
+SETTINGS = frozenset(
+    """
+    DDL_OPTIONS DDL_GROUP_SIZE DDL_SPARSE_AS_DENSE DDL_WIRE_DTYPE DDL_STALL_TIMEOUT DDL_TRANSPORT
+    DDL_HOSTID DDL_GPU DDL_PROGRESS DDL_TIMELINE DDL_STATS DDL_LOG
+    DDL_JOB_ID DDL_RECORD_DIR DDL_SLOTS DDL_METRICS DDL_EXCEPTION_FILE DDL_TF1
+    """.split()
+)
+
+
+def unknown_settings(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each DDL_* variable that nothing reads, with the one that may be meant."""
+    said = []
+    for name in sorted(os.environ if environ is None else environ):
+        if not name.startswith("DDL_") or name in SETTINGS:
+            continue
+        near = difflib.get_close_matches(name, sorted(SETTINGS), n=1, cutoff=0.0)[0]
+        said.append(f"{name} is set, but ddl has no such setting. Did you mean {near}?")
+    return said
 
 
 PLACEMENT = read_placement()

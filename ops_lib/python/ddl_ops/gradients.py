@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.collectives import allreduce_n, gather_op, reduce_slices
+from ddl_ops.collectives import allreduce, allreduce_n
 from ddl_ops.environment import PLACEMENT, group_size, wire_dtype
 from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
 
@@ -90,7 +90,7 @@ def reduce_gradients(
                 reduced[i] = tf.cast(total, own_dtypes[i])
     for i in sparse:
         with tf.control_dependencies(previous):
-            gathered = reduce_slices(gradients[i], average, f"{name}_{number}", gather_op)
+            gathered = allreduce(gradients[i], average, f"{name}_{number}")
         previous = [gathered.values]
         number += 1
         reduced[i] = gathered

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import sys
 from types import TracebackType
 
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import PLACEMENT, require_launched, unknown_settings
 from ddl_ops.loader import runtime
 
 _started = False
@@ -22,9 +23,9 @@ def initialised() -> bool:
 def init(*, by_import: bool = False) -> None:
     """Starts communication among all ranks. Collective: waits until all have come.
 
-    From here on an uncaught exception on one rank ends all of them, and a rank that ends normally
-    waits for the others. Raises RuntimeError outside mpirun, on a second call, and if MPI does not
-    start or does not connect all ranks.
+    From here on an uncaught exception on one rank, also one that this function raises, ends all of
+    them, and a rank that ends normally waits for the others. Raises RuntimeError outside mpirun, on
+    a second call, and if MPI does not start or does not connect all ranks.
 
     Args:
         by_import: `import ddl` calls, because of DDL_OPTIONS. Then the script may call once more:
@@ -38,9 +39,15 @@ def init(*, by_import: bool = False) -> None:
     if _started:
         raise RuntimeError("ddl is already initialised: call ddl.init() once.")
     _by_import = by_import
+    library = runtime()
+    # Before the start: where it fails on one rank, the others wait for that one.
+    _abort_on_uncaught_exceptions()
+    if PLACEMENT.rank == 0:
+        for sentence in unknown_settings():
+            print(f"ddl: rank 0: {sentence}", file=sys.stderr)
     topology = (ctypes.c_int * 4)()
     message = ctypes.create_string_buffer(2048)
-    if runtime().ddl_init(topology, message, len(message)) != 0:
+    if library.ddl_init(topology, message, len(message)) != 0:
         raise RuntimeError(f"ddl could not start: {message.value.decode()}")
     rank, size = topology[0], topology[1]
     if (rank, size) != (PLACEMENT.rank, PLACEMENT.size):
@@ -50,10 +57,10 @@ def init(*, by_import: bool = False) -> None:
             "MPI (ddl-run does)."
         )
     _started = True
-    atexit.register(runtime().ddl_shutdown)
-    _abort_on_uncaught_exceptions()
+    atexit.register(library.ddl_shutdown)
 
 
+@functools.cache
 def _abort_on_uncaught_exceptions() -> None:
     # The other ranks would wait for this one; mpirun's own signal would hide the traceback.
     previous = sys.excepthook

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.loader import operations
-from ddl_ops.ordering import after_last_gradient
+from ddl_ops.loader import device_of_collectives, operations
 
 for _name in ("Init", "DdlSize", "DdlRank", "DdlLocalRank"):
     tf.no_gradient(_name)
@@ -22,16 +21,19 @@ def _rank() -> tf.Tensor:
         return operations().ddl_rank()
 
 
-def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
-    def add() -> tf.Tensor:
-        if not upstream.dtype.is_complex:
-            return operations().all_reduce(upstream, op="sum")
-        # The ops add real numbers only.
-        parts = tf.stack([tf.math.real(upstream), tf.math.imag(upstream)])
-        total = operations().all_reduce(parts, op="sum")
-        return tf.complex(total[0], total[1])
+def _all_reduce(upstream: tf.Tensor, op: str = "sum") -> tf.Tensor:
+    with device_of_collectives():
+        # Eagerly they run in the order of the tape. In graphs nothing orders them: TensorFlow
+        # orders the ops of a tf.function, but not their gradients.
+        return operations().all_reduce(upstream, op=op, ordered=tf.executing_eagerly())
 
-    return after_last_gradient(add)
+
+def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
+    if not upstream.dtype.is_complex:
+        return _all_reduce(upstream)
+    # The ops add real numbers only.
+    total = _all_reduce(tf.stack([tf.math.real(upstream), tf.math.imag(upstream)]))
+    return tf.complex(total[0], total[1])
 
 
 @tf.RegisterGradient("Bcast")
@@ -47,15 +49,16 @@ def _bcast_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
 @tf.RegisterGradient("AllReduce")
 def _allreduce_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
     """The sum (average) over the ranks, as in the op."""
-    kind = op.get_attr("op").decode()
-    return after_last_gradient(lambda: operations().all_reduce(upstream, op=kind))
+    return _all_reduce(upstream, op.get_attr("op").decode())
 
 
 @tf.RegisterGradient("AllReduceN")
 def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
     """The sum (average) over the ranks of each, all in one go as in the op."""
-    kind = op.get_attr("op").decode()
-    return after_last_gradient(lambda: operations().all_reduce_n(list(upstreams), op=kind))
+    with device_of_collectives():
+        return operations().all_reduce_n(
+            list(upstreams), op=op.get_attr("op").decode(), ordered=tf.executing_eagerly()
+        )
 
 
 @tf.RegisterGradient("AllGather")

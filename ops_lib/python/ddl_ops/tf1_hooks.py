@@ -8,14 +8,16 @@ from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
-from tensorflow.python.ops import variables as variables_module  # noqa: TID253
+from tensorflow.python.ops import ref_variable, resource_variable_ops  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
 
-from ddl_ops.collectives import broadcast_op
+from ddl_ops.collectives import bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce
 
 _installed = False
+# The attribute in which a variable keeps what `initializer` has made, and from which op.
+_START = "_ddl_start"
 
 
 def install() -> None:
@@ -25,7 +27,7 @@ def install() -> None:
         return
     _installed = True
     _hook_optimizers()
-    _hook_initialisers()
+    hook_initialisers()
     use_one_gpu()
 
 
@@ -43,41 +45,45 @@ def _hook_optimizers() -> None:
     base.apply_gradients = apply_reduced
 
 
-def _hook_initialisers() -> None:
-    # global_variables_initializer() looks variables_initializer up in its module when it runs, and
-    # so does MonitoredSession's Scaffold; the aliases of the public modules are patched besides.
-    original = variables_module.variables_initializer
-    hooked = equal_starts(original)
-    variables_module.variables_initializer = hooked
-    v1 = tf.compat.v1
-    v1.variables_initializer = hooked
-    v1.initializers.variables = hooked
+def hook_initialisers() -> None:
+    """Lets the initialiser of every variable end with rank 0's value."""
+    # Where variables keep it: variables_initializer() and all that is above it ask each variable.
+    for kind in (ref_variable.RefVariable, resource_variable_ops.BaseResourceVariable):
+        kind.initializer = property(equal_start(kind.initializer.fget))
 
 
-def equal_starts(variables_initializer: Callable[..., Any]) -> Callable[..., Any]:
-    """variables_initializer whose op also gives every variable rank 0's value.
+def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A variable's `initializer` whose op also assigns rank 0's value. It is a collective.
 
     Local variables keep their own. String variables do too: they hold no weights.
     """
 
-    @functools.wraps(variables_initializer)
-    def initialise(var_list: Iterable[Any], name: str = "init") -> Any:
-        variables = list(var_list)
-        if not variables or tf.executing_eagerly():
-            return variables_initializer(variables, name)
-        own = variables_initializer(variables, f"{name}_own")
-        local = {id(v) for v in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)}
-        shared = [v for v in variables if id(v) not in local and v.dtype.base_dtype != tf.string]
-        # A chain, so that they run in this order on every rank; of this initialiser alone: through
-        # a chain over all of them, a late one would run the early ones again and undo the training.
-        chain: list[tf.Operation] = [own]
-        for v in shared:
-            with tf.control_dependencies(chain[-1:]):
-                value = broadcast_op(v.read_value(), f"ddl_bcast/{v.op.name}")
-                chain.append(v.assign(value, read_value=False))
-        return tf.group(*chain, name=name)
+    @functools.wraps(own_initializer)
+    def initializer(variable: Any) -> Any:
+        own = own_initializer(variable)
+        if own is None or own.graph.finalized or own.graph.building_function:
+            return own
+        made_from, made = getattr(variable, _START, (None, None))
+        if made_from is own:
+            return made
+        local = own.graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
+        if variable.dtype.base_dtype == tf.string or any(variable is other for other in local):
+            return own
+        # The scope keeps the names alike on all ranks, whoever else has asked for initialisers.
+        with (
+            own.graph.as_default(),
+            tf.control_dependencies(None),
+            tf.compat.v1.name_scope(f"ddl_start/{variable.op.name}/"),
+        ):
+            with tf.control_dependencies([own]):
+                value = bcast(variable.read_value())
+            # An assignment itself, not a group: Variable.load() feeds its second input, and then
+            # neither `own` nor the other ranks are asked.
+            made = variable.assign(value, read_value=False)
+        setattr(variable, _START, (own, made))
+        return made
 
-    return initialise
+    return initializer
 
 
 def use_one_gpu() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 from speech import RANK, SIZE, say
@@ -31,6 +32,17 @@ def fails(kind: type[Exception]) -> None:
         total()
     except kind as error:
         say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error}")
+
+
+def fails_in_a_tf1_graph(kind: type[Exception], sizes: dict[str, int]) -> None:
+    """Runs a free-standing allreduce for each name at once, of so many elements; says the error."""
+    start = time.monotonic()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        sums = [collectives.allreduce(tf.ones([size]), name=name) for name, size in sizes.items()]
+        try:
+            session.run(sums)
+        except kind as error:
+            say(f"{type(error).__name__} after {time.monotonic() - start:.1f} s: {error.message}")
 
 
 def refused(what: object, *arguments: object) -> None:
@@ -121,6 +133,23 @@ elif HOW == "missing root":
         time.sleep(7)
     fails(tf.errors.DeadlineExceededError)
     fails(tf.errors.DeadlineExceededError)
+elif HOW == "free-standing mismatch":
+    fails_in_a_tf1_graph(tf.errors.InvalidArgumentError, {"a": 2, "b": 2 + RANK, "c": 2})
+    fails(tf.errors.InvalidArgumentError)
+elif HOW == "free-standing missing":
+    fails_in_a_tf1_graph(tf.errors.DeadlineExceededError, {"b": 2} if RANK == 1 else {"a": 2})
+    fails(tf.errors.DeadlineExceededError)
+elif HOW == "free-standing left":
+    if RANK == 1:
+        # Its end waits until what was asked for is done, which never comes.
+        with tf.Graph().as_default():
+            other = collectives.allreduce(tf.ones([2]), name="b")
+            session = tf.compat.v1.Session()
+            threading.Thread(target=lambda: refused(session.run, other), daemon=True).start()
+            time.sleep(0.5)
+        say(f"ending at {time.time()}")
+        sys.exit()
+    fails_in_a_tf1_graph(tf.errors.FailedPreconditionError, {"a": 2})
 elif HOW == "slow member":
     # Rank 1 waits for rank 0, which waits for rank 2: longer than the limit in all, each within it.
     time.sleep({0: 3, 1: 0, 2: 6}[RANK])

@@ -1,18 +1,72 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends. Prints "<rank> code sum" for each
-// collective.
+// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options (soak.h).
+// Prints "<rank> code sum" for each collective.
 
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
 #include <future>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/engine.h"
+#include "soak.h"
 
 namespace {
+
+// Starts the sum of `tensors` vectors of ones, or the broadcast or gather of one, and returns. The
+// ones become what the collective yields.
+std::future<ddl::Status> Begin(ddl::Request::Kind kind, const char* op_name, const char* name,
+                               std::vector<std::vector<float>>* tensors) {
+  ddl::Request request;
+  request.kind = kind;
+  request.op_name = op_name;
+  request.name = name;
+  for (std::vector<float>& tensor : *tensors) {
+    ddl::TensorBuffer buffer;
+    buffer.in = buffer.out = tensor.data();
+    buffer.count = static_cast<int64_t>(tensor.size());
+    buffer.dims = {buffer.count};
+    request.tensors.push_back(buffer);
+  }
+  static std::vector<float> gathered;
+  request.allocate = [](const std::vector<int64_t>& sizes, void** memory) {
+    int64_t all = 0;
+    for (const int64_t size : sizes) all += size;
+    gathered.resize(all);
+    *memory = gathered.data();
+    return ddl::Status();
+  };
+  auto finished = std::make_shared<std::promise<ddl::Status>>();
+  request.done = [finished](const ddl::Status& status) { finished->set_value(status); };
+  std::future<ddl::Status> future = finished->get_future();
+  ddl::Engine::Get().Submit(std::move(request));
+  return future;
+}
+
+// What test_measurements.py expects to find in timeline and statistics.
+bool Measured(const ddl::Topology& topology) {
+  using Kind = ddl::Request::Kind;
+  std::vector<std::vector<float>> small{std::vector<float>(1000, 1.0f)};
+  std::vector<std::vector<float>> large(2, std::vector<float>(1000000, 1.0f));
+  std::vector<std::vector<float>> weights{std::vector<float>(100000, 1.0f)};
+  // 7,500 rows in all.
+  const int rows_here = topology.size == 1 ? 7500 : topology.rank == 0 ? 2500 : 5000;
+  std::vector<std::vector<float>> rows{std::vector<float>(rows_here, 1.0f)};
+  if (topology.rank == 1) usleep(400 * 1000);
+  std::vector<std::future<ddl::Status>> begun;
+  begun.push_back(Begin(Kind::kAllReduce, "AllReduceN", "small", &small));
+  begun.push_back(Begin(Kind::kAllReduce, "AllReduceN", "large", &large));
+  begun.push_back(Begin(Kind::kBroadcast, "Bcast", "weights", &weights));
+  begun.push_back(Begin(Kind::kAllGather, "AllGather", "rows", &rows));
+  for (auto& one : begun) {
+    if (!one.get().ok()) return false;
+  }
+  return large[1].back() == topology.size;
+}
 
 void Total(int rank) {
   float values[] = {1.0f, static_cast<float>(rank)};
@@ -99,19 +153,63 @@ bool GatherWithoutMemory(const ddl::Topology& topology) {
          status.message().find("rank 1 could not allocate the result of") != std::string::npos;
 }
 
+// Three sums of one graph, in an order that differs by rank in every step: small ones, which travel
+// with the agreement, and a large one. Other values in every step, so that none meets an old one.
+bool SumCrossed(const ddl::Topology& topology, int step) {
+  static constexpr int64_t kCounts[] = {3, 50000, 1};
+  std::vector<float> values[3];
+  std::promise<ddl::Status> finished[3];
+  for (int i = 0; i < 3; ++i) {
+    const int which = (i + step * topology.rank) % 3;
+    values[which].assign(kCounts[which], static_cast<float>(100 * which + step + topology.rank));
+    ddl::TensorBuffer buffer;
+    buffer.in = buffer.out = values[which].data();
+    buffer.count = kCounts[which];
+    buffer.dims = {kCounts[which]};
+    ddl::Request request;
+    request.op_name = "AllReduce";
+    request.name = "crossed_" + std::to_string(which);
+    request.ordered = false;
+    request.tensors.push_back(buffer);
+    request.done = [&promise = finished[which]](const ddl::Status& status) {
+      promise.set_value(status);
+    };
+    ddl::Engine::Get().Submit(std::move(request));
+  }
+  const int ranks = topology.size;
+  for (int which = 0; which < 3; ++which) {
+    if (!finished[which].get_future().get().ok()) return false;
+    const float want = static_cast<float>(ranks * (100 * which + step) + ranks * (ranks - 1) / 2);
+    if (values[which].front() != want || values[which].back() != want) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  if (std::strcmp(arguments[1], "soak") == 0) return Soak(count, arguments);
+  if (std::strcmp(arguments[1], "large") == 0) return OneLarge(count, arguments);
   ddl::Topology topology;
-  if (!ddl::Engine::Get().Start(&topology).ok()) return 1;
+  const ddl::Status started = ddl::Engine::Get().Start(&topology);
+  if (!started.ok()) {
+    std::fprintf(stderr, "%s\n", started.message().c_str());
+    return 1;
+  }
   const char* how = arguments[1];
   Total(topology.rank);
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
+  if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
   if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(800 * 1000);
   if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(800 * 1000);
   if (std::strcmp(how, "root leaves") == 0 && topology.rank == 0) return 0;
   if (std::strcmp(how, "member leaves") == 0 && topology.rank == 1) return 0;
+  if (std::strcmp(how, "crossed order") == 0) {
+    for (int step = 0; step < 200; ++step) {
+      if (!SumCrossed(topology, step)) return 4;
+    }
+  }
   for (int i = 0; i < 50; ++i) Total(topology.rank);
   return 0;
 }

@@ -8,9 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
+import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -475,11 +479,138 @@ def collectives_in_a_tf1_graph() -> None:
         roots = [ddl.bcast(x + float(i)) for i in range(12)]
         mean = ddl.allreduce_n([x, x[:1]])
         feed = {x: values((4, 2), "float32", RANK)}
-        # Fetched in the reverse order: the chain in the graph decides.
         for i, got in reversed(list(enumerate(session.run(roots[::-1], feed)[::-1]))):
             np.testing.assert_array_equal(got, values((4, 2), "float32", 0) + i)
         got = session.run(mean, feed)
         np.testing.assert_array_equal(got[1], total((4, 2), "float32")[:1] / np.float32(SIZE))
+
+
+class Delays:
+    """Makes tensors of a TF1 graph ready after times that differ by rank, tensor and run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(1000 * seed + RANK)
+
+    def __call__(self, value: tf.Tensor, longest_s: float = 0.003) -> tf.Tensor:
+        def wait(x: np.ndarray) -> np.ndarray:
+            time.sleep(self.random.random() * longest_s)
+            return x
+
+        late = v1.py_func(wait, [value], value.dtype)
+        late.set_shape(value.shape)
+        return late
+
+
+@check
+def tf1_fetches_of_a_train_op_and_the_mean_loss_agree_on_their_order() -> None:
+    os.environ["DDL_GROUP_SIZE"] = "8"
+    try:
+        with tf.Graph().as_default():
+            v1.set_random_seed(3)
+            inputs, targets = v1.placeholder(tf.float32, [None, 4]), v1.placeholder(tf.float32)
+            w, b = v1.get_variable("w", [4, 3]), v1.get_variable("b", [3])
+            loss = tf.reduce_mean(tf.square(tf.matmul(inputs, w) + b - targets))
+            train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            mean_loss = collectives.allreduce(loss, name="mean_loss")
+            # A second model beside it, as in adversarial training.
+            other = v1.get_variable("other", [3], initializer=v1.zeros_initializer())
+            distance = tf.reduce_sum(tf.square(other - tf.reduce_mean(targets)))
+            train_other = v1.train.AdamOptimizer(0.01).minimize(distance, var_list=[other])
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                own, means = [], []
+                for step in range(40):
+                    generator = np.random.RandomState(step * SIZE + RANK)
+                    feed = {inputs: generator.randn(6, 4), targets: generator.randn(6, 3)}
+                    fetches = [train, train_other, mean_loss, loss]
+                    _, _, mean, mine = session.run(fetches, feed)
+                    own.append(mine)
+                    means.append(mean)
+                weights = session.run([w, b, other])
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+    assert_same_everywhere(weights)
+    np.testing.assert_array_equal(means, ddl.allreduce(np.array(own)))
+    assert means[-1] < means[0]
+
+
+@check
+def tf1_free_standing_collectives_are_known_by_name() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2])
+        delay = Delays(1)
+        # Small ones travel with the agreement, large ones after it.
+        inputs = [delay(tf.tile(x, [1 if i % 3 else 4000, 1]) + float(i)) for i in range(20)]
+        makers = [lambda t: ddl.allreduce(t, average=False), ddl.allgather, ddl.bcast]
+        outputs = [makers[i % 3](t) for i, t in enumerate(inputs)]
+        for run in range(6):
+            parts = [values((3, 2), "float32", rank, run) for rank in range(SIZE)]
+            got = session.run(outputs, {x: parts[RANK]})
+            for i, output in enumerate(got):
+                mine = [np.tile(part, [1 if i % 3 else 4000, 1]) + i for part in parts]
+                want = [sum(mine), np.concatenate(mine), mine[0]][i % 3]
+                np.testing.assert_array_equal(output, want)
+
+
+@check
+def tf1_inputs_ready_in_opposite_order_on_the_ranks() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        delay = Delays(2)
+        inputs: dict[int, tf.Tensor] = {}
+        for i in range(6) if RANK % 2 == 0 else reversed(range(6)):
+            with tf.control_dependencies(list(inputs.values())):
+                inputs[i] = delay(x * (i + 1.0))
+        # Raw, as in scripts that load the library themselves; several tensors each.
+        sums = [
+            operations().all_reduce_n([inputs[i], -inputs[i]], op="sum", name=f"crossed_{i}")
+            for i in range(6)
+        ]
+        for run in range(4):
+            got = session.run(sums, {x: RANK + run})
+            want = sum(range(SIZE)) + SIZE * run
+            assert got == [[want * (i + 1), -want * (i + 1)] for i in range(6)], got
+
+
+@check
+def tf1_iterations_of_a_loop_are_told_apart() -> None:
+    def outputs() -> tf.Tensor:
+        delay = Delays(4)
+
+        def body(i: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            mine = delay(tf.cast(10 * i + RANK, tf.float32))
+            both = ddl.allreduce(mine, average=False), ddl.allgather([delay(mine)])
+            return i + 1, found.write(i, tf.concat([both[0][tf.newaxis], both[1]], 0))
+
+        found = tf.TensorArray(tf.float32, 8, element_shape=[None])
+        return tf.while_loop(lambda i, _: i < 8, body, (0, found), parallel_iterations=4)[1].stack()
+
+    want = [
+        [10 * i * SIZE + sum(range(SIZE)), *(10 * i + rank for rank in range(SIZE))]
+        for i in range(8)
+    ]
+    for version in (1, 2):
+        (v1.disable_control_flow_v2 if version == 1 else v1.enable_control_flow_v2)()
+        try:
+            with tf.Graph().as_default(), v1.Session() as session:
+                got = outputs()
+                for _ in range(3):
+                    np.testing.assert_array_equal(session.run(got), want)
+        finally:
+            v1.enable_control_flow_v2()
+
+
+@check
+def tf1_threads_may_run_one_collective_at_a_time_each() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        delay = Delays(5)
+        total_op = ddl.allreduce(delay(tf.constant([1.0, RANK])), average=False)
+        other_op = ddl.allgather(delay(tf.constant([RANK])))
+        want = [[SIZE, sum(range(SIZE))], list(range(SIZE))]
+        with ThreadPoolExecutor(4) as pool:
+            runs = [pool.submit(session.run, [total_op, other_op]) for _ in range(12)]
+            for run in runs:
+                assert [part.tolist() for part in run.result()] == want
 
 
 def train_tf1(variables: list[tf.Variable], loss: tf.Tensor, x: tf.Tensor) -> list[np.ndarray]:
@@ -538,6 +669,45 @@ def tf1_late_initialiser_leaves_trained_variables_alone() -> None:
 
 
 @check
+def tf1_single_initialisers_start_equal() -> None:
+    def random_variable(name: str, **options: object) -> tf.Variable:
+        return v1.get_variable(name, [3], initializer=v1.random_normal_initializer(), **options)
+
+    for kind in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(RANK + 9)
+            first, second, third = (random_variable(n, use_resource=kind) for n in "abc")
+            session.run(first.initializer)
+            # From rank to rank in another order, which a run of several does not have.
+            rest = [second.initializer, third.initializer]
+            session.run(rest if RANK % 2 == 0 else rest[::-1])
+            starts = session.run([first, second, third])
+            assert_same_everywhere(starts)
+            assert first.initializer is first.initializer
+            local = random_variable("d", collections=[v1.GraphKeys.LOCAL_VARIABLES])
+            session.run(local.initializer)
+            if SIZE > 1:
+                assert len(set(on_all_ranks(digest([session.run(local)])[:60]))) == SIZE
+            # One rank alone: a variable's load() is no start.
+            if RANK == 0:
+                first.load([7.0, 8.0, 9.0], session)
+            want = [7, 8, 9] if RANK == 0 else starts[0]
+            np.testing.assert_array_equal(session.run(first), want)
+
+
+@check
+def tf1_exported_graphs_are_made_after_the_graph_is_finalised() -> None:
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        w = v1.get_variable("w", [2])
+        session.run(v1.global_variables_initializer())
+        late = v1.get_variable("late", [2])
+        graph.finalize()
+        saved = v1.train.export_meta_graph()
+        names = {node.name for node in saved.graph_def.node}
+        assert {w.initializer.name, late.initializer.name} <= names
+
+
+@check
 def tf1_monitored_session_starts_equal() -> None:
     with tf.Graph().as_default():
         v1.set_random_seed(RANK + 5)
@@ -584,6 +754,37 @@ def tf1_groups_sparse_and_missing_gradients() -> None:
         assert_same_everywhere(after)
     finally:
         del os.environ["DDL_GROUP_SIZE"]
+
+
+@check
+def tf1_groups_need_only_their_own_gradients() -> None:
+    def ancestors(op: tf.Operation) -> set[str]:
+        seen: set[str] = set()
+        ops = [op]
+        while ops:
+            for before in {t.op for t in ops[-1].inputs} | set(ops.pop().control_inputs):
+                if before.name not in seen:
+                    seen.add(before.name)
+                    ops.append(before)
+        return seen
+
+    os.environ["DDL_GROUP_SIZE"] = "9"
+    try:
+        with tf.Graph().as_default() as graph:
+            layer = tf.ones([2, 3])
+            for i in range(3):
+                layer = tf.tanh(tf.matmul(layer, v1.get_variable(f"w{i}", [3, 3])))
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            pairs = optimizer.compute_gradients(tf.reduce_sum(layer))
+            optimizer.apply_gradients(pairs)
+            groups = [op for op in graph.get_operations() if op.type == "AllReduceN"]
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+    assert len(groups) == 3
+    # The last layer's first: while it is reduced, the other gradients are still being computed.
+    for number, group in enumerate(groups):
+        needed = [gradient.op.name in ancestors(group) for gradient, _ in pairs]
+        assert needed == [i >= 2 - number for i in range(3)], needed
 
 
 @check
@@ -831,7 +1032,7 @@ def mismatches_name_tensor_and_rank_on_every_rank() -> None:
     three = [tf.ones([2]), tf.ones([4, 3]), tf.ones([])]
 
     def sums(tensors: list[tf.Tensor], **attributes: object) -> Callable[[], object]:
-        arguments = {"op": "sum"} | attributes
+        arguments = {"op": "sum", "ordered": True} | attributes
         # A function of its own keeps the op's name, which eager mode drops.
         return tf.function(lambda: operations().all_reduce_n(tensors, name="my_grads", **arguments))
 
@@ -896,7 +1097,10 @@ def report_writes_lines_of_rank_0() -> None:
 
 
 def main() -> None:
+    wanted = sys.argv[1:]  # names; all without
     for function in CHECKS:
+        if wanted and function.__name__ not in wanted:
+            continue
         try:
             function()
         except Exception:

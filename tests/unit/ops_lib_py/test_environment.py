@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from ddl_ops.environment import Placement, group_size, read_placement, sparse_as_dense, wire_dtype
+from ddl_ops.environment import (
+    SETTINGS,
+    Placement,
+    group_size,
+    read_placement,
+    sparse_as_dense,
+    unknown_settings,
+    wire_dtype,
+)
 
 
 def test_open_mpi_is_read() -> None:
@@ -86,3 +94,15 @@ def test_wire_dtype_is_read(text: str | None) -> None:
 def test_wire_dtype_without_meaning_is_refused(text: str) -> None:
     with pytest.raises(RuntimeError, match="DDL_WIRE_DTYPE"):
         wire_dtype({"DDL_WIRE_DTYPE": text})
+
+
+def test_unknown_settings_name_the_nearest() -> None:
+    environ = dict.fromkeys(SETTINGS, "1") | {
+        "DDL_GROUPSIZE": "1",
+        "DDL_TIME_LINE": "x",
+        "MY_DDL_X": "",
+    }
+    assert unknown_settings(environ) == [
+        "DDL_GROUPSIZE is set, but ddl has no such setting. Did you mean DDL_GROUP_SIZE?",
+        "DDL_TIME_LINE is set, but ddl has no such setting. Did you mean DDL_TIMELINE?",
+    ]

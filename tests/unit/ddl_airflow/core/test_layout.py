@@ -71,4 +71,5 @@ def test_rank_environment_is_the_contract():
         "JOB_NAME": "mnist",
         "EXPERIMENT_ID": "mnist",
         "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
+        "DDL_STATS": str(root / "ddl/stats.json"),
     }

@@ -95,7 +95,7 @@ def test_newest_of_each_metric_stays_and_null_is_no_value():
             {"t": 1.0, "source": "metrics", "loss": 0.9, "accuracy": 0.1},
             {"t": 2.0, "source": "metrics", "loss": 0.5, "epoch": 2},
             {"t": 3.0, "source": "metrics", "loss": None},
-            {"t": 3.0, "source": "ops", "examples_per_s": 812.4, "bytes_reduced": 10},
+            {"t": 3.0, "source": "ops", "examples_per_s": 812.4, "wait_s": 0.5},
         )
     )
     assert progress.metrics == {"loss": 0.5, "accuracy": 0.1}

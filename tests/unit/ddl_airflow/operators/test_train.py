@@ -66,6 +66,49 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
     assert len(about["hosts"]) == 1 and about["devices"]
 
 
+def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):
+    script = """
+        import os, sys
+        assert "DDL_TF1" not in os.environ
+        found = [f for f in sys.meta_path if type(f).__module__.startswith("ddl_ops.tf1")]
+        print(len(found))
+    """
+    for number, tf1 in enumerate((True, False)):
+        train(script, tf1=tf1).execute(context_of("training", number + 1))
+    assert (layout.logs / "rank-1.log").read_text() == "1\n0\n"
+
+
+LEAVES_STATISTICS = """
+    import os
+    left = {!r}
+    if left is not None and os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        open(os.environ["DDL_STATS"], "w").write(left)
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (
+            '{"straggler": null, "ranks": [{"rank": 0, "comm_s": 1, "wait_s": 0, "run_s": 4}]}',
+            ["communication | 25% of 4.0 s on rank 0, 0% waiting for others"],
+        ),
+        ("", []),
+        (None, []),
+        ('{"ranks": ', ["JSONDecodeError: Expecting value"]),
+        ('{"straggler": null}', ["KeyError: 'ranks'"]),
+    ],
+    ids=["statistics", "empty", "none", "cut off", "something else"],
+)
+def test_communication_is_said_at_the_end(train, layout, context_of, capsys, left, said):
+    layout.statistics.write_text("of an earlier try")
+    train(LEAVES_STATISTICS.format(left)).execute(context_of("training"))
+    output = capsys.readouterr().out.splitlines()
+    lines = [line for line in output if "communication |" in line or "Error" in line]
+    assert len(lines) == len(said)
+    assert all(text in line for text, line in zip(said, lines, strict=True))
+
+
 def test_fake_launcher_trains_without_processes(train, context_of):
     result = train("1", launcher="fake", nodes=3, slots=2).execute(context_of("training"))
     assert result == {"world_size": 6, "metrics": {}}

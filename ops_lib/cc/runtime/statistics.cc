@@ -1,0 +1,142 @@
+#include "runtime/statistics.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+namespace ddl {
+namespace {
+
+double SecondsBetween(Passage::Time begin, Passage::Time end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+double AlgBwGbS(const RankStatistics& rank) {
+  return rank.transfer_s > 0 ? static_cast<double>(rank.transfer_bytes) / rank.transfer_s / 1e9
+                             : 0.0;
+}
+
+// The result of printf with these arguments.
+template <typename... Arguments>
+std::string Format(const char* format, Arguments... arguments) {
+  char text[512];
+  const int length = std::snprintf(text, sizeof(text), format, arguments...);
+  return std::string(text, std::min<size_t>(length, sizeof(text) - 1));
+}
+
+}  // namespace
+
+void Statistics::Add(const Passage& passage) {
+  if (sums_.collectives++ == 0) first_turn_ = passage.turn;
+  last_end_ = passage.end;
+  if (!passage.status.ok()) {
+    ++sums_.failed;
+    return;
+  }
+  sums_.tensors += static_cast<int64_t>(passage.request.tensors.size());
+  switch (passage.request.kind) {
+    case Request::Kind::kAllReduce: sums_.bytes_reduced += passage.nbytes; break;
+    case Request::Kind::kBroadcast: sums_.bytes_broadcast += passage.nbytes; break;
+    case Request::Kind::kAllGather: sums_.bytes_gathered += passage.nbytes; break;
+  }
+  const double wait_s = SecondsBetween(passage.turn, passage.agreed);
+  sums_.comm_s += SecondsBetween(passage.turn, passage.end);
+  sums_.wait_s += wait_s;
+  sums_.max_wait_s = std::max(sums_.max_wait_s, wait_s);
+  if (!passage.packed) {
+    sums_.transfer_bytes += passage.nbytes;
+    sums_.transfer_s += SecondsBetween(passage.agreed, passage.end);
+  }
+}
+
+RankStatistics Statistics::Result(const std::string& host) const {
+  RankStatistics result = sums_;
+  std::snprintf(result.host, sizeof(result.host), "%s", host.c_str());
+  result.run_s = SecondsBetween(first_turn_, last_end_);
+  return result;
+}
+
+Straggler FindStraggler(const std::vector<RankStatistics>& ranks) {
+  Straggler straggler;
+  double total_s = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    total_s += ranks[rank].wait_s;
+    if (ranks[rank].wait_s < ranks[straggler.rank].wait_s) straggler.rank = static_cast<int>(rank);
+  }
+  const double least_s = ranks[straggler.rank].wait_s;
+  const double others_s = (total_s - least_s) / static_cast<double>(ranks.size() - 1);
+  if (others_s > 0) straggler.share = 1 - least_s / others_s;
+  return straggler;
+}
+
+std::string StatisticsJson(const std::vector<RankStatistics>& ranks) {
+  std::string text = "{\"straggler\": ";
+  if (ranks.size() < 2) {
+    text += "null";
+  } else {
+    const Straggler straggler = FindStraggler(ranks);
+    text += Format("{\"rank\": %d, \"share\": %.4f}", straggler.rank, straggler.share);
+  }
+  text += ",\n \"ranks\": [";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const RankStatistics& rank = ranks[i];
+    text += Format("%s\n  {\"rank\": %zu, \"host\": \"%s\", \"collectives\": %lld, "
+                   "\"failed\": %lld, \"tensors\": %lld, ",
+                   i == 0 ? "" : ",", i, rank.host, static_cast<long long>(rank.collectives),
+                   static_cast<long long>(rank.failed), static_cast<long long>(rank.tensors));
+    text += Format("\"bytes_reduced\": %lld, \"bytes_broadcast\": %lld, \"bytes_gathered\": %lld, ",
+                   static_cast<long long>(rank.bytes_reduced),
+                   static_cast<long long>(rank.bytes_broadcast),
+                   static_cast<long long>(rank.bytes_gathered));
+    text += Format("\"run_s\": %.6f, \"comm_s\": %.6f, \"wait_s\": %.6f, \"max_wait_s\": %.6f, "
+                   "\"algbw_gb_s\": %.4f}",
+                   rank.run_s, rank.comm_s, rank.wait_s, rank.max_wait_s, AlgBwGbS(rank));
+  }
+  return text + "\n ]}\n";
+}
+
+std::string StatisticsTable(const std::vector<RankStatistics>& ranks) {
+  std::string text = "communication of this run:\n";
+  text += "  rank  collectives  MB reduced  time %    comm s    wait s  longest s    GB/s  host\n";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const RankStatistics& rank = ranks[i];
+    text += Format("%6zu %12lld %11.1f %7.1f %9.2f %9.2f %10.2f %7.2f  %s\n", i,
+                   static_cast<long long>(rank.collectives),
+                   static_cast<double>(rank.bytes_reduced) / 1e6,
+                   rank.run_s > 0 ? 100 * rank.comm_s / rank.run_s : 0.0, rank.comm_s, rank.wait_s,
+                   rank.max_wait_s, AlgBwGbS(rank), rank.host);
+  }
+  if (ranks.size() < 2) return text;
+  const Straggler straggler = FindStraggler(ranks);
+  return text + Format("  The others waited most for rank %d: it waited %.0f %% less than they did "
+                       "on average.",
+                       straggler.rank, 100 * straggler.share);
+}
+
+Status PrepareStatisticsFile(const std::string& path) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) {
+    return Status(Code::kFailedPrecondition, "DDL_STATS: cannot write '" + path +
+                                                 "': " + std::strerror(errno) +
+                                                 ". Name a file in a folder that is writable.");
+  }
+  close(file);
+  return Status();
+}
+
+Status WriteStatisticsFile(const std::string& path, const std::string& text) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const ssize_t written = file < 0 ? -1 : write(file, text.data(), text.size());
+  const int error = written < 0 ? errno : ENOSPC;
+  if (file >= 0) close(file);
+  if (written == static_cast<ssize_t>(text.size())) return Status();
+  return Status(Code::kInternal, "DDL_STATS: cannot write '" + path +
+                                     "': " + std::strerror(error) + ". The run has no statistics.");
+}
+
+}  // namespace ddl

@@ -1,0 +1,95 @@
+"""Ways in which a job can end, one for each name, without TensorFlow: a start in milliseconds.
+
+The engine and ddl_ops.lifecycle are the real ones; the library that carries them was compiled
+without the ops. argv: that library, how to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+import types
+
+from speech import RANK, SIZE, say
+
+LIBRARY, HOW = sys.argv[1:]
+
+
+def load() -> ctypes.CDLL:
+    library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)  # MPI's plugins look for MPI
+    library.ddl_init.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_int]
+    return library
+
+
+def total() -> str:
+    """The sum over the ranks of [1, rank], or the code and text of the error."""
+    values = (ctypes.c_float * 2)(1.0, float(RANK))
+    message = ctypes.create_string_buffer(2048)
+    code = load().engine_sum(values, 2, message, len(message))
+    return f"error {code}: {message.value.decode()}" if code else f"total {list(values)}"
+
+
+def total_or_raise() -> None:
+    said = total()
+    if said.startswith("error"):
+        raise RuntimeError(said)
+
+
+# What ddl_ops.loader does with the library, without its import of TensorFlow.
+stand_in = types.ModuleType("ddl_ops.loader")
+stand_in.runtime = load
+sys.modules["ddl_ops.loader"] = stand_in
+
+if HOW.startswith("mpi4py"):
+    import mpi4py
+
+    if HOW == "mpi4py funneled" or (HOW == "mpi4py funneled on one" and RANK == 1):
+        mpi4py.rc.thread_level = "funneled"
+    if HOW != "mpi4py second":
+        from mpi4py import MPI
+
+        say(f"mpi4py: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
+
+from ddl_ops import lifecycle  # noqa: E402
+
+lifecycle.init()
+say(total())
+
+if HOW == "sys.exit":
+    sys.exit(0)
+elif HOW == "raise":
+    if RANK == SIZE - 1:
+        raise ValueError("this rank has had enough")
+    while True:
+        total_or_raise()
+elif HOW == "os._exit":
+    if RANK == SIZE - 1:
+        say("gone")
+        os._exit(0)
+    while True:
+        total_or_raise()
+elif HOW == "SIGTERM":
+    say(f"pid {os.getpid()}")
+    while True:
+        total_or_raise()
+elif HOW == "in a thread":
+    # The script ends; a thread of it is still in a collective to which nobody comes.
+    if RANK == 0:
+        threading.Thread(target=lambda: say(total()), daemon=True).start()
+        time.sleep(0.3)
+elif HOW == "fork":
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)  # runs what is registered for the exit of the rank
+    say(f"child {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    say(total())
+elif HOW == "mpi4py second":
+    from mpi4py import MPI
+
+    say(f"mpi4py: {MPI.Query_thread() == MPI.THREAD_MULTIPLE} {MPI.COMM_WORLD.allreduce(RANK)}")
+elif HOW == "mpi4py first":
+    MPI.COMM_WORLD.Barrier()
+say("end of script")

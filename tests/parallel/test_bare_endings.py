@@ -1,0 +1,120 @@
+"""Endings of Python scripts, without TensorFlow: each is over soon and says what happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.soak.driver import clean_environment, mpirun_command
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "bare_ends.py"
+TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "mpi"])
+TOTAL = "total [2.0, 1.0]"
+
+
+def job(driver: Path, how: str, *shim: str) -> list[str]:
+    library = driver.with_name("libengine.so")
+    return mpirun_command(2, *shim, sys.executable, str(SCRIPT), str(library), how)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize(
+    "how", ["sys.exit", "in a thread", "fork", "mpi4py first", "mpi4py second"]
+)
+def test_job_ends_well(driver: Path, run_command: Callable, how: str, transport: str) -> None:
+    ended = run_command(job(driver, how), {"DDL_TRANSPORT": transport}, 30)
+    assert ended.returncode == 0, ended.output
+    for rank in range(2):
+        said = ended.lines_of(rank)
+        first = f"mpi4py: rank {rank} of 2"
+        assert said[: 2 if how == "mpi4py first" else 1] == (
+            [first, TOTAL] if how == "mpi4py first" else [TOTAL]
+        )
+        if how == "fork":
+            assert said[1:] == ["child 7", TOTAL, "end of script"]
+        elif how == "mpi4py second":
+            assert said[1:] == ["mpi4py: True 1", "end of script"]
+        elif how != "sys.exit":
+            assert "end of script" in said
+    if how == "in a thread":
+        left = [line for line in ended.lines_of(0) if line.startswith("error")]
+        assert all("rank 1 has already ended its script" in line for line in left), left
+
+
+@TRANSPORTS
+def test_uncaught_exception_ends_all_after_its_traceback(
+    driver: Path, run_command: Callable, transport: str
+) -> None:
+    ended = run_command(job(driver, "raise"), {"DDL_TRANSPORT": transport}, 30)
+    assert ended.returncode != 0
+    assert "end of script" not in ended.output
+    traceback = ended.output.index("ValueError: this rank has had enough")
+    assert ended.output.index("Traceback (most recent call last)") < traceback
+    assert traceback < ended.output.index("MPI_ABORT was invoked")
+
+
+@TRANSPORTS
+def test_rank_that_vanishes_is_a_failure(
+    driver: Path, run_command: Callable, transport: str
+) -> None:
+    ended = run_command(job(driver, "os._exit"), {"DDL_TRANSPORT": transport}, 30)
+    assert ended.returncode != 0, ended.output
+    assert ended.lines_of(1) == [TOTAL, "gone"]
+    assert "end of script" not in ended.output
+
+
+@pytest.mark.parametrize("how", ["mpi4py funneled", "mpi4py funneled on one"])
+def test_lower_thread_level_is_refused_and_says_the_fix(
+    driver: Path, run_command: Callable, how: str
+) -> None:
+    ended = run_command(job(driver, how), {}, 30)
+    assert ended.returncode != 0
+    assert "end of script" not in ended.output
+    assert "RuntimeError: ddl could not start: MPI was initialised before ddl" in ended.output
+    assert "mpi4py.rc.thread_level = 'multiple'" in ended.output
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("target", ["rank", "shim", "mpirun"])
+def test_sigterm_ends_the_job(driver: Path, target: str, transport: str) -> None:
+    shim = [sys.executable, "-m", "ddl_ops.rank", "--"] if target == "shim" else []
+    paths = [REPOSITORY / "ops_lib" / "python", SCRIPT.parent]
+    process = subprocess.Popen(
+        job(driver, "SIGTERM", *shim),
+        env=clean_environment(DDL_TRANSPORT=transport, PYTHONPATH=os.pathsep.join(map(str, paths))),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    pids: list[int] = []
+    heard = ""
+    try:
+        assert process.stdout is not None
+        while len(pids) < 2:
+            line = process.stdout.readline()
+            assert line, heard
+            heard += line
+            pids = [int(pid) for pid in re.findall(r"> pid (\d+)\n", heard)]
+        parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        start = time.monotonic()
+        os.kill({"rank": pids[0], "shim": parent, "mpirun": process.pid}[target], signal.SIGTERM)
+        heard += process.communicate(timeout=30)[0]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode != 0, heard
+    assert "end of script" not in heard
+    # mpirun ends before the last of its ranks is gone.
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() - start < 10, heard
+        time.sleep(0.05)
