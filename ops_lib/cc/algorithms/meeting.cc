@@ -23,16 +23,24 @@ constexpr uint64_t kFlags = HostGroup::kDoubt | HostGroup::kLeave;
 class Attendance {
  public:
   Attendance(HostGroup* group, const Offer& offer)
-      : group_(*group), offer_(offer), meeting_(group->NextMeeting()) {}
+      : group_(*group),
+        offer_(offer),
+        nbytes_(offer.count * static_cast<int64_t>(DTypeSize(offer.dtype))),
+        meeting_(group->NextMeeting()),
+        tuned_(nbytes_ >= kTunedBytes && group->chooses_stores()) {}
 
   void Show() {
     HostGroup::Slot& mine = group_.slot(group_.rank(), meeting_);
     mine.digest[0] = offer_.digest[0];
     mine.digest[1] = offer_.digest[1];
-    if (offer_.count > 0) {
-      std::memcpy(mine.payload, offer_.in,
-                  offer_.count * static_cast<int64_t>(DTypeSize(offer_.dtype)));
+    const Clock::time_point start = Start();
+    if (nbytes_ >= kTunedBytes && group_.Streams(HostGroup::kMeeting, nbytes_)) {
+      CopyBytes(mine.payload, offer_.in, nbytes_, true);
+      FinishStreams();
+    } else if (nbytes_ > 0) {
+      std::memcpy(mine.payload, offer_.in, nbytes_);
     }
+    Stop(start);
     mine.state.store(meeting_ << 2 | (offer_.leaving ? HostGroup::kLeave : 0));
     group_.Ring();
   }
@@ -66,6 +74,7 @@ class Attendance {
 
   void AddUp() {
     if (offer_.count == 0) return;
+    const Clock::time_point start = Start();
     const void* sources[kMaxRanks];
     std::vector<const void*> many;
     const void** list = sources;
@@ -84,10 +93,20 @@ class Attendance {
     sum.dtype = offer_.dtype;
     sum.divisor = offer_.divisor;
     Compute(sum);
+    Stop(start);
+    if (tuned_) group_.Tune(HostGroup::kMeeting, nbytes_, seconds_);
   }
 
  private:
   static constexpr int kMaxRanks = 64;  // without an allocation
+  // Of smaller ones the clock itself would be felt.
+  static constexpr int64_t kTunedBytes = int64_t{8} << 10;
+
+  // The wait for the others, between writing and reading, says nothing about the stores.
+  Clock::time_point Start() const { return tuned_ ? Clock::now() : Clock::time_point(); }
+  void Stop(Clock::time_point start) {
+    if (tuned_) seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
+  }
 
   bool IsHere(int rank) const {
     return group_.slot(rank, meeting_).state.load() >> 2 == meeting_;
@@ -184,7 +203,10 @@ class Attendance {
 
   HostGroup& group_;
   const Offer& offer_;
+  const int64_t nbytes_;
   const uint64_t meeting_;
+  const bool tuned_;
+  double seconds_ = 0;
 };
 
 }  // namespace

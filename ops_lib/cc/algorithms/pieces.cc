@@ -226,7 +226,7 @@ Status Tuned(HostGroup* group, HostGroup::Kind kind, int64_t nbytes, const Run& 
   using Clock = std::chrono::steady_clock;
   DDL_RETURN_IF_ERROR(group->Fate());
   if (nbytes == 0) return Status();
-  const bool stream_areas = group->StreamsAreas(kind, nbytes);
+  const bool stream_areas = group->Streams(kind, nbytes);
   if (!group->chooses_stores()) return run(stream_areas);
   const Clock::time_point start = Clock::now();
   DDL_RETURN_IF_ERROR(run(stream_areas));

@@ -5,16 +5,26 @@
 namespace ddl {
 
 void Tuner::Ran(double cost) {
-  // Both ways count together: a window is run without a break, or else the newest of it are.
+  const int other = 1 - way_;
+  const double rival = Record(other);
+  const bool in_trial = Record(way_) == 0 && rival > 0;
+  // One count for both ways: the runs of a trial follow each other, so they fill the window.
   costs_[way_][runs_++ % kWindow] = cost;
   elapsed_ += cost;
-  const int other = 1 - way_;
+  if (in_trial) {
+    trial_ += cost;
+    if (cost > kHopeless * rival) {
+      costs_[way_].fill(cost);
+      way_ = other;
+      return;
+    }
+  }
   if (Record(way_) == 0) return;
-  if (elapsed_ >= kPatience * kWindow * Record(other)) {
+  if (elapsed_ >= kPatience * trial_) {
     costs_[other].fill(0);
-    elapsed_ = 0;
+    elapsed_ = trial_ = 0;
     way_ = other;
-  } else if (Record(other) < kGain * Record(way_)) {
+  } else if (rival < kGain * Record(way_)) {
     way_ = other;
   }
 }

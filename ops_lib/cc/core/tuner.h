@@ -12,14 +12,16 @@ namespace ddl {
 // A way's record is its least cost in its last kWindow runs, because whatever else the machine does
 // only ever makes a run slower. The way with the better record is taken; once it has become slower
 // than the other's record for a whole window, the other one is. What the other one would cost now
-// shows only in a trial of a window's length, which takes place as soon as it is expected to have
-// cost 1 / kPatience of the time since the last.
+// shows only in a trial: a window of runs, or one run that takes far too long. The next trial comes
+// when kPatience times as long has passed as the last one took.
 class Tuner {
  public:
   static constexpr int kWindow = 4;
-  static constexpr double kPatience = 64;
+  static constexpr double kPatience = 20;
   // The other one must be better by this, so that ways alike do not take turns.
   static constexpr double kGain = 0.95;
+  // A run of a trial that takes so many times the other's record ends it.
+  static constexpr double kHopeless = 2;
 
   // 0 or 1: the way to take in the next run.
   int way() const { return way_; }
@@ -28,12 +30,13 @@ class Tuner {
   void Ran(double cost);
 
  private:
-  // 0 unless all of the window has been run.
+  // 0 until all of the window has been run: during a trial.
   double Record(int way) const;
 
   int way_ = 0;
   int64_t runs_ = 0;
-  double elapsed_ = 0;  // since the last trial
+  double trial_ = 0;    // cost of the last trial
+  double elapsed_ = 0;  // since it began
   std::array<std::array<double, kWindow>, 2> costs_{};
 };
 

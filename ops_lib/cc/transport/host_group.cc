@@ -85,7 +85,7 @@ int HostGroup::CaseOf(Kind kind, int64_t nbytes) {
   return kind * kRanges + range;
 }
 
-bool HostGroup::StreamsAreas(Kind kind, int64_t nbytes) const {
+bool HostGroup::Streams(Kind kind, int64_t nbytes) const {
   if (stores_ != Stores::kTuned) return stores_ == Stores::kStreamed;
   return choices_->word.load() >> CaseOf(kind, nbytes) & 1;
 }
@@ -96,8 +96,8 @@ void HostGroup::Tune(Kind kind, int64_t nbytes, double seconds) {
   Tuner& tuner = tuners_[which];
   tuner.Ran(seconds / static_cast<double>(nbytes));
   // Told now, so that all know it when they begin the next one.
-  const uint32_t bit = uint32_t{1} << which, before = choices_->word.load();
-  const uint32_t now = tuner.way() == 1 ? before | bit : before & ~bit;
+  const uint64_t bit = uint64_t{1} << which, before = choices_->word.load();
+  const uint64_t now = tuner.way() == 1 ? before | bit : before & ~bit;
   if (now != before) choices_->word.store(now);
 }
 

@@ -73,18 +73,18 @@ class HostGroup {
     return areas_ + (piece % kBuffers * size_ + rank) * kPieceBytes;
   }
 
-  // How ranks write their areas: through the caches, or past them by non-temporal stores. Where two
-  // cores share a cache, the first is faster; where a line that one has just written comes slowly to
-  // the other, the second is, by far. Virtual cores are moved about, so each kind of collective, by
-  // size, is measured as it runs, and the last rank chooses for all: not rank 0, which in a
-  // broadcast only writes. What the bits are and who waits for what do not depend on it.
-  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+  // How ranks write areas and slots: through the caches, or past them by non-temporal stores. Where
+  // two cores share a cache, the first is faster; where a line that one has just written comes
+  // slowly to the other, the second is, by far. Virtual cores are moved about, so each kind of
+  // collective, by size, is measured as it runs, and the last rank chooses for all: not rank 0,
+  // which in a broadcast only writes. What the bits are and who waits for what do not depend on it.
+  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMeeting };
   enum class Stores { kCached, kStreamed, kTuned };
-  bool StreamsAreas(Kind kind, int64_t nbytes) const;
+  bool Streams(Kind kind, int64_t nbytes) const;
   bool chooses_stores() const { return rank_ == size_ - 1; }
-  // On the rank that chooses: what one took whose areas were written as StreamsAreas says.
+  // On the rank that chooses: what one took that was written as Streams says.
   void Tune(Kind kind, int64_t nbytes, double seconds);
-  // This rank writes its areas so from now on, for tests.
+  // This rank writes so from now on, for tests.
   void UseStores(Stores stores) { stores_ = stores; }
 
   // The number of the next meeting, and of the first of `count` more pieces: the same on all ranks.
@@ -147,9 +147,9 @@ class HostGroup {
   };
   // A bit for each kind and range of sizes, written by the last rank: 1 for streamed.
   struct alignas(kLineBytes) Choices {
-    std::atomic<uint32_t> word;
+    std::atomic<uint64_t> word;
   };
-  static constexpr int kKinds = 4;
+  static constexpr int kKinds = 5;
   static constexpr int kRanges = 8;  // each reaches to four times as many bytes
   static int CaseOf(Kind kind, int64_t nbytes);
   static constexpr uint64_t kBroken = uint64_t{1} << 63;

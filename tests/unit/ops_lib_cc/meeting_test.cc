@@ -229,6 +229,19 @@ Status WorkForEver(HostGroup& group, int64_t steps = INT64_MAX, int largest = 20
   return Status();
 }
 
+// Ranks may differ: the choice reaches them at different times.
+TEST(SumsAreRightWhateverStoresWriteThem) {
+  using Stores = ddl::HostGroup::Stores;
+  for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kStreamed},
+                                  std::pair{Stores::kStreamed, Stores::kStreamed}}) {
+    RunThreads(3, [even = even, odd = odd](HostGroup& group) {
+      group.UseStores(group.rank() % 2 == 0 ? even : odd);
+      const Status status = WorkForEver(group, 100, 14);
+      CHECK(status.ok(), status.message());
+    });
+  }
+}
+
 TEST(RandomCollectivesOneAfterTheOtherAreRight) {
   for (const int size : {2, 3}) {
     RunProcesses(size, [](HostGroup& group) {

@@ -260,16 +260,16 @@ TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
     constexpr auto kKind = ddl::HostGroup::kAllReduce;
     constexpr int64_t kBytes = 1 << 20;
     for (int run = 0; run < 20 && group.chooses_stores(); ++run) {
-      group.Tune(kKind, kBytes, group.StreamsAreas(kKind, kBytes) ? 1 : 3);
+      group.Tune(kKind, kBytes, group.Streams(kKind, kBytes) ? 1 : 3);
     }
     AllReduceOnce<float>(group, 10, true, 1);  // none goes on before that one has chosen
-    CHECK(group.StreamsAreas(kKind, kBytes), "the faster one");
-    CHECK(group.StreamsAreas(kKind, 4 * kBytes - 1), "of the same range");
-    CHECK(!group.StreamsAreas(kKind, 4 * kBytes), "of the next range");
-    CHECK(!group.StreamsAreas(kKind, kBytes - 1), "of the one before");
-    CHECK(!group.StreamsAreas(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
+    CHECK(group.Streams(kKind, kBytes), "the faster one");
+    CHECK(group.Streams(kKind, 4 * kBytes - 1), "of the same range");
+    CHECK(!group.Streams(kKind, 4 * kBytes), "of the next range");
+    CHECK(!group.Streams(kKind, kBytes - 1), "of the one before");
+    CHECK(!group.Streams(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
     group.UseStores(ddl::HostGroup::Stores::kCached);
-    CHECK(!group.StreamsAreas(kKind, kBytes), "what the rank was told");
+    CHECK(!group.Streams(kKind, kBytes), "what the rank was told");
   });
 }
 
