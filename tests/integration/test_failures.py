@@ -251,11 +251,18 @@ def test_cancelled_task_ends_every_rank(site, dags_folder):
 def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp_path):
     folder = dags_folder / "full-disk"
     folder.mkdir()
+    # Of 1 MiB, and one that can be loaded: transform asks it.
     (folder / "train.py").write_text(
         "import os\n"
-        "folder = os.path.join(os.environ['RESULT_DIR'], 'model')\n"
-        "os.makedirs(folder, exist_ok=True)\n"
-        "open(os.path.join(folder, 'saved_model.pb'), 'wb').write(bytes(1 << 20))\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
+        "    import tensorflow as tf\n"
+        "    model = tf.Module()\n"
+        "    model.weights = tf.Variable(tf.zeros([1 << 18]))\n"
+        "    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])\n"
+        "    def serve(x):\n"
+        "        return {'y': x + model.weights[0]}\n"
+        "    model.serve = serve\n"
+        "    tf.saved_model.save(model, os.environ['RESULT_DIR'] + '/model', serve)\n"
     )
     with tiny_disk(tmp_path / "disk", 256 * 1024) as disk:
         manifest = MANIFEST.format(
