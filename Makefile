@@ -9,14 +9,16 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: help install ops demo up test soak bench check format lock clean
+.PHONY: help install ops demo up test test-gpu soak bench bench-peers bench-training check check-nccl
+.PHONY: format lock clean
 
 help:  ## Say what there is
-	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
 
-$(STAMP): requirements/bootstrap.txt requirements/lock.txt pyproject.toml setup.py
+$(STAMP): requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
+		pyproject.toml setup.py
 	@scripts/install $(PYTHON) $(VENV)
 	@touch $@
 
@@ -36,19 +38,36 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 test: install  ## All tests; says loudly what it has to skip
 	@$(BIN)/python -m pytest $(TESTS)
 
+test-gpu: install  ## The tests that need GPUs, on as many as there are
+	@$(BIN)/python -m pytest tests/gpu
+
 soak: install  ## 100,000 random collectives and 200 kills; half an hour
 	@$(BIN)/python -m tests.soak
 
 bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet machine
 	@$(BIN)/python -m benchmarks.collectives
 
+bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
+	@$(BIN)/python -m benchmarks.collectives.peers
+
+bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
+	@$(BIN)/python -m benchmarks.training
+
 check: install  ## Style, types, and what must never go in
 	@scripts/check $(BIN)
+
+check-nccl: install build/nvidia/.fetched  ## Our declarations of NCCL against its headers; fetches 370 MB
+	@$(BIN)/python -m pytest tests/unit/ops_lib_cc/comm
+
+build/nvidia/.fetched: requirements/nccl.txt | $(STAMP)
+	@rm -rf build/nvidia
+	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target build/nvidia -r $<
+	@touch $@
 
 format: install  ## Format Python and C++ in place
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lock: $(STAMP)  ## Resolve requirements/lock.in again
+lock: $(STAMP)  ## Resolve requirements/*.in again
 	@scripts/lock $(BIN)
 
 clean:  ## Remove what make made, but the environment

@@ -90,6 +90,7 @@ def _tasks(steps: Plan) -> None:
         launcher=train.launcher,
         python=train.python,
         framework=train.framework,
+        tf1=train.tf1,
         metrics=train.metrics,
     )
     transformed = TransformOperator(
@@ -100,6 +101,7 @@ def _tasks(steps: Plan) -> None:
         outputs=transform.outputs,
         sample=transform.sample,
         python=transform.python,
+        tf1=transform.tf1,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",

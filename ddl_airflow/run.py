@@ -3,8 +3,9 @@
     ddl-run --np 2 python train.py --epochs 3
 
 The ranks keep the caller's environment, folder and terminal; ``DDL_OPTIONS`` is set unless it
-already is, so ``import ddl`` initialises and hooks. ``--timeline FILE`` records what the ranks
-communicate (docs/ops.md, "Seeing what the ranks do").
+already is, so ``import ddl`` initialises and hooks. ``--tf1`` gives the ranks the 1.x API of
+TensorFlow; ``--timeline FILE`` records what they communicate (docs/ops.md, "Seeing what the ranks
+do").
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Replaces this process by mpirun. Returns only when that fails."""
     parser = argparse.ArgumentParser(
         prog="ddl-run",
-        usage="ddl-run [--np N] [--timeline FILE] COMMAND ...",
+        usage="ddl-run [--np N] [--tf1] [--timeline FILE] COMMAND ...",
         description="Run COMMAND as N ranks on this host, as the train task of a manifest does.",
         epilog="example: ddl-run --np 2 python train.py",
     )
     parser.add_argument("--np", type=_ranks, default=1, metavar="N", help="ranks; default 1")
+    parser.add_argument(
+        "--tf1", action="store_true", help="a TensorFlow 1 script: `import tensorflow` gives 1.x"
+    )
     parser.add_argument(
         "--timeline",
         metavar="FILE",
@@ -43,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         parser.exit(2, f"ddl-run: {error}\n")
     environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **os.environ, **mpi.environment()}
+    if options.tf1:
+        environment["DDL_TF1"] = "1"
     if options.timeline is not None:
         environment["DDL_TIMELINE"] = os.path.abspath(options.timeline)
     line = mpi.argv(options.np, rank_argv(sys.executable, command))

@@ -167,7 +167,7 @@ def _as_system_headers(flags: Sequence[str]) -> list[str]:
 
 
 def compile_command(source: Path, target: Path, tools: Toolchain) -> list[str]:
-    """The command for one file. Only tf/ sees TensorFlow and only comm/mpi_* sees MPI."""
+    """The command for one file. Only tf/ sees TensorFlow and only mpi_* sees MPI."""
     command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
     command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
     # The standard library's ABI must be one in the whole library.
@@ -192,6 +192,7 @@ def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> lis
         *map(str, objects),
         *tools.tensorflow_link_flags,
         *tools.mpi_link_flags,
+        "-ldl",  # part of libc since glibc 2.34
         "-Wl,--no-undefined",
         "-Wl,--enable-new-dtags",
         "-Wl,-rpath,$ORIGIN/../tensorflow:$ORIGIN/../../..",

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import environments, report, turns
+
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
-SOURCES = REPOSITORY / "ops_lib" / "cc"
+SOURCES = report.REPOSITORY / "ops_lib" / "cc"
 
 SIZES = [4 << 2 * i for i in range(14)]  # 4 B to 256 MiB
 BASELINE = "MPI_Allreduce"
-
-
-def _load_build() -> Any:
-    spec = importlib.util.spec_from_file_location("ddl_build", REPOSITORY / "ops_lib" / "build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+BOUND = "stream-copy"
 
 
 def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str, str]:
     """Compiles it with ops_lib/cc, without TensorFlow. Returns what it was built with."""
-    tools = _load_build().find_toolchain()
+    tools = environments.load_build().find_toolchain()
     layers = ("core", "transport", "algorithms", "comm")
     sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
@@ -53,13 +43,10 @@ def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str
 
 def start_ranks(program: Path, ranks: int, numbers: list[int]) -> str:
     """The program's lines. Raises CalledProcessError if a result was wrong or a rank failed."""
-    mpirun = Path(sys.executable).parent / "mpirun"
-    placement = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [str(mpirun), "-np", str(ranks), *placement, str(program)]
+    command = [*turns.mpirun(Path(sys.executable), ranks), str(program)]
     done = subprocess.run(
         [*command, *map(str, numbers)],
-        env=os.environ | root,
+        env=os.environ | turns.MPI_ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -71,7 +58,8 @@ def start_ranks(program: Path, ranks: int, numbers: list[int]) -> str:
 def summarise(lines: list[str]) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Machine's bandwidths in bytes/s by name, and one row for each size.
 
-    A ratio is taken within each round, where both were measured within milliseconds.
+    A ratio is taken within each round, where both were measured within milliseconds. So is the
+    share of the bound, of the sizes that have one.
     """
     machine: dict[str, float] = {}
     samples: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -84,33 +72,20 @@ def summarise(lines: list[str]) -> tuple[dict[str, float], list[dict[str, Any]]]
     rows = []
     for nbytes in sorted({nbytes for _, nbytes in samples}):
         row: dict[str, Any] = {"bytes": nbytes}
+        if copies := samples.get((BOUND, nbytes)):
+            pairs = zip(samples["shm", nbytes], copies, strict=True)
+            row["of_bound"] = statistics.median(copy / shm for shm, copy in pairs)
         baseline = samples[BASELINE, nbytes]
         for what in ("shm", "mpi", BASELINE):
             seconds = samples[what, nbytes]
-            ratios = [b / s for s, b in zip(seconds, baseline, strict=True)]
-            low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-            row[what] = {
-                "median_s": statistics.median(seconds),
-                "best_s": min(seconds),
-                "algbw": nbytes / statistics.median(seconds),
-                "ratio": statistics.median(ratios),
-                "ratio_quartiles": [low, high],
-                "samples_s": seconds,
-            }
+            row[what] = report.compare(seconds, baseline)
+            row[what]["algbw"] = nbytes / row[what]["median_s"]
         rows.append(row)
     return machine, rows
 
 
-def _size(nbytes: int) -> str:
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes // factor} {unit}"
-    return f"{nbytes} B"
-
-
-def table(rows: list[dict[str, Any]], ranks: int, machine: dict[str, float]) -> str:
+def table(rows: list[dict[str, Any]], ranks: int) -> str:
     """The rows as text. Bound: see README.md."""
-    bound = machine["stream-copy together"]
     lines = [
         f"{'size':>8}  {'shm us':>11} {'mpi us':>11} {'MPI us':>11}  {'shm GB/s':>8} "
         f"{'busbw':>7} {'of bound':>8}  {'shm x MPI (quartiles)':>23}  {'best':>5}  "
@@ -120,32 +95,15 @@ def table(rows: list[dict[str, Any]], ranks: int, machine: dict[str, float]) -> 
         shm, mpi, plain = row["shm"], row["mpi"], row[BASELINE]
         busbw = shm["algbw"] * 2 * (ranks - 1) / ranks
         low, high = shm["ratio_quartiles"]
-        large = row["bytes"] >= 64 << 20
-        share = f"{shm['algbw'] / bound:8.0%}" if large else f"{'':8}"
+        share = f"{row['of_bound']:8.0%}" if "of_bound" in row else f"{'':8}"
         lines.append(
-            f"{_size(row['bytes']):>8}  {shm['median_s'] * 1e6:11.2f} {mpi['median_s'] * 1e6:11.2f}"
-            f" {plain['median_s'] * 1e6:11.2f}  {shm['algbw'] / 1e9:8.2f} {busbw / 1e9:7.2f} "
-            f"{share}  {shm['ratio']:7.2f} ({low:6.2f} {high:6.2f})  "
+            f"{report.size_text(row['bytes']):>8}  {shm['median_s'] * 1e6:11.2f} "
+            f"{mpi['median_s'] * 1e6:11.2f} {plain['median_s'] * 1e6:11.2f}  "
+            f"{shm['algbw'] / 1e9:8.2f} {busbw / 1e9:7.2f} {share}  "
+            f"{shm['ratio']:7.2f} ({low:6.2f} {high:6.2f})  "
             f"{plain['best_s'] / shm['best_s']:5.2f}  {mpi['ratio']:9.2f}"
         )
     return "\n".join(lines)
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> int:
@@ -155,33 +113,24 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
-    start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "driver"
         built_with = compile_driver(program)
-        load = os.getloadavg()[0]
+        about = report.about()
         output = start_ranks(program, arguments.ranks, [arguments.rounds, *arguments.sizes])
     machine, rows = summarise(output.splitlines())
-    about = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
-        "commit": _commit(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "load_before": load,
+    about |= {
         "ranks": arguments.ranks,
         "rounds": arguments.rounds,
         **built_with,
         "bytes_per_s": machine,
     }
-    print(
-        f"{about['processor']}, {about['cores']} cores, load {load:.1f}; commit {about['commit']}"
-    )
+    print(report.about_text(about))
     print(
         "one thread, GB/s: "
         + ", ".join(f"{name} {value / 1e9:.1f}" for name, value in machine.items() if value)
     )
-    print(table(rows, arguments.ranks, machine))
+    print(table(rows, arguments.ranks))
     if arguments.json:
         arguments.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return 0

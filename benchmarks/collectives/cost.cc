@@ -14,8 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi_communicator.h"
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 
 namespace {
 
@@ -44,8 +43,10 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   std::unique_ptr<ddl::Communicator> group;
-  Require(ddl::MpiCommunicator::OverWorld(&group));
-  Require(ddl::ShareMemory(ddl::Transport::kShm, 60, &group));
+  ddl::Config config;
+  config.transport = ddl::TransportChoice::kShm;
+  config.stall_timeout_s = 60;
+  Require(ddl::Connect(config, &group));
   const int rank = group->rank(), size = group->size();
   for (int argument = 1; argument < argc; ++argument) {
     const int64_t nbytes = std::atoll(argv[argument]), count = nbytes / 4;

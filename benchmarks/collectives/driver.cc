@@ -1,5 +1,6 @@
 // Measures allreduce of float32 on the ranks of one job, without TensorFlow: ours over shared
-// memory, ours over MPI, and MPI_Allreduce as it is, in turn. Started by mpirun.
+// memory, ours over MPI, and MPI_Allreduce as it is, in turn; and for large tensors the copy of the
+// same buffers that bounds them. Started by mpirun.
 // argv: rounds, then sizes in bytes. Rank 0 prints one line for each sample:
 //   <what> <bytes> <seconds for one call>
 // and lines that begin with # for what the machine can do. Every rank checks every result.
@@ -15,13 +16,15 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi_communicator.h"
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 #include "core/vector.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// From here on nothing of a tensor is left in the caches from the call before.
+constexpr int64_t kLargeBytes = int64_t{64} << 20;
 
 double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
@@ -114,9 +117,11 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   std::unique_ptr<ddl::Communicator> plain, shared;
-  Require(ddl::MpiCommunicator::OverWorld(&plain));
-  Require(ddl::MpiCommunicator::OverWorld(&shared));
-  Require(ddl::ShareMemory(ddl::Transport::kShm, 60, &shared));
+  ddl::Config config;
+  config.transport = ddl::TransportChoice::kMpi;
+  Require(ddl::Connect(config, &plain));
+  config.transport = ddl::TransportChoice::kShm;
+  Require(ddl::Connect(config, &shared));
   const int rank = plain->rank(), size = plain->size();
   const int rounds = std::atoi(argv[1]);
   if (rank == 0) std::printf("# vectors %s 0\n", ddl::VectorInstructions());
@@ -135,15 +140,25 @@ int main(int argc, char** argv) {
       const int64_t nbytes = std::atoll(argv[i]), count = nbytes / 4;
       // Some milliseconds for each sample, so that a small call is told from the clock.
       const int calls = static_cast<int>(std::clamp<int64_t>((8 << 20) / nbytes, 1, 20000));
-      for (const char* what : {"shm", "mpi", "MPI_Allreduce"}) {
+      for (const char* what : {"shm", "stream-copy", "mpi", "MPI_Allreduce"}) {
+        const bool copy = std::strcmp(what, "stream-copy") == 0;
+        if (copy && nbytes < kLargeBytes) continue;
         const auto call = [&] {
+          if (copy) {
+            ddl::CopyBytes(out, in, nbytes, true);
+            return ddl::FinishStreams();
+          }
           if (what[0] == 's') Ours(*shared, in, out, count);
           if (what[0] == 'm') Ours(*plain, in, out, count);
           if (what[0] == 'M') Plain(in, out, count);
         };
+        const auto check = [&] {
+          if (!copy) return Check(out, count, size, what);
+          if (std::memcmp(out, in, nbytes) != 0) Die("stream-copy: other bytes");
+        };
         std::fill(out, out + count, -1.0f);
         call();  // warms up, and is checked
-        Check(out, count, size, what);
+        check();
         MPI_Barrier(MPI_COMM_WORLD);
         const Clock::time_point start = Clock::now();
         for (int run = 0; run < calls; ++run) call();
@@ -153,7 +168,7 @@ int main(int argc, char** argv) {
           std::printf("%s %lld %.9f\n", what, static_cast<long long>(nbytes), slowest);
           std::fflush(stdout);
         }
-        Check(out, count, size, what);
+        check();
       }
     }
   }

@@ -1,16 +1,15 @@
-"""Handwritten digits with a TensorFlow 1 graph, on as many ranks as the manifest starts.
+"""Handwritten digits with a script of TensorFlow 1, on as many ranks as the manifest starts.
 
 Every rank runs this file. It differs from a script for one process in four places, marked (1)-(4).
+The manifest says version 1.13, so `import tensorflow` gives the API of then on today's TensorFlow.
 """
 
-import gzip
 import os
 import sys
 
 import numpy as np
-import tensorflow.compat.v1 as tf
-
-tf.disable_v2_behavior()
+import tensorflow as tf
+from tensorflow.examples.tutorials.mnist import input_data
 
 STEPS = 400
 BATCH = 128  # over all ranks together: more ranks, smaller shares, the same training
@@ -24,18 +23,6 @@ def folder(variable):
     if not os.path.isdir(path):
         sys.exit(f"{variable} is {path!r}, not a folder. The launcher sets it; by hand, export it.")
     return path
-
-
-def read(data_dir, name, header):
-    with gzip.open(os.path.join(data_dir, name)) as file:
-        return np.frombuffer(file.read(), np.uint8, offset=header)
-
-
-def read_part(data_dir, part):
-    """Images as float32 [n, 784] from 0 to 1, labels as int64 [n]."""
-    images = read(data_dir, f"{part}-images-idx3-ubyte.gz", header=16).reshape(-1, 784)
-    labels = read(data_dir, f"{part}-labels-idx1-ubyte.gz", header=8)
-    return images.astype(np.float32) / 255, labels.astype(np.int64)
 
 
 def weights(*shape):
@@ -56,14 +43,14 @@ def network(images, keep):
     features = convolution(features, 8, 16)
     flat = tf.reshape(features, [-1, 7 * 7 * 16])
     hidden = tf.nn.relu(tf.matmul(flat, weights(7 * 7 * 16, 64)) + tf.Variable(tf.zeros([64])))
-    hidden = tf.nn.dropout(hidden, rate=1 - keep)
+    hidden = tf.nn.dropout(hidden, keep)
     return tf.matmul(hidden, weights(64, 10)) + tf.Variable(tf.zeros([10]))
 
 
 data_dir, result_dir = folder("DATA_DIR"), folder("RESULT_DIR")
 checkpoint = os.path.join(result_dir, "mnist")
-train_images, train_labels = read_part(data_dir, "train")
-test_images, test_labels = read_part(data_dir, "t10k")
+# One seed, so one order of the images on all ranks.
+mnist = input_data.read_data_sets(data_dir, validation_size=0, seed=1)
 
 x = tf.placeholder(tf.float32, [None, 784], name="x")
 keepprob = tf.placeholder_with_default(1.0, [], name="keepprob")
@@ -92,10 +79,10 @@ with tf.Session() as session:
         if ddl.rank() == 0:
             print(f"goes on from step {session.run(global_step)}", flush=True)
     for step in range(session.run(global_step) + 1, STEPS + 1):
-        # (3) All ranks draw the same batch, since they seed alike, and each takes its own share.
-        batch = np.random.default_rng(step).choice(len(train_images), BATCH, replace=False)
-        share = batch[ddl.rank() :: ddl.size()]
-        feed = {x: train_images[share], y: train_labels[share], keepprob: KEEP}
+        # (3) All ranks draw the same batch, and each takes its own share.
+        images, labels = mnist.train.next_batch(BATCH)
+        share = slice(ddl.rank(), None, ddl.size())
+        feed = {x: images[share], y: labels[share], keepprob: KEEP}
         _, loss_now, accuracy_now = session.run([train, loss, accuracy], feed)
         # (4) Rank 0 speaks and saves for all.
         if ddl.rank() == 0 and step % 10 == 0:
@@ -103,5 +90,5 @@ with tf.Session() as session:
         if ddl.rank() == 0 and (step % SAVE_EVERY == 0 or step == STEPS):
             saver.save(session, checkpoint, global_step=step)
     if ddl.rank() == 0:
-        result = session.run(accuracy, {x: test_images, y: test_labels})
+        result = session.run(accuracy, {x: mnist.test.images, y: mnist.test.labels})
         print(f"test accuracy= {result:.4f}")

@@ -58,7 +58,11 @@ class StageDataStep:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Run the manifest's first command under MPI."""
+    """Run the manifest's first command under MPI.
+
+    Attributes:
+        tf1: whether the script is written for TensorFlow 1.
+    """
 
     command: str
     nodes: int
@@ -66,6 +70,7 @@ class TrainStep:
     launcher: str
     python: str
     framework: str
+    tf1: bool
     metrics: tuple[Mapping[str, str], ...]
 
 
@@ -78,6 +83,7 @@ class TransformStep:
         checkpoint: ``latest`` or a step.
         inputs, outputs: signature name to tensor name; empty to look in the graph.
         sample: file whose rows the reloaded model must predict; empty to look for one.
+        tf1: whether the commands' scripts are written for TensorFlow 1.
     """
 
     commands: tuple[str, ...]
@@ -86,6 +92,7 @@ class TransformStep:
     outputs: Mapping[str, str]
     sample: str
     python: str
+    tf1: bool
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             launcher=manifest.launcher.kind,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
+            tf1=manifest.tf1,
             metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
         ),
         transform=TransformStep(
@@ -163,6 +171,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             outputs=dict(manifest.transform.outputs),
             sample=manifest.transform.sample or "",
             python=manifest.launcher.python or "",
+            tf1=manifest.tf1,
         ),
         upload_results=UploadResultsStep(
             results=_store(manifest.training_results_reference, path.parent)

@@ -194,7 +194,8 @@ def _show_result(record: Mapping[str, Any], places: Mapping[str, str]) -> None:
     result = record["result"]
     accuracy = result["metrics"].get("test_accuracy")
     print(f"  accuracy    {accuracy:.4f} on held-out digits, as the script measured it")
-    print(f"  model       {places['model']}  (checkpoint {result['checkpoint']})")
+    made_by = f"checkpoint {result['checkpoint']}" if "checkpoint" in result else "its own command"
+    print(f"  model       {places['model']}  ({made_by})")
     pairs = zip(result["prediction"]["class_index"], result["labels"], strict=True)
     shown = " ".join(f"{got}" if got == label else f"{got}(is {label})" for got, label in pairs)
     print(f"  prediction  {shown}  by the reloaded SavedModel, on held-out digits")

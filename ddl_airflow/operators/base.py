@@ -33,6 +33,11 @@ def rank_python(configured: str) -> str:
     return configured or conf.get("ddl", "python", fallback="") or sys.executable
 
 
+def tf1_environment(tf1: bool) -> dict[str, str]:
+    """What gives a script the 1.x API of TensorFlow; see ``ddl_ops.tf1``."""
+    return {"DDL_TF1": "1"} if tf1 else {}
+
+
 class StepOperator(BaseOperator):
     """One step of a training. Not for use by itself.
 

@@ -11,7 +11,7 @@ from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
 
@@ -27,10 +27,20 @@ class TrainOperator(StepOperator):
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
         python: the ranks' Python; empty for the site's.
         framework: shown only; what runs is what the ranks' Python has.
+        tf1: whether the script is for TensorFlow 1: then `import tensorflow` gives it that API.
         metrics: name and regular expression of each metric to find in rank 0's output.
     """
 
-    template_fields = ("command", "nodes", "slots", "launcher", "python", "framework", "metrics")
+    template_fields = (
+        "command",
+        "nodes",
+        "slots",
+        "launcher",
+        "python",
+        "framework",
+        "tf1",
+        "metrics",
+    )
     templated = ("command",)
     template_fields_renderers = {"command": "bash", "metrics": "json"}
     ui_color = "#f7e3c3"
@@ -44,6 +54,7 @@ class TrainOperator(StepOperator):
         launcher: str = "local",
         python: str = "",
         framework: str = "tensorflow",
+        tf1: bool = False,
         metrics: Sequence[Mapping[str, str]] = (),
         **kwargs: Any,
     ) -> None:
@@ -54,6 +65,7 @@ class TrainOperator(StepOperator):
         self.launcher = launcher
         self.python = python
         self.framework = framework
+        self.tf1 = tf1
         self.metrics = [dict(m) for m in metrics]
         self._job: RunningJob | None = None
 
@@ -73,6 +85,7 @@ class TrainOperator(StepOperator):
             log_dir=layout.logs,
             env={
                 **layout.rank_environment(self.dag_id),
+                **tf1_environment(self.tf1),
                 "DDL_METRICS": json.dumps(self.metrics),
             },
         )

@@ -12,7 +12,7 @@ from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.launchers.local import OnceLauncher
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
 
@@ -30,9 +30,10 @@ class TransformOperator(StepOperator):
         inputs, outputs: signature name to tensor name; empty to look in the graph.
         sample: file whose rows the reloaded model must predict; empty to look for one.
         python: the ranks' Python; empty for the site's.
+        tf1: whether the commands' scripts are for TensorFlow 1.
     """
 
-    template_fields = ("commands", "checkpoint", "inputs", "outputs", "sample", "python")
+    template_fields = ("commands", "checkpoint", "inputs", "outputs", "sample", "python", "tf1")
     template_fields_renderers = {"inputs": "json", "outputs": "json"}
     ui_color = "#e4dcf1"
 
@@ -45,6 +46,7 @@ class TransformOperator(StepOperator):
         outputs: Mapping[str, str] | None = None,
         sample: str = "",
         python: str = "",
+        tf1: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -54,6 +56,7 @@ class TransformOperator(StepOperator):
         self.outputs = dict(outputs or {})
         self.sample = sample
         self.python = python
+        self.tf1 = tf1
         self._job: RunningJob | None = None
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -73,7 +76,7 @@ class TransformOperator(StepOperator):
         if self._job is not None:
             self._job.cancel()
 
-    def _run(self, layout: RunLayout, name: str, command: str) -> None:
+    def _run(self, layout: RunLayout, name: str, command: str, tf1: bool = False) -> None:
         job = JobSpec(
             job_id=f"{layout.training_id}/{name}",
             command=command,
@@ -83,7 +86,7 @@ class TransformOperator(StepOperator):
             folder=layout.code,
             record_dir=layout.state / name,
             log_dir=layout.logs / "transform",
-            env=layout.rank_environment(self.dag_id),
+            env={**layout.rank_environment(self.dag_id), **tf1_environment(tf1)},
         )
         self._job = RunningJob(OnceLauncher(), self.log)
         self._job.run(job)
@@ -91,28 +94,39 @@ class TransformOperator(StepOperator):
     def _own_commands(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
         for number, command in enumerate(self.commands):
             check_command(command, layout.code, rank_python(self.python))
-            self._run(layout, f"transform-{try_number}-{number}", command)
+            self._run(layout, f"transform-{try_number}-{number}", command, self.tf1)
         if not (layout.model / "saved_model.pb").is_file():
             raise errors.TransformError(
                 f"the manifest's command {self.commands[-1]!r} ended well, and wrote no "
                 f"SavedModel to $RESULT_DIR/model. Write it there, or leave only the training "
                 "command in execution.command to have the built-in transform write it."
             )
-        return {"transform": self.commands}
+        report = self._saved_model(layout, try_number, ["--written"])
+        return {"transform": self.commands} | report
 
     def _built_in(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
+        words = ["--checkpoint", self.checkpoint]
+        for option, names in (("--input", self.inputs), ("--output", self.outputs)):
+            for name, tensor in names.items():
+                words += [option, f"{name}={tensor}"]
+        report = self._saved_model(layout, try_number, words)
+        self.log.info(
+            "model from %s (step %s), reloaded and asked: %s",
+            *(report.get("checkpoint"), report.get("checkpoint_step"), report.get("prediction")),
+        )
+        return report
+
+    def _saved_model(self, layout: RunLayout, try_number: int, more: list[str]) -> dict[str, Any]:
+        """Runs ``ddl_ops.saved_model`` and returns its report; its error is raised."""
         layout.transform_report.unlink(missing_ok=True)
         words = [
             *("python", "-m", "ddl_ops.saved_model"),
             *("--result-dir", str(layout.result)),
             *("--data-dir", str(layout.staged)),
             *("--export-dir", str(layout.model)),
-            *("--checkpoint", self.checkpoint),
             *("--report", str(layout.transform_report)),
+            *more,
         ]
-        for option, names in (("--input", self.inputs), ("--output", self.outputs)):
-            for name, tensor in names.items():
-                words += [option, f"{name}={tensor}"]
         if self.sample:
             words += ["--sample", self.sample]
         try:
@@ -125,8 +139,4 @@ class TransformOperator(StepOperator):
                     raise kind(said["error"]) from failed
             raise
         report: dict[str, Any] = json.loads(layout.transform_report.read_text("utf-8"))
-        self.log.info(
-            "model from %s (step %s), reloaded and asked: %s",
-            *(report.get("checkpoint"), report.get("checkpoint_step"), report.get("prediction")),
-        )
         return report

@@ -18,6 +18,7 @@ from ddl_airflow.demo.show import EXAMPLES, RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage import S3Store
+from tests.documents import with_real_connection, wml_document
 
 pytestmark = pytest.mark.integration
 
@@ -128,6 +129,28 @@ def test_killed_rank_ends_the_try_and_the_retry_succeeds(site, finished):
     resumed = re.search(r"goes on from step (\d+)", site.task_log(dag_id, run_id, "train", 2))
     assert resumed and int(resumed[1]) >= 100
     assert marked("DDL_JOB_ID", f"{layout.training_id}/train-2") == []
+
+
+def test_the_wml_document_runs_as_a_dag(site, object_store, dags_folder, finished):
+    """Its manifest and both scripts as printed, but for the connection, which it leaves open."""
+    document = wml_document()
+    folder = dags_folder / "wml-document"
+    folder.mkdir()
+    (folder / "mnist-train-ddl.py").write_text(document.train, "utf-8")
+    (folder / "transform.py").write_text(document.transform, "utf-8")
+    (folder / "manifest.yml").write_text(with_real_connection(document.manifest), "utf-8")
+    site.wait_for_dag("tf-mnist")
+    run_id = site.trigger("tf-mnist")
+    state = site.wait_for_run("tf-mnist", run_id, 300)
+    assert state == "success", site.task_log("tf-mnist", run_id, "train")
+    store = S3Store(object_store.client, RESULTS_BUCKET, training_id("tf-mnist", run_id))
+    record = json.loads(store.read_bytes("lineage.json"))
+    assert record["result"]["transform"] == ["python transform.py"]
+    assert set(record["result"]["signatures"]) == {"predict_images", "serving_default"}
+    assert record["result"]["rows"] > 300
+    assert {"mnist-20.index", "mnist_basegraph.meta"} <= {
+        obj.key.rpartition("/")[2] for obj in store.list()
+    }
 
 
 def _step(layout):

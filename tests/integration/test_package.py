@@ -55,6 +55,7 @@ def test_wheel_holds_the_compiled_ops_and_no_sources_of_them(environment):
     names = zipfile.ZipFile(wheel).namelist()
     assert "ddl_ops/_ddl_ops.so" in names
     assert "ddl_ops/startup/sitecustomize.py" in names
+    assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names
     assert "ddl_airflow/plugin/training.html" in names
     assert not [n for n in names if n.endswith((".cc", ".h")) or n.startswith("tests")]
 

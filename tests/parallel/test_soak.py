@@ -12,11 +12,16 @@ from tests.soak.kills import kill_once
 
 
 @pytest.mark.parametrize(
-    ("ranks", "transport", "collectives", "most_bytes"),
-    [(2, "shm", 400, 4 << 20), (3, "mpi", 200, 1 << 20), (8, "shm", 100, 256 << 10)],
+    ("ranks", "transport", "collectives", "most_bytes", "shuffle"),
+    [
+        (2, "shm", 400, 4 << 20, False),
+        (3, "shm", 200, 1 << 20, True),
+        (3, "mpi", 200, 1 << 20, True),
+        (8, "shm", 100, 256 << 10, False),
+    ],
 )
 def test_random_collectives_are_exact(
-    driver: Path, ranks: int, transport: str, collectives: int, most_bytes: int
+    driver: Path, ranks: int, transport: str, collectives: int, most_bytes: int, shuffle: bool
 ) -> None:
     soaked = soak(
         driver,
@@ -25,6 +30,7 @@ def test_random_collectives_are_exact(
         collectives=collectives,
         seed=2026,
         most_bytes=most_bytes,
+        shuffle=shuffle,
         timeout_s=120,
     )
     assert soaked.faults(ranks) == []

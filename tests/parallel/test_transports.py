@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,15 +29,21 @@ def test_ranks_say_how_they_reach_each_other(
         assert f"ddl: rank {rank}: of 2, local rank {rank} of 2, over {over}\n" in ended.output
 
 
-def test_everything_works_over_mpi_too(run_ranks: Callable, tmp_path: Path) -> None:
-    ended = run_ranks(
-        "every_check.py",
-        2,
-        DDL_OPTIONS="-mode p",
-        DDL_TRANSPORT="mpi",
-        DDL_PROGRESS=str(tmp_path / "progress.jsonl"),
+def test_everything_works_between_hosts_too(
+    mpirun: str, run_command: Callable, tmp_path: Path
+) -> None:
+    # Rank 1 is alone on its host, as far as the ranks know.
+    command = [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+    for host, colon in (("a", []), ("b", [":"]), ("a", [":"])):
+        program = [sys.executable, str(SCRIPT)]
+        command += [*colon, "-np", "1", "-x", f"DDL_HOSTID={host}", *program]
+    progress = str(tmp_path / "progress.jsonl")
+    ended = run_command(
+        command, {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": progress, "DDL_LOG": "info"}, 180
     )
-    for rank in range(2):
+    for rank in range(3):
+        over = "shared memory, and MPI between hosts"
+        assert f"ddl: rank {rank}: of 3, local rank {rank} of 3, over {over}\n" in ended.output
         passed = [line for line in ended.lines_of(rank) if line.endswith(": ok")]
         assert passed == [f"{name}: ok" for name in CHECKS], ended.output
 

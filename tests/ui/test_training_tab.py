@@ -69,7 +69,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
 def test_train_task_shows_its_settings(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/train/rendered_templates")
-    for text in ("python train.py", "tensorflow 2.21", "nodes"):
+    for text in ("python train.py", "tensorflow-ddl 1.13", "nodes"):
         expect(page.get_by_text(text, exact=False).first).to_be_visible(timeout=30_000)
     _shot(page, "rendered")
 

@@ -120,7 +120,8 @@ class Framework(Section):
         examples=["tensorflow-ddl"],
     )
     version: Text = Field(
-        description="TensorFlow version that the scripts are written for; `-py3-ddl` may follow.",
+        description="TensorFlow version that the scripts are written for; `-py3-ddl` may follow. "
+        "Below 2, `import tensorflow` gives them the 1.x API.",
         examples=["2.21"],
     )
     runtimes: Runtimes | None = Field(
@@ -477,6 +478,12 @@ class Manifest(Section):
     def commands(self) -> tuple[str, ...]:
         """The first is the training, on all ranks; the others run once, after it."""
         return split_commands(self.model_definition.execution.command)
+
+    @property
+    def tf1(self) -> bool:
+        """Whether the scripts are written for TensorFlow 1."""
+        version = self.model_definition.framework.version
+        return re.match(r"1(?![0-9])", version) is not None
 
     @property
     def slots(self) -> int:

@@ -102,16 +102,13 @@ def name_gives_a_dag_id(at: str, name: str) -> Findings:
 
 
 @_rule("model_definition.framework.version")
-def version_is_tensorflow_2(at: str, version: str) -> Findings:
+def version_is_known(at: str, version: str) -> Findings:
     match = re.fullmatch(r"([0-9]{1,4})(\.[0-9]+)*([-+.]?[A-Za-z][\w.+-]*)?", version)
     if match is None:
         yield Finding(at, f"is {version[:40]!r}, not a version", 'Write for example "2.21".')
-    elif int(match[1]) < 2:
-        yield Finding(
-            at,
-            f"is {version}, a TensorFlow 1 script, and this release has no TensorFlow 1 mode",
-            'Port the import to tensorflow.compat.v1 and set version to "2.21".',
-        )
+    elif int(match[1]) == 0:
+        fix = 'Port the script to the API of 1.x and write "1.15", or to 2.x and write "2.21".'
+        yield Finding(at, f"is {version}, older than TensorFlow 1", fix)
 
 
 @_rule("model_definition.execution.command")

@@ -1,7 +1,9 @@
 #include "algorithms/pieces.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "core/vector.h"
@@ -27,7 +29,8 @@ static_assert(HostGroup::kBuffers >= 3);
 class Pieces {
  public:
   // In a piece lie `blocks` blocks: one for each rank, or only the writer's own.
-  Pieces(HostGroup* group, std::vector<int64_t> nbytes, int blocks, bool stream)
+  // `stream` and `stream_areas`: whether outputs and areas are written past the caches.
+  Pieces(HostGroup* group, std::vector<int64_t> nbytes, int blocks, bool stream, bool stream_areas)
       : group_(*group),
         rank_(group->rank()),
         nbytes_(std::move(nbytes)),
@@ -39,7 +42,8 @@ class Pieces {
                                  HostGroup::kPieceBytes / blocks / kUnit * kUnit)),
         num_pieces_((largest_ + block_nbytes_ - 1) / block_nbytes_),
         first_(group->NextPieces(num_pieces_)),
-        stream_(stream) {
+        stream_(stream),
+        stream_areas_(stream_areas) {
     for (int rank = 0; rank < group_.size(); ++rank) {
       begins_[rank + 1] = begins_[rank] + nbytes_[rank];
     }
@@ -51,7 +55,7 @@ class Pieces {
       if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step, in));
       if (step >= 1 && step <= num_pieces_) {
         DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, Area(rank_, step - 1)));
-        Publish(&HostGroup::Progress::reduced, step - 1);
+        PublishArea(&HostGroup::Progress::reduced, step - 1);
       }
       if (step >= 2) DDL_RETURN_IF_ERROR(Collect(step - 2, out));
     }
@@ -113,6 +117,12 @@ class Pieces {
     group_.Ring();
   }
 
+  // After the rank has written its area.
+  void PublishArea(Counter counter, int64_t piece) {
+    if (stream_areas_) FinishStreams();
+    Publish(counter, piece);
+  }
+
   Sum Prepare(char* own_out, DType dtype, int divisor) {
     sources_.resize(group_.size());
     Sum sum;
@@ -122,7 +132,16 @@ class Pieces {
     sum.dtype = dtype;
     sum.divisor = divisor;
     sum.stream = stream_;
+    sum.stream_copy = stream_areas_;
     return sum;
+  }
+
+  void WriteArea(char* area, const char* from, int64_t nbytes) {
+    if (!stream_areas_) {
+      std::memcpy(area, from, nbytes);
+    } else {
+      CopyBytes(area, from, nbytes, true);
+    }
   }
 
   Status Scatter(int64_t piece, const char* in) {
@@ -130,9 +149,9 @@ class Pieces {
     for (int rank = 0; rank < group_.size(); ++rank) {
       const int64_t nbytes = Nbytes(piece, rank);
       if (rank == rank_ || nbytes == 0) continue;
-      std::memcpy(Area(rank_, piece, rank), in + begins_[rank] + At(piece), nbytes);
+      WriteArea(Area(rank_, piece, rank), in + begins_[rank] + At(piece), nbytes);
     }
-    Publish(&HostGroup::Progress::copied, piece);
+    PublishArea(&HostGroup::Progress::copied, piece);
     return Status();
   }
 
@@ -158,8 +177,8 @@ class Pieces {
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     const char* from = own_in + At(piece);
     char* to = out + begins_[rank_] + At(piece);
-    std::memcpy(Area(rank_, piece), from, nbytes);
-    Publish(&HostGroup::Progress::reduced, piece);
+    WriteArea(Area(rank_, piece), from, nbytes);
+    PublishArea(&HostGroup::Progress::reduced, piece);
     if (from != to) CopyBytes(to, from, nbytes, stream_);
     return Status();
   }
@@ -186,6 +205,7 @@ class Pieces {
   const int64_t num_pieces_;
   const int64_t first_;
   const bool stream_;
+  const bool stream_areas_;
   std::vector<const void*> sources_;
 };
 
@@ -200,37 +220,59 @@ std::vector<int64_t> EvenShares(int64_t nbytes, int size) {
   return shares;
 }
 
+// Runs a collective of `nbytes` with the stores that the group has chosen for it, and measures it.
+template <typename Run>
+Status Tuned(HostGroup* group, HostGroup::Kind kind, int64_t nbytes, const Run& run) {
+  using Clock = std::chrono::steady_clock;
+  DDL_RETURN_IF_ERROR(group->Fate());
+  if (nbytes == 0) return Status();
+  const bool stream_areas = group->StreamsAreas(kind, nbytes);
+  if (!group->chooses_stores()) return run(stream_areas);
+  const Clock::time_point start = Clock::now();
+  DDL_RETURN_IF_ERROR(run(stream_areas));
+  group->Tune(kind, nbytes, std::chrono::duration<double>(Clock::now() - start).count());
+  return Status();
+}
+
+Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
+              const std::vector<int64_t>& nbytes) {
+  const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
+  return Tuned(group, kind, total, [&](bool stream_areas) {
+    return Pieces(group, nbytes, 1, total >= kStreamBytes, stream_areas)
+        .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
+  });
+}
+
 }  // namespace
 
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor) {
-  DDL_RETURN_IF_ERROR(group->Fate());
   const int64_t nbytes = count * static_cast<int64_t>(DTypeSize(dtype));
-  Pieces pieces(group, EvenShares(nbytes, group->size()), group->size(),
-                in != out && nbytes >= kStreamBytes);
-  return pieces.AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  return Tuned(group, HostGroup::kAllReduce, nbytes, [&](bool stream_areas) {
+    return Pieces(group, EvenShares(nbytes, group->size()), group->size(),
+                  in != out && nbytes >= kStreamBytes, stream_areas)
+        .AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  });
 }
 
 Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
                              const std::vector<int64_t>& nbytes, DType dtype, int divisor) {
-  DDL_RETURN_IF_ERROR(group->Fate());
-  return Pieces(group, nbytes, group->size(), false)
-      .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
+  return Tuned(group, HostGroup::kReduceScatter, total, [&](bool stream_areas) {
+    return Pieces(group, nbytes, group->size(), false, stream_areas)
+        .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  });
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes) {
-  DDL_RETURN_IF_ERROR(group->Fate());
-  int64_t total = 0;
-  for (const int64_t one : nbytes) total += one;
-  return Pieces(group, nbytes, 1, total >= kStreamBytes)
-      .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
+  return Gather(group, HostGroup::kAllGather, in, out, nbytes);
 }
 
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes) {
   std::vector<int64_t> shares(group->size(), 0);
   shares[0] = nbytes;
-  return AllGatherInPieces(group, buffer, buffer, shares);
+  return Gather(group, HostGroup::kBroadcast, buffer, buffer, shares);
 }
 
 }  // namespace ddl

@@ -11,7 +11,7 @@
 namespace ddl {
 
 // Collectives for large tensors of the ranks of one host. Every rank has a share of the tensor, one
-// contiguous range, and the shares go through shared memory in pieces that stay in the caches:
+// contiguous range, and the shares go through shared memory in pieces:
 //   scatter   a rank copies a block of each other's share of its own input in
 //   reduce    it adds up its own block, from its input and the others' copies, into its output and,
 //             if it is for the others too, into shared memory
@@ -20,6 +20,9 @@ namespace ddl {
 // is scattered, k - 1 is reduced and k - 2 collected.
 //
 // Additions are in rank order, so the result has the same bits whoever computes it and whenever.
+// Whether the copies in shared memory are written through the caches or past them is what
+// HostGroup::StreamsAreas says, on each rank for itself.
+//
 // dtypes: see core/vector. Errors as HostGroup::Await; the group is broken then.
 //
 // Source: reduce-scatter and allgather as in Rabenseifner's algorithm (Optimization of Collective

@@ -28,17 +28,18 @@ class Communicator {
   // Takes the next message of `peer` if one is there. Never waits.
   virtual Status TryReceive(int peer, std::string* message, bool* received) = 0;
 
+  // How ranks reach each other, for a person: "shared memory".
+  virtual const char* Means() const = 0;
+
   // Whether ranks can Meet; else they agree by messages.
   virtual bool CanMeet() const { return false; }
 
   // See algorithms/meeting.h. Only where CanMeet.
   virtual Status Meet(const Offer& offer, bool* alike) = 0;
 
-  // Whether Meet and AllReduce take float16 and bfloat16; else float32 must travel for them.
-  virtual bool SumsHalves() const { return false; }
-
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
-  // on every rank and in every run. `in` may equal `out`.
+  // on every rank and in every run. float16 and bfloat16 are added and divided in float32 and
+  // rounded once. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
 
   // The sum by one plain MPI_Allreduce: the baseline that others are compared with.
@@ -47,12 +48,6 @@ class Communicator {
 
   // Overwrites `nbytes` at `buffer` with those of rank 0.
   virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;
-
-  // Hands each rank its share of `in`: the first nbytes[0] bytes to rank 0, the next nbytes[1] to
-  // rank 1 and so on. `out` gets this rank's share of every rank, in the order of the ranks:
-  // size() * nbytes[rank()] bytes. `nbytes` is the same on every rank, its sum below 2^30. For halves
-  // where not SumsHalves.
-  virtual Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
 
   // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from
   // its `in`. `nbytes` is the same on every rank.

@@ -1,30 +1,26 @@
 #include "comm/mpi_communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
-#include "core/arithmetic.h"
+#include "algorithms/network_allreduce.h"
+#include "algorithms/ring.h"
+#include "algorithms/tree_broadcast.h"
+#include "transport/mpi_transport.h"
 
 namespace ddl {
 namespace {
 
 constexpr int kTag = 0;
-// MPI counts are int; larger buffers go in pieces of this many elements or bytes.
+// MPI counts are int; the baseline sends larger buffers in pieces of this many elements.
 constexpr int64_t kMaxCount = int64_t{1} << 30;
-// Large tensors are reduced in pieces of this size, which stay in the caches between the steps of
-// MPI's algorithm and the division. The cut depends on the size alone, so the order of additions,
-// and with it every bit of the result, is the same on all ranks and in every run.
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
-Status Check(int result, const char* call) {
-  if (result == MPI_SUCCESS) return Status();
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(result, text, &length);
-  return Status(Code::kInternal, std::string(call) + " failed: " + std::string(text, length) +
-                                     ". See mpirun's output for the rank or host that was lost.");
+// FNV-1a, 64 bits.
+uint64_t HashOf(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
+  return hash;
 }
 
 MPI_Datatype ToMpi(DType dtype) {
@@ -39,20 +35,62 @@ MPI_Datatype ToMpi(DType dtype) {
 
 }  // namespace
 
-Status MpiCommunicator::OverWorld(std::unique_ptr<Communicator>* communicator) {
-  std::unique_ptr<MpiCommunicator> made(new MpiCommunicator);
-  DDL_RETURN_IF_ERROR(Check(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_), "MPI_Comm_dup"));
+Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s,
+                                  std::unique_ptr<MpiCommunicator>* communicator) {
+  std::unique_ptr<MpiCommunicator> made(new MpiCommunicator(timeout_s));
+  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_), "MPI_Comm_dup"));
   MPI_Comm_set_errhandler(made->comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(made->comm_, &made->rank_);
   MPI_Comm_size(made->comm_, &made->size_);
-  MPI_Comm host = MPI_COMM_NULL;
-  DDL_RETURN_IF_ERROR(Check(
-      MPI_Comm_split_type(made->comm_, MPI_COMM_TYPE_SHARED, made->rank_, MPI_INFO_NULL, &host),
-      "MPI_Comm_split_type"));
-  MPI_Comm_rank(host, &made->local_rank_);
-  MPI_Comm_size(host, &made->local_size_);
-  MPI_Comm_free(&host);
+  DDL_RETURN_IF_ERROR(made->FindHosts(host_id));
+  made->order_.resize(made->size_);
+  std::iota(made->order_.begin(), made->order_.end(), 0);
+  std::stable_sort(made->order_.begin(), made->order_.end(),
+                   [&](int a, int b) { return made->hosts_[a] < made->hosts_[b]; });
+  const auto place = std::find(made->order_.begin(), made->order_.end(), made->rank_);
+  DDL_RETURN_IF_ERROR(
+      made->Join(0, static_cast<int>(place - made->order_.begin()), &made->all_));
   *communicator = std::move(made);
+  return Status();
+}
+
+Status MpiCommunicator::FindHosts(const std::string& host_id) {
+  MPI_Comm host = MPI_COMM_NULL;
+  DDL_RETURN_IF_ERROR(MpiStatus(
+      MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+      "MPI_Comm_split_type"));
+  MPI_Comm_rank(host, &local_rank_);
+  MPI_Comm_size(host, &local_size_);
+  int first = rank_;
+  const int told = MPI_Bcast(&first, 1, MPI_INT, 0, host);
+  MPI_Comm_free(&host);
+  DDL_RETURN_IF_ERROR(MpiStatus(told, "MPI_Bcast"));
+
+  const uint64_t key = host_id.empty() ? static_cast<uint64_t>(first) : HashOf(host_id);
+  std::vector<uint64_t> keys(size_);
+  DDL_RETURN_IF_ERROR(MpiStatus(
+      MPI_Allgather(&key, 1, MPI_UINT64_T, keys.data(), 1, MPI_UINT64_T, comm_), "MPI_Allgather"));
+  std::vector<uint64_t> seen;
+  for (const uint64_t one : keys) {
+    const auto found = std::find(seen.begin(), seen.end(), one);
+    hosts_.push_back(static_cast<int>(found - seen.begin()));
+    if (found == seen.end()) seen.push_back(one);
+  }
+  return Status();
+}
+
+Status MpiCommunicator::Join(int group, int position, std::unique_ptr<Transport>* transport) {
+  transport->reset();
+  MPI_Comm comm = MPI_COMM_NULL;
+  DDL_RETURN_IF_ERROR(MpiStatus(
+      MPI_Comm_split(comm_, group < 0 ? MPI_UNDEFINED : group, position, &comm), "MPI_Comm_split"));
+  if (comm == MPI_COMM_NULL) return Status();
+  int size = 0;
+  MPI_Comm_size(comm, &size);
+  std::vector<int> names(size);
+  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Allgather(&rank_, 1, MPI_INT, names.data(), 1, MPI_INT, comm),
+                                "MPI_Allgather"));
+  *transport = std::make_unique<MpiTransport>(comm, std::move(names), timeout_s_);
   return Status();
 }
 
@@ -68,7 +106,7 @@ MpiCommunicator::~MpiCommunicator() {
 Status MpiCommunicator::DropFinishedSends() {
   for (auto send = sends_.begin(); send != sends_.end();) {
     int finished = 0;
-    DDL_RETURN_IF_ERROR(Check(MPI_Test(&send->request, &finished, MPI_STATUS_IGNORE), "MPI_Test"));
+    DDL_RETURN_IF_ERROR(MpiStatus(MPI_Test(&send->request, &finished, MPI_STATUS_IGNORE), "MPI_Test"));
     send = finished ? sends_.erase(send) : std::next(send);
   }
   return Status();
@@ -77,7 +115,7 @@ Status MpiCommunicator::DropFinishedSends() {
 Status MpiCommunicator::Send(int peer, std::string message) {
   sends_.push_back({std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
-  DDL_RETURN_IF_ERROR(Check(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
+  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
                                       MPI_BYTE, peer, kTag, comm_, &send.request),
                             "MPI_Isend"));
   return DropFinishedSends();
@@ -90,12 +128,12 @@ Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* receive
   MPI_Message handle;
   MPI_Status status;
   DDL_RETURN_IF_ERROR(
-      Check(MPI_Improbe(peer, kTag, comm_, &found, &handle, &status), "MPI_Improbe"));
+      MpiStatus(MPI_Improbe(peer, kTag, comm_, &found, &handle, &status), "MPI_Improbe"));
   if (!found) return Status();
   MPI_Get_count(&status, MPI_BYTE, &nbytes);
   message->resize(nbytes);
   DDL_RETURN_IF_ERROR(
-      Check(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
+      MpiStatus(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
   *received = true;
   return Status();
 }
@@ -106,15 +144,7 @@ Status MpiCommunicator::Meet(const Offer&, bool*) {
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
                                   int divisor) {
-  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  const int64_t nbytes = count * element;
-  for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
-    const int64_t n = std::min(kPieceBytes, nbytes - first) / element;
-    char* to = static_cast<char*>(out) + first;
-    DDL_RETURN_IF_ERROR(AllReduceBaseline(static_cast<const char*>(in) + first, to, n, dtype));
-    if (divisor != 1) Divide(to, n, dtype, divisor);
-  }
-  return Status();
+  return NetworkAllReduce(all_.get(), in, out, count, dtype, divisor);
 }
 
 Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
@@ -122,7 +152,7 @@ Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
   for (int64_t first = 0; first < count; first += kMaxCount) {
     const int n = static_cast<int>(std::min(kMaxCount, count - first));
     const void* from = in == out ? MPI_IN_PLACE : static_cast<const char*>(in) + first * element;
-    DDL_RETURN_IF_ERROR(Check(MPI_Allreduce(from, static_cast<char*>(out) + first * element, n,
+    DDL_RETURN_IF_ERROR(MpiStatus(MPI_Allreduce(from, static_cast<char*>(out) + first * element, n,
                                             ToMpi(dtype), MPI_SUM, comm_),
                               "MPI_Allreduce"));
   }
@@ -130,50 +160,15 @@ Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
 }
 
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
-  return BroadcastFrom(0, buffer, nbytes);
-}
-
-Status MpiCommunicator::BroadcastFrom(int root, void* buffer, int64_t nbytes) {
-  for (int64_t first = 0; first < nbytes; first += kMaxCount) {
-    const int n = static_cast<int>(std::min(kMaxCount, nbytes - first));
-    DDL_RETURN_IF_ERROR(
-        Check(MPI_Bcast(static_cast<char*>(buffer) + first, n, MPI_BYTE, root, comm_),
-              "MPI_Bcast"));
-  }
-  return Status();
-}
-
-Status MpiCommunicator::ExchangeShares(const void* in, void* out,
-                                       const std::vector<int64_t>& nbytes) {
-  const std::vector<int> sent(nbytes.begin(), nbytes.end());
-  const std::vector<int> received(size_, sent[rank_]);
-  std::vector<int> from(size_, 0), to(size_, 0);
-  for (int rank = 1; rank < size_; ++rank) {
-    from[rank] = from[rank - 1] + sent[rank - 1];
-    to[rank] = to[rank - 1] + received[rank - 1];
-  }
-  return Check(MPI_Alltoallv(in, sent.data(), from.data(), MPI_BYTE, out, received.data(),
-                             to.data(), MPI_BYTE, comm_),
-               "MPI_Alltoallv");
+  return TreeBroadcast(all_.get(), buffer, nbytes);
 }
 
 Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
-  std::vector<int64_t> offsets(size_ + 1, 0);
-  std::partial_sum(nbytes.begin(), nbytes.end(), offsets.begin() + 1);
-  if (offsets[size_] <= kMaxCount) {
-    const std::vector<int> counts(nbytes.begin(), nbytes.end());
-    const std::vector<int> places(offsets.begin(), offsets.end() - 1);
-    return Check(MPI_Allgatherv(in, counts[rank_], MPI_BYTE, out, counts.data(), places.data(),
-                                MPI_BYTE, comm_),
-                 "MPI_Allgatherv");
-  }
-  // Places are int as well, so a large result cannot be one call, in whatever units.
-  char* all = static_cast<char*>(out);
-  std::memcpy(all + offsets[rank_], in, nbytes[rank_]);
-  for (int rank = 0; rank < size_; ++rank) {
-    DDL_RETURN_IF_ERROR(BroadcastFrom(rank, all + offsets[rank], nbytes[rank]));
-  }
-  return Status();
+  std::vector<int64_t> begins(size_ + 1, 0);
+  std::partial_sum(nbytes.begin(), nbytes.end(), begins.begin() + 1);
+  std::vector<Share> places;
+  for (const int rank : order_) places.push_back({begins[rank], begins[rank + 1]});
+  return RingAllGather(all_.get(), in, out, std::move(places));
 }
 
 }  // namespace ddl

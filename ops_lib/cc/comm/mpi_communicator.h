@@ -9,29 +9,39 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "transport/transport.h"
 
 namespace ddl {
 
-// A group of ranks over an MPI communicator of its own, so that our messages never meet those of
-// the user's script.
+// All ranks of the job over MPI communicators of its own, so that our messages never meet those of
+// the user's script. Tensors travel by our algorithms, in an order of the ranks in which those of
+// one host are neighbours.
 class MpiCommunicator : public Communicator {
  public:
-  // All ranks of MPI_COMM_WORLD; collective.
-  static Status OverWorld(std::unique_ptr<Communicator>* communicator);
+  // All ranks of MPI_COMM_WORLD; collective. `host_id` and `timeout_s`: see Config.
+  static Status OverWorld(const std::string& host_id, double timeout_s,
+                          std::unique_ptr<MpiCommunicator>* communicator);
   ~MpiCommunicator() override;
+
+  // The host of each rank, numbered from 0 in the order of their first ranks.
+  const std::vector<int>& hosts() const { return hosts_; }
+
+  // Joins the ranks that give the same `group`, in the order of `position`; none if it is negative.
+  // Collective over all ranks.
+  Status Join(int group, int position, std::unique_ptr<Transport>* transport);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
 
+  const char* Means() const override { return "MPI"; }
   Status Send(int peer, std::string message) override;
   Status TryReceive(int peer, std::string* message, bool* received) override;
   Status Meet(const Offer& offer, bool* alike) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   Status Broadcast(void* buffer, int64_t nbytes) override;
-  Status ExchangeShares(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
 
  private:
@@ -40,12 +50,16 @@ class MpiCommunicator : public Communicator {
     MPI_Request request;
   };
 
-  MpiCommunicator() = default;
+  explicit MpiCommunicator(double timeout_s) : timeout_s_(timeout_s) {}
+  Status FindHosts(const std::string& host_id);
   Status DropFinishedSends();
-  Status BroadcastFrom(int root, void* buffer, int64_t nbytes);
 
+  const double timeout_s_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+  std::vector<int> hosts_;
+  std::vector<int> order_;  // ranks, host by host
+  std::unique_ptr<Transport> all_;  // in that order
   std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
 };
 

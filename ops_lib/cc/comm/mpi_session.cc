@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "comm/mpi_communicator.h"
-
 namespace ddl {
 namespace {
 
@@ -28,7 +26,7 @@ void MpiSession::OnFinalize() {
   on_finalize_();
 }
 
-Status MpiSession::Open(std::unique_ptr<Communicator>* communicator) {
+Status MpiSession::Open() {
   int initialized = 0, finalized = 0, provided = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
@@ -54,7 +52,7 @@ Status MpiSession::Open(std::unique_ptr<Communicator>* communicator) {
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, OnSelfDeleted, &keyval_, nullptr);
   MPI_Comm_set_attr(MPI_COMM_SELF, keyval_, this);
   open_ = true;
-  return MpiCommunicator::OverWorld(communicator);
+  return Status();
 }
 
 void MpiSession::Close() {

@@ -3,9 +3,7 @@
 
 #include <atomic>
 #include <functional>
-#include <memory>
 
-#include "comm/communicator.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -21,9 +19,9 @@ class MpiSession {
   explicit MpiSession(std::function<void()> on_finalize);
   MpiSession(const MpiSession&) = delete;
 
-  // Initialises MPI if nobody has and makes a communicator of our own over all ranks.
-  // FailedPrecondition if MPI does not offer MPI_THREAD_MULTIPLE or is already finalized.
-  Status Open(std::unique_ptr<Communicator>* communicator);
+  // Initialises MPI if nobody has. FailedPrecondition if MPI does not offer MPI_THREAD_MULTIPLE or
+  // is already finalized.
+  Status Open();
 
   // Ends MPI if we started it. All communicators must be gone.
   void Close();

@@ -35,10 +35,20 @@ Status ReadConfig(Config* config) {
       return Status(Code::kInvalidArgument,
                     "DDL_TRANSPORT is '" + transport + "'. Give one of: auto, shm, mpi.");
     }
-    config->transport = transport == "shm"   ? Transport::kShm
-                        : transport == "mpi" ? Transport::kMpi
-                                             : Transport::kAuto;
+    config->transport = transport == "shm"   ? TransportChoice::kShm
+                        : transport == "mpi" ? TransportChoice::kMpi
+                                             : TransportChoice::kAuto;
   }
+  if (const std::string gpu = Read("DDL_GPU"); !gpu.empty()) {
+    if (gpu != "auto" && gpu != "nccl" && gpu != "host") {
+      return Status(Code::kInvalidArgument,
+                    "DDL_GPU is '" + gpu + "'. Give one of: auto, nccl, host.");
+    }
+    config->gpu_transport = gpu == "nccl"   ? GpuTransport::kNccl
+                            : gpu == "host" ? GpuTransport::kHost
+                                            : GpuTransport::kAuto;
+  }
+  config->host_id = Read("DDL_HOSTID");
   config->progress_path = Read("DDL_PROGRESS");
   config->timeline_path = Read("DDL_TIMELINE");
   config->stats_path = Read("DDL_STATS");

@@ -7,7 +7,8 @@
 
 namespace ddl {
 
-enum class Transport { kAuto, kShm, kMpi };
+enum class TransportChoice { kAuto, kShm, kMpi };
+enum class GpuTransport { kAuto, kNccl, kHost };
 
 // Every DDL_* variable that the library reads is read here, once, when the engine starts.
 struct Config {
@@ -16,7 +17,12 @@ struct Config {
   double stall_timeout_s = 300.0;
   // DDL_TRANSPORT: how the ranks reach each other. "shm" fails where they cannot share memory;
   // "auto" takes MPI then.
-  Transport transport = Transport::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;
+  // DDL_HOSTID: ranks with the same text are on one host, whatever MPI says. Empty: MPI says.
+  std::string host_id;
+  // DDL_GPU: how tensors in the memory of GPUs travel. "nccl" fails where NCCL cannot be used,
+  // "host" leaves that memory alone: TensorFlow copies; "auto" takes NCCL where all ranks can.
+  GpuTransport gpu_transport = GpuTransport::kAuto;
   // DDL_PROGRESS: file to which rank 0 appends progress lines (JSON). Empty: none.
   std::string progress_path;
   // DDL_TIMELINE: file for a Chrome trace; "{rank}" in it stands for the rank. Empty: none.

@@ -16,9 +16,10 @@ namespace {
 // are compiled for one instruction set each. The library itself is compiled for plain x86-64.
 #define DDL_INLINE [[gnu::always_inline]] inline
 
+// In memory they begin anywhere: those of two halves, read as one word, at every half.
 template <typename T, int kWidth>
 struct VectorOf {
-  typedef T Type __attribute__((vector_size(kWidth), aligned(alignof(T)), may_alias));
+  typedef T Type __attribute__((vector_size(kWidth), aligned(1), may_alias));
 };
 
 // Integers are added without sign, because a signed overflow is undefined and this one wraps.
@@ -41,7 +42,19 @@ DDL_INLINE void Stream(char* out, const V& value) {
   }
 }
 
-template <typename T, int kWidth, bool kStream, bool kCopy, bool kDivide>
+template <bool kStream, typename V>
+DDL_INLINE void Store(char* out, const V& value) {
+  if constexpr (kStream) {
+    Stream(out, value);
+  } else {
+    *reinterpret_cast<V*>(out) = value;
+  }
+}
+
+// What becomes of Sum::copy.
+enum class Copy { kNone, kStore, kStream };
+
+template <typename T, int kWidth, bool kStream, Copy kCopy, bool kDivide>
 DDL_INLINE void SumLoop(const Sum& sum) {
   using A = typename AdditionOf<T>::Type;
   using V = typename VectorOf<A, kWidth>::Type;
@@ -70,12 +83,10 @@ DDL_INLINE void SumLoop(const Sum& sum) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kDivide) total[v] = (V)((S)total[v] / divisor);
-      if constexpr (kCopy) *reinterpret_cast<V*>(copy + at + v * kWidth) = total[v];
-      if constexpr (kStream) {
-        Stream(out + at + v * kWidth, total[v]);
-      } else {
-        *reinterpret_cast<V*>(out + at + v * kWidth) = total[v];
+      if constexpr (kCopy != Copy::kNone) {
+        Store<kCopy == Copy::kStream>(copy + at + v * kWidth, total[v]);
       }
+      Store<kStream>(out + at + v * kWidth, total[v]);
     }
   }
   for (; i < sum.count; ++i) {
@@ -87,7 +98,7 @@ DDL_INLINE void SumLoop(const Sum& sum) {
       total += next;
     }
     if constexpr (kDivide) total = static_cast<A>(static_cast<T>(total) / divisor);
-    if constexpr (kCopy) std::memcpy(copy + at, &total, sizeof(A));
+    if constexpr (kCopy != Copy::kNone) std::memcpy(copy + at, &total, sizeof(A));
     std::memcpy(out + at, &total, sizeof(A));
   }
 }
@@ -170,7 +181,7 @@ void SumHalvesInBlocks(const Sum& sum, int64_t first) {
   }
 }
 
-template <typename Halves, int kWidth, bool kStream, bool kCopy, bool kDivide>
+template <typename Halves, int kWidth, bool kStream, Copy kCopy, bool kDivide>
 DDL_INLINE void SumHalvesLoop(const Sum& sum) {
   using F = typename Halves::Floats;
   using W = typename Halves::Words;
@@ -204,19 +215,17 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
       }
       W joined;
       Halves::Join(total[2 * v], total[2 * v + 1], &joined);
-      if constexpr (kCopy) *reinterpret_cast<W*>(copy + at + v * kWidth) = joined;
-      if constexpr (kStream) {
-        Stream(out + at + v * kWidth, joined);
-      } else {
-        *reinterpret_cast<W*>(out + at + v * kWidth) = joined;
+      if constexpr (kCopy != Copy::kNone) {
+        Store<kCopy == Copy::kStream>(copy + at + v * kWidth, joined);
       }
+      Store<kStream>(out + at + v * kWidth, joined);
     }
   }
   if (i < sum.count) SumHalvesInBlocks(sum, i);
 }
 
 // T is a type of C++, or one of those two.
-template <typename T, int kWidth, bool kStream, bool kCopy, bool kDivide>
+template <typename T, int kWidth, bool kStream, Copy kCopy, bool kDivide>
 DDL_INLINE void SumOne(const Sum& sum) {
   if constexpr (std::is_arithmetic_v<T>) {
     SumLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
@@ -225,7 +234,7 @@ DDL_INLINE void SumOne(const Sum& sum) {
   }
 }
 
-template <typename T, int kWidth, bool kStream, bool kCopy>
+template <typename T, int kWidth, bool kStream, Copy kCopy>
 DDL_INLINE void SumDivided(const Sum& sum) {
   return sum.divisor == 1 ? SumOne<T, kWidth, kStream, kCopy, false>(sum)
                           : SumOne<T, kWidth, kStream, kCopy, true>(sum);
@@ -233,9 +242,13 @@ DDL_INLINE void SumDivided(const Sum& sum) {
 
 template <typename T, int kWidth>
 DDL_INLINE void SumAs(const Sum& sum) {
-  if (sum.copy == nullptr) return SumDivided<T, kWidth, false, false>(sum);
-  return sum.stream ? SumDivided<T, kWidth, true, true>(sum)
-                    : SumDivided<T, kWidth, false, true>(sum);
+  if (sum.copy == nullptr) return SumDivided<T, kWidth, false, Copy::kNone>(sum);
+  if (sum.stream_copy) {
+    return sum.stream ? SumDivided<T, kWidth, true, Copy::kStream>(sum)
+                      : SumDivided<T, kWidth, false, Copy::kStream>(sum);
+  }
+  return sum.stream ? SumDivided<T, kWidth, true, Copy::kStore>(sum)
+                    : SumDivided<T, kWidth, false, Copy::kStore>(sum);
 }
 
 template <int kWidth>
@@ -262,13 +275,7 @@ DDL_INLINE void CopyLoop(char* out, const char* in, int64_t nbytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) parts[v] = *reinterpret_cast<const V*>(in + i + v * kWidth);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      if constexpr (kStream) {
-        Stream(out + i + v * kWidth, parts[v]);
-      } else {
-        *reinterpret_cast<V*>(out + i + v * kWidth) = parts[v];
-      }
-    }
+    for (int v = 0; v < 4; ++v) Store<kStream>(out + i + v * kWidth, parts[v]);
   }
   std::memcpy(out + i, in + i, nbytes - i);
 }
@@ -322,10 +329,10 @@ bool CanStream(const void* out) { return reinterpret_cast<uintptr_t>(out) % 64 =
 }  // namespace
 
 void Compute(const Sum& sum) {
-  if (!sum.stream || CanStream(sum.out)) return Chosen()->sum(sum);
-  Sum plain = sum;
-  plain.stream = false;
-  Chosen()->sum(plain);
+  Sum possible = sum;
+  possible.stream = sum.stream && CanStream(sum.out);
+  possible.stream_copy = sum.stream_copy && CanStream(sum.copy);
+  Chosen()->sum(possible);
 }
 
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream) {

@@ -20,8 +20,9 @@ struct Sum {
   void* copy = nullptr;  // receives the same as `out` if not null
   int64_t count = 0;     // elements
   DType dtype = DType::kFloat32;
-  int divisor = 1;      // integers truncate toward zero
-  bool stream = false;  // write `out` past the caches, see CopyBytes
+  int divisor = 1;           // integers truncate toward zero
+  bool stream = false;       // write `out` past the caches, see CopyBytes
+  bool stream_copy = false;  // and `copy`
 };
 
 // Computes `sum`; its dtype is float16, bfloat16, float32, float64, int32 or int64.

@@ -27,6 +27,11 @@ __attribute__((visibility("default"))) int ddl_init(int topology[4], char* messa
   return status.ok() ? 0 : 1;
 }
 
+// Whether collectives may be put on GPUs: 1 or 0. Known after ddl_init.
+__attribute__((visibility("default"))) int ddl_device_collectives() {
+  return ddl::Engine::Get().ReachesGpus() ? 1 : 0;
+}
+
 // Leaves the group; see Engine::Leave.
 __attribute__((visibility("default"))) void ddl_shutdown() { ddl::Engine::Get().Leave(); }
 

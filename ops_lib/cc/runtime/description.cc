@@ -65,7 +65,7 @@ std::string Difference(int rank, const std::vector<std::string>& theirs,
              ", rank 0 " + ours[kFirstTensorLine + i] +
              (FirstDimensionIsFree(ours)
                   ? ". All dimensions but the first, and the dtype, must agree on all ranks."
-                  : ". Shape and dtype must agree on all ranks.");
+                  : ". Shape, dtype and kind of device must agree on all ranks.");
     }
   }
   return who + " differs from rank 0.";
@@ -90,7 +90,7 @@ std::string Describe(const Request& request) {
       if (i > 0) text += ",";
       text += std::to_string(tensor.dims[i]);
     }
-    text += "]";
+    text += request.place == nullptr ? "]" : "] on a GPU";
   }
   return text;
 }

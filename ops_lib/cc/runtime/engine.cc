@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/shm_communicator.h"
+#include "comm/mpi_connect.h"
 #include "core/log.h"
 #include "runtime/description.h"
 #include "runtime/gather.h"
@@ -64,6 +64,11 @@ bool Engine::Started(Topology* topology) {
   return true;
 }
 
+bool Engine::ReachesGpus() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return opened_ && state_ == State::kRunning && reaches_gpus_;
+}
+
 void Engine::Submit(Request request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -102,26 +107,33 @@ void Engine::Run() {
     std::lock_guard<std::mutex> lock(mutex_);
     start_status_ = opened;
     opened_ = true;
+    reaches_gpus_ = gpus_ != nullptr;
     if (!opened.ok()) state_ = State::kFailed;
     changed_.notify_all();
   }
   if (opened.ok()) Serve();
+  gpus_.reset();
   communicator_.reset();
   session_.Close();
 }
 
 Status Engine::Open() {
   DDL_RETURN_IF_ERROR(ReadConfig(&config_));
-  DDL_RETURN_IF_ERROR(session_.Open(&communicator_));
-  const char* transport = "MPI";
-  DDL_RETURN_IF_ERROR(ShareMemory(config_.transport, config_.stall_timeout_s, &communicator_));
-  if (communicator_->CanMeet()) transport = "shared memory";
+  DDL_RETURN_IF_ERROR(session_.Open());
+  DDL_RETURN_IF_ERROR(Connect(config_, &communicator_));
+  std::string no_gpus;
+  DDL_RETURN_IF_ERROR(ConnectGpus(config_.gpu_transport, config_.stall_timeout_s,
+                                  communicator_.get(), &gpus_, &no_gpus));
   topology_ = {communicator_->rank(), communicator_->size(), communicator_->local_rank(),
                communicator_->local_size()};
   if (config_.log_info) {
     LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
-                                std::to_string(topology_.local_size) + ", over " + transport);
+                                std::to_string(topology_.local_size) + ", over " +
+                                communicator_->Means());
+    LogLine(topology_.rank, gpus_ != nullptr
+                                ? "tensors of GPUs over NCCL"
+                                : "tensors of GPUs through the host's memory: " + no_gpus);
   }
   return recorder_.Open(config_, communicator_.get());
 }
@@ -227,11 +239,37 @@ Status Engine::RunTogether(Passage* passage, Accord* accord) {
   return agreed.ok() && *accord == Accord::kRun ? Move(request, &passage->nbytes) : agreed;
 }
 
+Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
+  const TensorBuffer& first = request.tensors[0];
+  if (gpus_ == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  "NCCL cannot be used on all ranks (DDL_LOG=info says why). Set DDL_GPU=host, or "
+                  "put the op on /CPU:0.");
+  }
+  switch (request.kind) {
+    case Request::Kind::kBroadcast:
+      return gpus_->Broadcast(*request.place, first.in, first.out, *nbytes);
+    case Request::Kind::kAllGather:
+      return Gather(communicator_.get(), gpus_.get(), request, nbytes);
+    case Request::Kind::kAllReduce: break;
+  }
+  std::vector<NcclCommunicator::Tensor> tensors;
+  for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
+  return gpus_->AllReduce(*request.place, tensors, request.dtype, request.average);
+}
+
 Status Engine::Move(const Request& request, int64_t* nbytes) {
+  if (request.place != nullptr) {
+    const Status moved = MoveOnGpus(request, nbytes);
+    if (moved.ok() || moved.message().rfind(Title(request), 0) == 0) return moved;
+    return Status(moved.code(), Title(request) + " on the GPU of rank " +
+                                    std::to_string(topology_.rank) + ": " + moved.message());
+  }
   switch (request.kind) {
     case Request::Kind::kBroadcast:
       return communicator_->Broadcast(request.tensors[0].out, *nbytes);
-    case Request::Kind::kAllGather: return Gather(communicator_.get(), request, nbytes);
+    case Request::Kind::kAllGather:
+      return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     case Request::Kind::kAllReduce: break;
   }
   return allreduce_->Run(request);

@@ -9,6 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/mpi_session.h"
+#include "comm/nccl_communicator.h"
 #include "core/config.h"
 #include "runtime/agreement.h"
 #include "runtime/fused_allreduce.h"
@@ -42,6 +43,9 @@ class Engine {
   // Whether the engine runs; fills `topology` if so.
   bool Started(Topology* topology);
 
+  // Whether tensors in the memory of GPUs travel by NCCL: as on every other rank.
+  bool ReachesGpus();
+
   // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave.
   void Submit(Request request);
 
@@ -69,6 +73,7 @@ class Engine {
   Status RunTogether(Passage* passage, Accord* accord);
   // Moves the bytes. All ranks run the same. `nbytes`: of this rank's tensors, then of the result.
   Status Move(const Request& request, int64_t* nbytes);
+  Status MoveOnGpus(const Request& request, int64_t* nbytes);
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -76,6 +81,7 @@ class Engine {
   bool opened_ = false;
   Status start_status_;
   Topology topology_;
+  bool reaches_gpus_ = false;
   std::deque<Request> queue_;
   std::thread thread_;
   std::mutex leave_mutex_;  // one caller of Leave joins the thread, the others wait for it
@@ -84,6 +90,7 @@ class Engine {
   Config config_;
   MpiSession session_;
   std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<NcclCommunicator> gpus_;
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<FusedAllReduce> allreduce_;

@@ -13,15 +13,12 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{4} << 20;
 // From here on a tensor is reduced where it lies: the copy would cost more than a message.
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
-// From here on a piece of half type is reduced in shares: two messages, of half the bytes each.
-constexpr int64_t kManyHalves = int64_t{32} << 10;
-constexpr int64_t kHalvesInPiece = int64_t{2} << 20;
 
 }  // namespace
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
-      request.tolerance > 0 || TravelsWidened(request.dtype)) {
+      request.tolerance > 0 || request.place != nullptr) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
@@ -63,88 +60,29 @@ Status FusedAllReduce::Run(const Request& request) {
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
-bool FusedAllReduce::TravelsWidened(DType dtype) const {
-  return IsHalf(dtype) && !communicator_->SumsHalves();
-}
-
 int FusedAllReduce::Divisor(const Request& request) const {
   return request.average ? communicator_->size() : 1;
 }
 
-template <typename SumFloats>
-Status FusedAllReduce::ReduceWidened(const Request& request, const void* in, void* out,
-                                     int64_t count, SumFloats sum_floats) {
-  if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
-  Widen(in, wide_.data(), count, request.dtype);
-  DDL_RETURN_IF_ERROR(sum_floats(wide_.data()));
-  Narrow(wide_.data(), out, count, request.dtype);
-  return Status();
-}
-
 Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
-  if (!TravelsWidened(request.dtype)) {
-    return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
-  }
-  for (int64_t first = 0; first < count; first += kHalvesInPiece) {
-    const int64_t n = std::min(kHalvesInPiece, count - first);
-    DDL_RETURN_IF_ERROR(ReduceHalves(request, static_cast<const uint16_t*>(in) + first,
-                                     static_cast<uint16_t*>(out) + first, n));
-  }
-  return Status();
+  return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
 }
 
 Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
                                       int64_t count) {
   if (IsHalf(request.dtype)) {
-    return ReduceWidened(request, in, out, count, [&](float* wide) {
-      DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(wide, wide, count, DType::kFloat32));
-      Divide(wide, count, DType::kFloat32, Divisor(request));
-      return Status();
-    });
+    // MPI has no such types.
+    if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
+    float* wide = wide_.data();
+    Widen(in, wide, count, request.dtype);
+    DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(wide, wide, count, DType::kFloat32));
+    Divide(wide, count, DType::kFloat32, Divisor(request));
+    Narrow(wide, out, count, request.dtype);
+    return Status();
   }
   DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
   if (request.average) Divide(out, count, request.dtype, communicator_->size());
   return Status();
-}
-
-Status FusedAllReduce::ReduceHalves(const Request& request, const void* in, void* out,
-                                    int64_t count) {
-  if (count >= kManyHalves && communicator_->size() > 1) {
-    return ReduceInShares(request, in, out, count);
-  }
-  return ReduceWidened(request, in, out, count, [&](float* wide) {
-    return communicator_->AllReduce(wide, wide, count, DType::kFloat32, Divisor(request));
-  });
-}
-
-Status FusedAllReduce::ReduceInShares(const Request& request, const void* in, void* out,
-                                      int64_t count) {
-  const int size = communicator_->size();
-  const int64_t largest = (count + size - 1) / size;
-  std::vector<int64_t> nbytes(size);
-  for (int rank = 0; rank < size; ++rank) {
-    const int64_t first = std::min(rank * largest, count);
-    nbytes[rank] = (std::min(first + largest, count) - first) * sizeof(uint16_t);
-  }
-  const int64_t mine = nbytes[communicator_->rank()] / sizeof(uint16_t);
-  if (static_cast<int64_t>(share_sum_.size()) < largest) {
-    shares_.resize(largest * size);
-    share_sum_.resize(largest);
-  }
-  DDL_RETURN_IF_ERROR(communicator_->ExchangeShares(in, shares_.data(), nbytes));
-  constexpr int64_t kBlock = 2048;  // both blocks stay in the first cache
-  float sum[kBlock], next[kBlock];
-  for (int64_t first = 0; first < mine; first += kBlock) {
-    const int64_t n = std::min(kBlock, mine - first);
-    Widen(shares_.data() + first, sum, n, request.dtype);
-    for (int rank = 1; rank < size; ++rank) {
-      Widen(shares_.data() + rank * mine + first, next, n, request.dtype);
-      for (int64_t i = 0; i < n; ++i) sum[i] += next[i];
-    }
-    if (request.average) Divide(sum, n, DType::kFloat32, size);
-    Narrow(sum, share_sum_.data() + first, n, request.dtype);
-  }
-  return communicator_->AllGather(share_sum_.data(), out, nbytes);
 }
 
 Status FusedAllReduce::RunUnfused(const Request& request) {

@@ -14,10 +14,8 @@ namespace ddl {
 // share a reduction, large ones are reduced where they lie. What shares a buffer depends on the
 // shapes alone, so every bit of the result is the same on all ranks and in every run.
 //
-// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. Where the
-// communicator does not do that itself, small pieces travel as float32, and so they do in the
-// baseline. Large pieces then travel as they are, half the bytes: each rank gets its share of every
-// rank's piece, adds the shares up in the order of the ranks, and hands the rounded sum to all.
+// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. MPI_Allreduce
+// does not know them, so in the baseline they travel as float32.
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
@@ -38,24 +36,15 @@ class FusedAllReduce {
   Status RunChecked(const Request& request);
   Status Reduce(const Request& request, const void* in, void* out, int64_t count);
   Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
-  bool TravelsWidened(DType dtype) const;
   int Divisor(const Request& request) const;
   void Append(const TensorBuffer& tensor, int64_t nbytes);
-  Status ReduceHalves(const Request& request, const void* in, void* out, int64_t count);
-  Status ReduceInShares(const Request& request, const void* in, void* out, int64_t count);
-  template <typename SumFloats>
-  Status ReduceWidened(const Request& request, const void* in, void* out, int64_t count,
-                       SumFloats sum_floats);
   Status Flush(const Request& request);
 
   Communicator* communicator_;
   std::vector<char> buffer_;
   std::vector<const TensorBuffer*> packed_;  // what lies in buffer_, in order
   int64_t packed_nbytes_ = 0;
-  // Of a piece of float16 or bfloat16 on its way: it as float32; or this rank's share of every
-  // rank's, and their sum.
-  std::vector<float> wide_;
-  std::vector<uint16_t> shares_, share_sum_;
+  std::vector<float> wide_;  // halves of the baseline
 };
 
 }  // namespace ddl

@@ -19,7 +19,8 @@ Status Exchange(Communicator* communicator, int64_t mine, std::vector<int64_t>* 
 
 }  // namespace
 
-Status Gather(Communicator* communicator, const Request& request, int64_t* nbytes) {
+Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request& request,
+              int64_t* nbytes) {
   const TensorBuffer& tensor = request.tensors[0];
   const std::string title = request.op_name + " \"" + request.name + "\": ";
   if (tensor.dims.empty()) {
@@ -47,7 +48,8 @@ Status Gather(Communicator* communicator, const Request& request, int64_t* nbyte
                       static_cast<int64_t>(DTypeSize(request.dtype)), std::multiplies<int64_t>());
   for (int64_t& size : sizes) size *= row_nbytes;
   *nbytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  return communicator->AllGather(tensor.in, out, sizes);
+  return request.place == nullptr ? communicator->AllGather(tensor.in, out, sizes)
+                                  : gpus->AllGather(*request.place, tensor.in, out, sizes);
 }
 
 }  // namespace ddl

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "comm/communicator.h"
+#include "comm/nccl_communicator.h"
 #include "core/status.h"
 #include "runtime/request.h"
 
@@ -17,8 +18,9 @@ namespace ddl {
 //   InvalidArgument  the tensor is a scalar
 //   Internal         a rank could not allocate the result
 //
-// `nbytes` gets the size of the result.
-Status Gather(Communicator* communicator, const Request& request, int64_t* nbytes);
+// `nbytes` gets the size of the result. `gpus` brings what lies on GPUs.
+Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request& request,
+              int64_t* nbytes);
 
 }  // namespace ddl
 

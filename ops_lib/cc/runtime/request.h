@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/nccl_communicator.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
@@ -36,6 +38,7 @@ struct Request {
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;
+  std::shared_ptr<GpuPlace> place;  // of all tensors; null: the host's memory
   // For kAllGather, whose one tensor has no `out`: called once, by the engine's thread, when the
   // first dimensions of all ranks are known; sets `out` to memory for all of them.
   std::function<Status(const std::vector<int64_t>& sizes, void** out)> allocate;

@@ -1,11 +1,75 @@
 #include "tf/adapter.h"
 
+#include <memory>
 #include <string>
 #include <utility>
+
+#include "core/config.h"
+#include "runtime/engine.h"
+#include "tensorflow/core/framework/kernel_def_builder.h"
+#include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
 
 namespace ddl {
 
 namespace tf = tensorflow;
+
+namespace {
+
+// Null for the host's memory, which is all that a kernel on a CPU sees.
+Status FindPlace(tf::OpKernelContext* context, std::shared_ptr<GpuPlace>* place) {
+  const auto* device = context->device()->tensorflow_accelerator_device_info();
+  if (device == nullptr) return Status();
+  // The stream that the executor gave this op, where it gave one.
+  const tf::DeviceContext* own = context->op_device_context();
+  stream_executor::Stream* stream = own != nullptr ? own->stream() : device->stream;
+  const NcclLibrary* library = nullptr;
+  DDL_RETURN_IF_ERROR(LoadNccl(&library));
+  *place = std::make_shared<GpuPlace>();
+  (*place)->gpu = stream->parent()->device_ordinal();
+  (*place)->stream = static_cast<CudaStream>(stream->platform_specific_handle().stream);
+  return MarkReady(*library, place->get());
+}
+
+}  // namespace
+
+void Submit(tf::OpKernelContext* context, Request request) {
+  const Status found = FindPlace(context, &request.place);
+  if (!found.ok()) {
+    request.done(found);
+    return;
+  }
+  if (request.place != nullptr && request.allocate != nullptr) {
+    request.allocate = [allocate = std::move(request.allocate), place = request.place](
+                           const std::vector<int64_t>& sizes, void** out) {
+      DDL_RETURN_IF_ERROR(allocate(sizes, out));
+      const NcclLibrary* library = nullptr;
+      DDL_RETURN_IF_ERROR(LoadNccl(&library));
+      return MarkReady(*library, place.get());  // again, behind what used that memory before
+    };
+  }
+  Engine::Get().Submit(std::move(request));
+}
+
+bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create) {
+  Config config;
+  const NcclLibrary* library = nullptr;
+  // A setting without meaning is an error of the engine's start.
+  if (!ReadConfig(&config).ok() || config.gpu_transport == GpuTransport::kHost) return false;
+  if (!LoadNccl(&library).ok()) return false;
+  std::vector<tf::DataType> types = {tf::DT_FLOAT, tf::DT_DOUBLE, tf::DT_HALF, tf::DT_BFLOAT16};
+  if (!adds) {
+    types.insert(types.end(), {tf::DT_INT64, tf::DT_INT8, tf::DT_UINT8, tf::DT_INT16,
+                               tf::DT_UINT16, tf::DT_UINT32, tf::DT_UINT64, tf::DT_BOOL,
+                               tf::DT_COMPLEX64, tf::DT_COMPLEX128});
+  }
+  tf::KernelDefBuilder builder(op);
+  builder.Device(tf::DEVICE_GPU).TypeConstraint("T", types);
+  if (on_host != nullptr) builder.HostMemory(on_host);
+  // The registry keeps what this hands over; the object itself holds nothing.
+  tf::kernel_factory::OpKernelRegistrar(builder.Build(), op, create);
+  return true;
+}
 
 absl::Status ToTensorFlow(const Status& status) {
   switch (status.code()) {

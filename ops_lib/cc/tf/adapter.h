@@ -34,6 +34,26 @@ DType ToDType(tensorflow::DataType dtype);
 // Reads `in`, writes `out`; both outlive the request because the kernel's context holds them.
 TensorBuffer ToBuffer(const void* in, const tensorflow::Tensor& out);
 
+// Hands `request` to the engine, with the place of its tensors where the kernel of `context` runs
+// on a GPU. All outputs but those of `request.allocate` are allocated.
+void Submit(tensorflow::OpKernelContext* context, Request request);
+
+using KernelFactory = tensorflow::OpKernel* (*)(tensorflow::OpKernelConstruction*);
+
+// Registers a collective's kernel for GPUs if this process has a GPU's driver and NCCL, and DDL_GPU
+// allows it; returns whether it did. Else TensorFlow must know of none: it would choose the GPU
+// where only the host's memory will do, and without one it copies by itself. For what NCCL `adds`,
+// or what it moves: of the plain types all but int32, which TensorFlow keeps in the host's memory,
+// where also the output `on_host` stays.
+bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create);
+
+template <class Kernel>
+bool RegisterForGpus(const char* op, bool adds, const char* on_host = nullptr) {
+  return RegisterForGpus(op, adds, on_host,
+                         [](tensorflow::OpKernelConstruction* construction)
+                             -> tensorflow::OpKernel* { return new Kernel(construction); });
+}
+
 // The value of attribute T in op definitions: all element types without pointers.
 inline constexpr char kPlainTypes[] =
     "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "

@@ -74,11 +74,13 @@ class AllGatherOp : public CollectiveKernel {
       if (status.ok()) return Status();
       return Status(Code::kInternal, std::string(status.message()));
     };
-    Engine::Get().Submit(std::move(request));
+    Submit(context, std::move(request));
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("AllGather").Device(tf::DEVICE_CPU), AllGatherOp);
+[[maybe_unused]] const bool on_gpus =
+    RegisterForGpus<AllGatherOp>("AllGather", /*adds=*/false, /*on_host=*/"sizes");
 
 }  // namespace
 }  // namespace ddl

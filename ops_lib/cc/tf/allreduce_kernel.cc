@@ -20,6 +20,10 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
     OP_REQUIRES_OK(construction, construction->GetAttr("check", &tolerance_));
     OP_REQUIRES(construction, tolerance_ >= 0 && tolerance_ <= 1,
                 absl::InvalidArgumentError("AllReduceN: check must be between 0 and 1."));
+    OP_REQUIRES(construction,
+                construction->device_type() != tf::DEVICE_GPU || (!unfused_ && tolerance_ == 0),
+                absl::InvalidArgumentError("AllReduceN: mpi and check reduce in the host's memory. "
+                                           "Put the op on /CPU:0."));
   }
 }
 
@@ -39,7 +43,7 @@ void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback do
   request.unfused = unfused_;
   request.tolerance = tolerance_;
   request.tensors = std::move(tensors);
-  Engine::Get().Submit(std::move(request));
+  Submit(context, std::move(request));
 }
 
 }  // namespace ddl

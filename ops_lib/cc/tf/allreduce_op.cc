@@ -24,12 +24,14 @@ dtype or op differ.
 
 input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero.
-  float16 and bfloat16 are summed and divided as float32 and rounded once.
+  float16 and bfloat16 are summed and divided as float32 and rounded once. On a GPU
+  NCCL adds, in its own way.
 ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
   is an error at once. Else the ranks know it by its name and agree whose turn it is.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);
+[[maybe_unused]] const bool on_gpus = RegisterForGpus<AllReduceKernel>("AllReduce", /*adds=*/true);
 
 }  // namespace
 }  // namespace ddl

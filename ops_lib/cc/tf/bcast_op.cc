@@ -44,11 +44,12 @@ class BcastOp : public CollectiveKernel {
     }
     Request request = NewRequest(Request::Kind::kBroadcast, context, std::move(done));
     request.tensors.push_back(ToBuffer(input.data(), *output));
-    Engine::Get().Submit(std::move(request));
+    Submit(context, std::move(request));
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);
+[[maybe_unused]] const bool on_gpus = RegisterForGpus<BcastOp>("Bcast", /*adds=*/false);
 
 }  // namespace
 }  // namespace ddl

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <utility>
 
 #include "core/stall.h"
 
@@ -31,7 +32,8 @@ int64_t RoundUp(int64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
 // Offsets of the parts.
 struct HostGroup::Layout {
   explicit Layout(int size)
-      : bells(sizeof(FateWord)),
+      : choices(sizeof(FateWord)),
+        bells(choices + sizeof(Choices)),
         lives(bells + size * sizeof(Bell)),
         notes(lives + size * sizeof(Life)),
         progress(notes + size * sizeof(Note)),
@@ -39,7 +41,7 @@ struct HostGroup::Layout {
         areas(RoundUp(slots + size * kTurns * sizeof(Slot))),
         end(areas + kBuffers * size * kPieceBytes) {}
 
-  int64_t bells, lives, notes, progress, slots, areas, end;
+  int64_t choices, bells, lives, notes, progress, slots, areas, end;
 };
 
 int64_t HostGroup::Nbytes(int size) { return Layout(size).end; }
@@ -59,11 +61,12 @@ void HostGroup::Format(void* base, int size) {
   pthread_mutexattr_destroy(&attributes);
 }
 
-HostGroup::HostGroup(void* base, int rank, int size, double timeout_s)
-    : rank_(rank), size_(size), timeout_s_(timeout_s) {
+HostGroup::HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names)
+    : rank_(rank), size_(size), timeout_s_(timeout_s), names_(std::move(names)) {
   const Layout layout(size);
   char* memory = static_cast<char*>(base);
   fate_ = reinterpret_cast<FateWord*>(memory);
+  choices_ = reinterpret_cast<Choices*>(memory + layout.choices);
   bells_ = reinterpret_cast<Bell*>(memory + layout.bells);
   lives_ = reinterpret_cast<Life*>(memory + layout.lives);
   notes_ = reinterpret_cast<Note*>(memory + layout.notes);
@@ -75,6 +78,28 @@ HostGroup::HostGroup(void* base, int rank, int size, double timeout_s)
 }
 
 HostGroup::~HostGroup() { pthread_mutex_unlock(&lives_[rank_].held); }
+
+int HostGroup::CaseOf(Kind kind, int64_t nbytes) {
+  int range = 0;
+  for (int64_t end = int64_t{64} << 10; nbytes >= end && range < kRanges - 1; end *= 4) ++range;
+  return kind * kRanges + range;
+}
+
+bool HostGroup::StreamsAreas(Kind kind, int64_t nbytes) const {
+  if (stores_ != Stores::kTuned) return stores_ == Stores::kStreamed;
+  return choices_->word.load() >> CaseOf(kind, nbytes) & 1;
+}
+
+void HostGroup::Tune(Kind kind, int64_t nbytes, double seconds) {
+  if (stores_ != Stores::kTuned) return;
+  const int which = CaseOf(kind, nbytes);
+  Tuner& tuner = tuners_[which];
+  tuner.Ran(seconds / static_cast<double>(nbytes));
+  // Told now, so that all know it when they begin the next one.
+  const uint32_t bit = uint32_t{1} << which, before = choices_->word.load();
+  const uint32_t now = tuner.way() == 1 ? before | bit : before & ~bit;
+  if (now != before) choices_->word.store(now);
+}
 
 void HostGroup::Yield() { sched_yield(); }
 
@@ -126,7 +151,7 @@ Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
     Sleep(peer, ready, std::min(kLookAround, timeout_s_));
     if (ready()) return Status();
     DDL_RETURN_IF_ERROR(Fate());
-    const std::string who = "rank " + std::to_string(peer);
+    const std::string who = "rank " + std::to_string(names_.empty() ? peer : names_[peer]);
     if (HasDied(peer)) {
       // It may have published this just before.
       if (ready()) return Status();

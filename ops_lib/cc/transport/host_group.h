@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/status.h"
+#include "core/tuner.h"
 
 namespace ddl {
 
@@ -16,7 +18,8 @@ namespace ddl {
 // It moves no tensor; algorithms/ does. One thread of each rank uses it, and destroys it.
 //
 // Every variable has one writer, but for the group's fate, and only ever grows: a reader that is
-// late or early sees an old value, never a wrong one, and nothing is reset between collectives.
+// late or early sees an old value, never a wrong one, and nothing is reset between collectives. Of
+// the choice of stores any value is right, whoever sees it when.
 //
 // Waiting: a short spin, because peers of one training mostly come at the same time; then yields;
 // then a futex, because the core belongs to the training and perhaps to the late peer itself. A
@@ -53,8 +56,9 @@ class HostGroup {
   static int64_t Nbytes(int size);
   static void Format(void* base, int size);
 
-  // Joins. `base` outlives this object.
-  HostGroup(void* base, int rank, int size, double timeout_s);
+  // Joins. `base` outlives this object. `names` are the ranks of the job that these are, for
+  // messages; empty: the same.
+  HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names = {});
   HostGroup(const HostGroup&) = delete;
   ~HostGroup();
 
@@ -68,6 +72,20 @@ class HostGroup {
   char* area(int rank, int64_t piece) {
     return areas_ + (piece % kBuffers * size_ + rank) * kPieceBytes;
   }
+
+  // How ranks write their areas: through the caches, or past them by non-temporal stores. Where two
+  // cores share a cache, the first is faster; where a line that one has just written comes slowly to
+  // the other, the second is, by far. Virtual cores are moved about, so each kind of collective, by
+  // size, is measured as it runs, and the last rank chooses for all: not rank 0, which in a
+  // broadcast only writes. What the bits are and who waits for what do not depend on it.
+  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+  enum class Stores { kCached, kStreamed, kTuned };
+  bool StreamsAreas(Kind kind, int64_t nbytes) const;
+  bool chooses_stores() const { return rank_ == size_ - 1; }
+  // On the rank that chooses: what one took whose areas were written as StreamsAreas says.
+  void Tune(Kind kind, int64_t nbytes, double seconds);
+  // This rank writes its areas so from now on, for tests.
+  void UseStores(Stores stores) { stores_ = stores; }
 
   // The number of the next meeting, and of the first of `count` more pieces: the same on all ranks.
   uint64_t NextMeeting() { return ++meetings_; }
@@ -127,6 +145,13 @@ class HostGroup {
   struct alignas(kLineBytes) FateWord {
     std::atomic<uint64_t> word;
   };
+  // A bit for each kind and range of sizes, written by the last rank: 1 for streamed.
+  struct alignas(kLineBytes) Choices {
+    std::atomic<uint32_t> word;
+  };
+  static constexpr int kKinds = 4;
+  static constexpr int kRanges = 8;  // each reaches to four times as many bytes
+  static int CaseOf(Kind kind, int64_t nbytes);
   static constexpr uint64_t kBroken = uint64_t{1} << 63;
   // Some 10 and 100 microseconds. Yields come soon: where ranks share a core, a spin only delays.
   static constexpr int kSpins = 300;
@@ -150,10 +175,14 @@ class HostGroup {
   const int rank_;
   const int size_;
   const double timeout_s_;
+  const std::vector<int> names_;
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
+  Stores stores_ = Stores::kTuned;
+  Tuner tuners_[kKinds * kRanges];
 
   FateWord* fate_;
+  Choices* choices_;
   Bell* bells_;
   Life* lives_;
   Note* notes_;

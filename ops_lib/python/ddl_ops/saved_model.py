@@ -3,8 +3,11 @@
 ``python -m ddl_ops.saved_model --result-dir R --data-dir D --export-dir R/model --report FILE``
 
 The model is written beside ``--export-dir``, loaded again from disk, given real input, and only
-then moved to its place. The report, JSON, says what was done, or ``{"error": ..., "kind": ...}``.
-Exit code 0: the model is there; 3: it is not, and what stood there before is untouched.
+then moved to its place. With ``--written`` it is there already, from the manifest's own command,
+and is only loaded and asked.
+
+The report, JSON, says what was done, or ``{"error": ..., "kind": ...}``. Exit code 0: the model is
+there; 3: it is not, and what stood there before is untouched.
 """
 
 from __future__ import annotations
@@ -35,20 +38,10 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         TransformError: all else.
     """
     began = time.monotonic()
-    folders = [folder for folder in (arguments.data_dir, arguments.result_dir) if folder]
     leftovers = checkpoints.find(arguments.result_dir)
     chosen = checkpoints.choose(leftovers, arguments.checkpoint)
-    sample_path = samples.find(arguments.sample, folders)
-    sample = samples.read(sample_path) if sample_path else None
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    # Other trainings may be on this GPU: take what is needed, not all there is.
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    import tensorflow as tf
-
-    # It warns, several times over, of each variable of a TensorFlow 1 graph; they are all expected.
-    tf.get_logger().setLevel("ERROR")
+    sample = _sample(arguments)
+    tf = _tensorflow()
     partial = arguments.export_dir.with_name(f".{arguments.export_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a try that was killed
     try:
@@ -85,6 +78,46 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         "files": files,
         "seconds": round(time.monotonic() - began, 2),
     }
+
+
+def try_written(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Loads the model that is there, asks it, and returns the report.
+
+    Raises:
+        ModelRejected: it cannot be loaded, or does not predict.
+        TransformError: the named sample is missing or does not fit.
+    """
+    began = time.monotonic()
+    sample = _sample(arguments)
+    tf = _tensorflow()
+    seen, warnings = serving_trial.run(
+        arguments.export_dir, sample, sample_was_named=bool(arguments.sample), steps=()
+    )
+    return {
+        "tensorflow": tf.__version__,
+        **seen,
+        "warnings": warnings,
+        "files": _files(arguments.export_dir),
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def _sample(arguments: argparse.Namespace) -> samples.Sample | None:
+    folders = [folder for folder in (arguments.data_dir, arguments.result_dir) if folder]
+    path = samples.find(arguments.sample, folders)
+    return samples.read(path) if path else None
+
+
+def _tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    # Other trainings may be on this GPU: take what is needed, not all there is.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    import tensorflow as tf
+
+    # It warns, several times over, of each variable of a TensorFlow 1 graph; they are all expected.
+    tf.get_logger().setLevel("ERROR")
+    return tf
 
 
 def _files(folder: Path) -> list[dict[str, Any]]:
@@ -146,6 +179,9 @@ def _parser() -> argparse.ArgumentParser:
             help=f"name in the signature and tensor of the graph, e.g. {example}; default: found",
         )
     parser.add_argument("--sample", help=".npy, .npz or idx-ubyte[.gz] in either folder")
+    parser.add_argument(
+        "--written", action="store_true", help="the model is in --export-dir: load it and ask it"
+    )
     parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     return parser
 
@@ -161,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     arguments.report.unlink(missing_ok=True)  # of a try before this one
     try:
-        report = transform(arguments)
+        report = try_written(arguments) if arguments.written else transform(arguments)
     except TransformError as error:
         _write_report(arguments.report, {"error": str(error), "kind": type(error).__name__})
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -170,8 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"warning: {warning}")
     _write_report(arguments.report, report)
     accuracy = report["accuracy"]
+    of = f" of {report['checkpoint']}" if "checkpoint" in report else ""
     print(
-        f"{arguments.export_dir}: SavedModel of {report['checkpoint']}, tried on {report['rows']} "
+        f"{arguments.export_dir}: SavedModel{of}, tried on {report['rows']} "
         f"rows of {report['sample'] or 'zeros'}"
         + (f", accuracy {accuracy:.4f}" if accuracy is not None else "")
     )

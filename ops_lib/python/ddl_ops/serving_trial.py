@@ -1,4 +1,7 @@
-"""Loads a SavedModel from disk as a server would, and makes it predict by both signatures."""
+"""Loads a SavedModel from disk as a server would, and makes it predict by both signatures.
+
+One that a script wrote itself may have other signatures; those are listed, not asked.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,23 @@ def run(
         steps: steps of all checkpoints, to be named if this one is bad.
 
     Raises:
-        ModelRejected: it fails, gives values that are not finite, or the signatures disagree.
+        ModelRejected: it cannot be loaded, fails, gives values that are not finite, or the
+            signatures disagree.
         TransformError: the named sample does not fit.
     """
     import tensorflow as tf
 
-    model = tf.saved_model.load(str(folder))  # must outlive its signatures
+    try:
+        model = tf.saved_model.load(str(folder))  # must outlive its signatures
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ModelRejected(f"{folder} cannot be loaded: {first_line(error)}") from error
+    if not _has_both(model.signatures):
+        report = _report({name: _described(s) for name, s in model.signatures.items()})
+        listed = ", ".join(sorted(report["signatures"])) or "none"
+        return report, [
+            f"the model was loaded, but not asked: its signatures are {listed}; those that are "
+            f"asked are {PREDICT} (one input) and {SERVE} (input {SERVE_INPUT})"
+        ]
     predict, serve = model.signatures[PREDICT], model.signatures[SERVE]
     specs = predict.structured_input_signature[1]
     warnings: list[str] = []
@@ -70,21 +84,38 @@ def run(
     served = {name: result[:tried] if result.ndim else result for name, result in served}
     _require_sound(predicted, served, steps)
 
-    report: dict[str, Any] = {
-        "signatures": {PREDICT: _described(predict), SERVE: _described(serve)},
+    report = _report({PREDICT: _described(predict), SERVE: _described(serve)})
+    report |= {
         "sample": sample.path.name if sample else None,
         "rows": tried,
         "prediction": {
             name: (_text(result)[:_ROWS_SHOWN] if result.ndim else _text(result)).tolist()
             for name, result in predicted.items()
         },
-        "labels": None,
-        "accuracy": None,
     }
     if labels is not None and CLASS_INDEX in predicted and len(labels) == rows:
         report["labels"] = labels[:_ROWS_SHOWN].tolist()
         report["accuracy"] = round(float(np.mean(predicted[CLASS_INDEX] == labels)), 6)
     return report, warnings
+
+
+def _report(signatures: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of a model that was not asked."""
+    return {
+        "signatures": dict(signatures),
+        "sample": None,
+        "rows": 0,
+        "prediction": {},
+        "labels": None,
+        "accuracy": None,
+    }
+
+
+def _has_both(signatures: Mapping[str, Any]) -> bool:
+    if not {PREDICT, SERVE} <= set(signatures):
+        return False
+    own, common = (signatures[name].structured_input_signature[1] for name in (PREDICT, SERVE))
+    return set(common) == ({SERVE_INPUT} if len(own) == 1 else set(own))
 
 
 def first_line(error: BaseException) -> str:
@@ -183,6 +214,8 @@ def _require_sound(
     classifies = CLASSES in served and CLASS_INDEX in predicted
     pairs = [(CLASS_INDEX, CLASSES), (SCORES, SCORES)] if classifies else [(n, n) for n in served]
     for first, second in pairs:
+        if first not in predicted or second not in served:
+            continue  # a script's own model need not give scores
         one, other = predicted[first], served[second]
         agree = np.allclose if one.dtype.kind == "f" else np.array_equal
         if not agree(one, other):

@@ -27,7 +27,7 @@ def install() -> None:
         return
     _installed = True
     _hook_optimizers()
-    _hook_initialisers()
+    hook_initialisers()
     use_one_gpu()
 
 
@@ -45,7 +45,8 @@ def _hook_optimizers() -> None:
     base.apply_gradients = apply_reduced
 
 
-def _hook_initialisers() -> None:
+def hook_initialisers() -> None:
+    """Lets the initialiser of every variable end with rank 0's value."""
     # Where variables keep it: variables_initializer() and all that is above it ask each variable.
     for kind in (ref_variable.RefVariable, resource_variable_ops.BaseResourceVariable):
         kind.initializer = property(equal_start(kind.initializer.fget))

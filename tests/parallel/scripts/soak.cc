@@ -240,12 +240,12 @@ int64_t RandomCount(Random& random, int64_t most, int64_t element) {
   return static_cast<int64_t>(std::exp(uniform * std::log(static_cast<double>(most) + 1)));
 }
 
-// `own`: only what the engine does without MPI where ranks share memory, so that it looks for dead
-// ranks all the time.
+// `own`: nothing that calls MPI where ranks share memory, so that the engine looks for dead ranks all
+// the time.
 Collective RandomCollective(Random& random, int64_t index, int64_t most_bytes, int size, bool own) {
   Collective one;
   one.index = index;
-  const int kind = static_cast<int>(random() % (own ? 7 : 10));
+  const int kind = static_cast<int>(random() % 10);
   if (kind < 7) {  // of these 3 are groups
     one.dtype = kReduced[random() % std::size(kReduced)];
     one.average = random() % 2 == 0;
@@ -289,13 +289,14 @@ class Slot {
         nbytes_(most_bytes + kMaxTensors * (kGuard + 64 + 16)),
         in_(nbytes_, 0), out_(nbytes_, 0) {}
 
-  void Submit(const Collective& one) {
+  void Submit(const Collective& one, bool ordered) {
     one_ = &one;
     const int64_t element = Size(one.dtype);
     Request request;
     request.kind = one.kind;
     request.name = "collective " + std::to_string(one.index % kSlots);
     request.dtype = one.dtype;
+    request.ordered = ordered;
     request.average = one.average;
     request.unfused = one.unfused;
     request.tolerance = one.check ? 0.01 : 0.0;
@@ -508,7 +509,7 @@ int Soak(int argc, char** argv) {
     for (const int64_t i : order) {
       if (own() % 500 == 0) usleep(own() % 3000);
       if (own() % 10000 == 0) usleep(own() % 200000);
-      slots[i]->Submit(batch[i]);
+      slots[i]->Submit(batch[i], /*ordered=*/!shuffle);
     }
     for (size_t i = 0; i < batch.size(); ++i) {
       if (const ddl::Status status = slots[i]->Wait(); !status.ok()) {

@@ -54,6 +54,17 @@ def test_ranks_run_as_the_train_task_runs_them_in_the_callers_world(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["main.py"]
 
 
+@pytest.mark.parametrize("tf1", [True, False])
+def test_tensorflow_1_is_asked_for_by_an_option(tmp_path, tf1):
+    script = (
+        "import os, sys; print('DDL_TF1' in os.environ, sum('ddl_ops.tf1' in type(f).__module__"
+        " for f in sys.meta_path))"
+    )
+    words = ["--tf1"] if tf1 else []
+    done = ddl_run(*words, "--np", "1", "python", "-c", script, folder=tmp_path)
+    assert done.stdout == f"False {int(tf1)}\n", done.stderr
+
+
 def test_timeline_is_written_where_the_caller_is(tmp_path):
     script = "import os; os.chdir('/'); print(os.environ['DDL_TIMELINE'])"
     done = ddl_run(*("--timeline", "trace.json", "python", "-c", script), folder=tmp_path)

@@ -66,7 +66,7 @@ TEST(LargeOutputsThatArePastTheCachesAreExact) {
   RunThreads(2, [](ddl::HostGroup& group) { AllReduceOnce<float>(group, 3'000'017, false, 2); });
 }
 
-TEST(BitsAreThoseOfRankOrderWhateverTheTiming) {
+TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
   constexpr int kSize = 4;
   constexpr int64_t kCount = 150'001;
   // Magnitudes over 12 decades, so that another order gives other bits.
@@ -85,6 +85,8 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTiming) {
   RunThreads(kSize, [&](ddl::HostGroup& group) {
     std::mt19937 random(group.rank());
     for (int run = 0; run < 10; ++run) {
+      group.UseStores((run + group.rank()) % 3 == 0 ? ddl::HostGroup::Stores::kStreamed
+                                                    : ddl::HostGroup::Stores::kCached);
       std::vector<float> out(kCount);
       usleep(random() % 3000);
       const ddl::Status status = ddl::AllReduceInPieces(&group, inputs[group.rank()].data(),
@@ -105,27 +107,27 @@ std::vector<uint16_t> HalvesOf(const std::vector<float>& floats, ddl::DType dtyp
   return halves;
 }
 
-TEST(HalvesTravelAsTheyAre) {
-  for (int size = 1; size <= 4; ++size) {
-    RunThreads(size, [](ddl::HostGroup& group) {
-      for (const ddl::DType dtype : {ddl::DType::kFloat16, ddl::DType::kBfloat16}) {
-        for (const int64_t count : {int64_t{1}, int64_t{33}, kPiece + 3}) {
-          std::vector<float> mine(count), wanted(count);
-          for (int64_t i = 0; i < count; ++i) {
-            mine[i] = static_cast<float>(HalfValueOf(i, group.rank()));
-            int64_t total = 0;
-            for (int rank = 0; rank < group.size(); ++rank) total += HalfValueOf(i, rank);
-            wanted[i] = static_cast<float>(total) / static_cast<float>(group.size());
-          }
-          std::vector<uint16_t> values = HalvesOf(mine, dtype);
-          const ddl::Status status = ddl::AllReduceInPieces(&group, values.data(), values.data(),
-                                                            count, dtype, group.size());
-          CHECK(status.ok(), status.message());
-          CHECK(values == HalvesOf(wanted, dtype), std::to_string(count));
-        }
+void HalvesOnce(ddl::HostGroup& group) {
+  for (const ddl::DType dtype : {ddl::DType::kFloat16, ddl::DType::kBfloat16}) {
+    for (const int64_t count : {int64_t{1}, int64_t{33}, kPiece + 3}) {
+      std::vector<float> mine(count), wanted(count);
+      for (int64_t i = 0; i < count; ++i) {
+        mine[i] = static_cast<float>(HalfValueOf(i, group.rank()));
+        int64_t total = 0;
+        for (int rank = 0; rank < group.size(); ++rank) total += HalfValueOf(i, rank);
+        wanted[i] = static_cast<float>(total) / static_cast<float>(group.size());
       }
-    });
+      std::vector<uint16_t> values = HalvesOf(mine, dtype);
+      const ddl::Status status = ddl::AllReduceInPieces(&group, values.data(), values.data(),
+                                                        count, dtype, group.size());
+      CHECK(status.ok(), status.message());
+      CHECK(values == HalvesOf(wanted, dtype), std::to_string(count));
+    }
   }
+}
+
+TEST(HalvesTravelAsTheyAre) {
+  for (int size = 1; size <= 4; ++size) RunThreads(size, HalvesOnce);
 }
 
 // Elements that each rank owns. Uneven, some none, and of one alone.
@@ -233,6 +235,42 @@ TEST(SharesAreScatteredAndGatheredOnThreads) {
 
 TEST(SharesAreScatteredAndGatheredOnProcesses) {
   for (const int size : {2, 3}) RunProcesses(size, SharesOnce);
+}
+
+// Ranks may differ too: the choice reaches them at different times.
+TEST(AreasHoldTheSameWhateverStoresWriteThem) {
+  using Stores = ddl::HostGroup::Stores;
+  for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kCached},
+                                  std::pair{Stores::kStreamed, Stores::kStreamed},
+                                  std::pair{Stores::kCached, Stores::kStreamed}}) {
+    const auto all = [even = even, odd = odd](ddl::HostGroup& group) {
+      group.UseStores(group.rank() % 2 == 0 ? even : odd);
+      AllReduceCounts<float>(group);
+      AllReduceCounts<int64_t>(group);
+      HalvesOnce(group);
+      SharesOnce(group);
+    };
+    RunThreads(3, all);
+    RunProcesses(2, all);
+  }
+}
+
+TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
+  RunThreads(3, [](ddl::HostGroup& group) {
+    constexpr auto kKind = ddl::HostGroup::kAllReduce;
+    constexpr int64_t kBytes = 1 << 20;
+    for (int run = 0; run < 20 && group.chooses_stores(); ++run) {
+      group.Tune(kKind, kBytes, group.StreamsAreas(kKind, kBytes) ? 1 : 3);
+    }
+    AllReduceOnce<float>(group, 10, true, 1);  // none goes on before that one has chosen
+    CHECK(group.StreamsAreas(kKind, kBytes), "the faster one");
+    CHECK(group.StreamsAreas(kKind, 4 * kBytes - 1), "of the same range");
+    CHECK(!group.StreamsAreas(kKind, 4 * kBytes), "of the next range");
+    CHECK(!group.StreamsAreas(kKind, kBytes - 1), "of the one before");
+    CHECK(!group.StreamsAreas(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
+    group.UseStores(ddl::HostGroup::Stores::kCached);
+    CHECK(!group.StreamsAreas(kKind, kBytes), "what the rank was told");
+  });
 }
 
 TEST(LargeGathersThatGoPastTheCachesAreExact) {

@@ -11,7 +11,7 @@ namespace {
 
 template <typename T>
 void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool stream,
-            int64_t offset) {
+            bool stream_copy, int64_t offset) {
   std::vector<std::vector<T>> inputs;
   std::vector<const void*> sources;
   for (int rank = 0; rank < size; ++rank) {
@@ -20,30 +20,33 @@ void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool
     inputs.back().insert(inputs.back().begin(), offset, T{77});
   }
   for (const auto& input : inputs) sources.push_back(input.data() + offset);
-  std::vector<T> out(count + offset + 64 / sizeof(T)), second(count + 1, T{77});
+  const int64_t line = 64 / sizeof(T);
+  std::vector<T> out(count + offset + line), second(count + offset + line, T{77});
   T* to = out.data() + offset;
-  if (stream && offset == 0) {
+  T* to_copy = second.data() + offset;
+  if (offset == 0) {
     while (reinterpret_cast<uintptr_t>(to) % 64 != 0) ++to;
+    while (reinterpret_cast<uintptr_t>(to_copy) % 64 != 0) ++to_copy;
   }
   if (in_place) to = inputs[size - 1].data() + offset;
   ddl::Sum sum;
   sum.sources = sources.data();
   sum.num_sources = size;
   sum.out = to;
-  sum.copy = copy ? second.data() : nullptr;
+  sum.copy = copy ? to_copy : nullptr;
   sum.count = count;
   sum.dtype = kDTypeOf<T>;
   sum.divisor = divisor;
   sum.stream = stream;
+  sum.stream_copy = stream_copy;
   ddl::Compute(sum);
   ddl::FinishStreams();
   const std::string where = "dtype " + std::string(ddl::DTypeName(kDTypeOf<T>)) + " of " +
                             std::to_string(size) + " sources";
   CheckTotal(std::vector<T>(to, to + count), size, divisor, where);
   if (copy) {
-    CHECK(second[count] == T{77}, where);
-    second.pop_back();
-    CheckTotal(second, size, divisor, where + " (copy)");
+    CHECK(to_copy[count] == T{77}, where);
+    CheckTotal(std::vector<T>(to_copy, to_copy + count), size, divisor, where + " (copy)");
   }
 }
 
@@ -51,8 +54,9 @@ template <typename T>
 void AllSumsOf() {
   for (const int size : {1, 2, 3, 9}) {
     for (const int64_t count : {0, 1, 3, 15, 16, 63, 64, 65, 127, 129, 1001}) {
-      for (int how = 0; how < 16; ++how) {
-        SumsOf<T>(size, count, how & 1 ? size + 1 : 1, how & 2, how & 4, how & 8, count % 2);
+      for (int how = 0; how < 32; ++how) {
+        SumsOf<T>(size, count, how & 1 ? size + 1 : 1, how & 2, how & 4, how & 8, how & 16,
+                  count % 2);
       }
     }
   }
@@ -104,7 +108,7 @@ bool IsNan(uint16_t half, ddl::DType dtype) {
   return std::isnan(number);
 }
 
-// `how`: bits for in place, copy, stream. The inputs are all halves, each source in another order.
+// `how`: bits for in place, copy, stream, stream_copy. The inputs are all halves, each source in another order.
 void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
                 const std::string& where) {
   std::vector<std::vector<uint16_t>> inputs(size);
@@ -120,18 +124,21 @@ void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
     sources.push_back(inputs[s].data());
     originals.push_back(before[s].data());
   }
-  std::vector<uint16_t> out(count + 64, 77), copy(count + 1, 77);
+  std::vector<uint16_t> out(count + 64, 77), second(count + 64, 77);
   uint16_t* to = out.data();
+  uint16_t* copy = second.data();
   while (reinterpret_cast<uintptr_t>(to) % 64 != 0) ++to;
+  while (reinterpret_cast<uintptr_t>(copy) % 64 != 0) ++copy;
   ddl::Sum sum;
   sum.sources = sources.data();
   sum.num_sources = size;
   sum.out = how & 1 ? inputs[size - 1].data() : to;
-  sum.copy = how & 2 ? copy.data() : nullptr;
+  sum.copy = how & 2 ? copy : nullptr;
   sum.count = count;
   sum.dtype = dtype;
   sum.divisor = divisor;
   sum.stream = how & 4;
+  sum.stream_copy = how & 8;
   ddl::Compute(sum);
   ddl::FinishStreams();
   const uint16_t* got = static_cast<const uint16_t*>(sum.out);
@@ -155,7 +162,7 @@ TEST(HalvesHaveTheBitsOfCoreHalf) {
         for (const int divisor : {1, size + 1}) HalfSumsOf(dtype, size, 65536, divisor, 2, name);
       }
       for (const int64_t count : {0, 1, 31, 32, 33, 63, 65, 129, 1001}) {
-        for (int how = 0; how < 8; ++how) HalfSumsOf(dtype, 3, count, 3, how, name);
+        for (int how = 0; how < 16; ++how) HalfSumsOf(dtype, 3, count, 3, how, name);
       }
     }
   });

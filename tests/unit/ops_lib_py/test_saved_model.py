@@ -594,6 +594,59 @@ def test_keras_model_that_needs_the_script(empty: Bench, tf: Any) -> None:
     assert "model-1.keras: Keras cannot load it without the training script" in error
 
 
+# --- models that a script wrote itself -----------------------------------------------------------
+
+
+def test_a_written_model_is_asked_where_it_is(bench: Bench) -> None:
+    made = bench.succeed("--checkpoint", "20")
+    shutil.rmtree(bench.result / "checkpoints", ignore_errors=True)
+    report = bench.succeed("--written")
+    for name in ("prediction", "signatures", "sample", "files"):
+        assert report[name] == made[name]
+    assert "checkpoint" not in report and report["warnings"] == []
+
+
+def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:
+    kernel = tf.Variable(weights(20))
+    own = tf.Module()
+    own.kernel = kernel
+    spec = tf.TensorSpec([None, FEATURES], tf.float32)
+
+    def classify(name: str, output: str) -> Any:
+        return tf.function(
+            lambda **feeds: {output: tf.argmax(feeds[name] @ kernel + BIAS, 1)}
+        ).get_concrete_function(**{name: spec})
+
+    signatures = {
+        "predict_images": classify("images", "class_index"),
+        "serving_default": classify("inputs", "classes"),
+    }
+    tf.saved_model.save(own, str(bench.model), signatures)
+    report = bench.succeed("--written")
+    assert report["prediction"] == {"class_index": logits(20).argmax(axis=1)[:8].tolist()}
+
+
+def test_a_written_model_of_other_signatures_is_loaded_and_listed(bench: Bench, tf: Any) -> None:
+    own = tf.Module()
+    score = tf.function(lambda x: {"y": x * 2}).get_concrete_function(
+        x=tf.TensorSpec([None], tf.float32)
+    )
+    tf.saved_model.save(own, str(bench.model), {"score": score})
+    report = bench.succeed("--written")
+    assert set(report["signatures"]) == {"score"}
+    assert (report["rows"], report["prediction"], report["accuracy"]) == (0, {}, None)
+    (warning,) = report["warnings"]
+    assert "not asked: its signatures are score" in warning
+
+
+def test_a_written_model_that_cannot_be_loaded_is_rejected(bench: Bench) -> None:
+    bench.model.mkdir()
+    (bench.model / "saved_model.pb").write_bytes(b"no model")
+    code, report = bench.run("--written")
+    assert (code, report["kind"]) == (3, "ModelRejected")
+    assert "cannot be loaded" in report["error"]
+
+
 # --- the command -------------------------------------------------------------------------------
 
 FRESH = """

@@ -1,7 +1,8 @@
-"""Runs when the Python of a rank starts: note the exception that ends the script.
+"""Runs when the Python of a rank starts: note the exception that ends the script; TensorFlow 1.
 
 The rank shim puts this folder on ``PYTHONPATH``. The record tells whoever started the job which
-exception it was, by type and place, so that a syntax error is not tried three times.
+exception it was, by type and place, so that a syntax error is not tried three times. With DDL_TF1
+`import tensorflow` will give the 1.x API.
 """
 
 from __future__ import annotations
@@ -66,9 +67,22 @@ def _chain() -> None:
             return
 
 
+def _start_tensorflow_1() -> None:
+    try:
+        from ddl_ops.tf1 import importing
+    except ImportError as error:  # Python only mentions what goes wrong here, and would go on
+        raise SystemExit(
+            f"TensorFlow 1 mode needs ddl-airflow in {sys.executable} ({error}). Write `python` in "
+            "the command, which is the ranks' Python, or install it there."
+        ) from error
+    importing.install()
+
+
 _folder = os.getcwd()
-# Taken away, so that Pythons which the script starts do not speak for it.
+# Taken away, so that Pythons which the script starts do not speak for it, and are not changed.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)
 _previous_hook = sys.excepthook
 sys.excepthook = _hook
+if os.environ.pop("DDL_TF1", "0") != "0":
+    _start_tensorflow_1()
 _chain()

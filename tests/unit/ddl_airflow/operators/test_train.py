@@ -66,6 +66,18 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
     assert len(about["hosts"]) == 1 and about["devices"]
 
 
+def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):
+    script = """
+        import os, sys
+        assert "DDL_TF1" not in os.environ
+        found = [f for f in sys.meta_path if type(f).__module__.startswith("ddl_ops.tf1")]
+        print(len(found))
+    """
+    for number, tf1 in enumerate((True, False)):
+        train(script, tf1=tf1).execute(context_of("training", number + 1))
+    assert (layout.logs / "rank-1.log").read_text() == "1\n0\n"
+
+
 LEAVES_STATISTICS = """
     import os
     left = {!r}

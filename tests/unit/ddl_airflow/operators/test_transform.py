@@ -41,13 +41,14 @@ WRITES = """
 """
 
 
-def test_own_commands_run_once_each_in_order(transform, layout, context_of):
+def test_own_commands_run_once_each_in_order_and_their_model_must_load(
+    transform, layout, context_of
+):
     commands = ["python export.py one", "python export.py two"]
-    result = transform(WRITES, commands=commands).execute(context_of("forming", 2))
-    assert result == {"model": str(layout.model)}
+    with pytest.raises(AirflowFailException, match="ModelRejected: .*model cannot be loaded"):
+        transform(WRITES, commands=commands).execute(context_of("forming", 2))
     assert (layout.model / "saved_model.pb").read_text() == "one;two;"
-    part = json.loads((layout.state / "lineage" / "transform.json").read_text())
-    assert part == {"result": {"transform": commands}, "tries": {"transform": 2}}
+    assert not (layout.state / "lineage" / "transform.json").exists()
     assert (layout.logs / "transform" / "rank-0.log").is_file()  # not over the training's
     assert not (layout.logs / "rank-0.log").exists()
 
@@ -69,6 +70,19 @@ def test_own_command_that_fails_ends_the_step(transform, layout, context_of):
 def test_own_command_that_cannot_run_fails_at_once(transform, context_of, script):
     with pytest.raises(AirflowFailException):
         transform(script, commands=["python export.py"]).execute(context_of("forming"))
+
+
+@pytest.mark.parametrize("tf1", [True, False])
+def test_own_commands_know_which_tensorflow_they_are_for(transform, layout, context_of, tf1):
+    script = """
+        import sys
+        found = [f for f in sys.meta_path if type(f).__module__.startswith("ddl_ops.tf1")]
+        open("found", "w").write(str(len(found)))
+    """
+    task = transform(script, commands=["python export.py"], tf1=tf1)
+    with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
+        task.execute(context_of("forming"))
+    assert (layout.code / "found").read_text() == str(int(tf1))
 
 
 def test_no_checkpoint_is_named_and_not_retried(transform, layout, context_of):

@@ -18,6 +18,7 @@ from ddl_airflow.core.manifest import (
     looks_like_manifest,
     redacted_text,
 )
+from tests.documents import with_real_connection, wml_document
 
 FIXTURES = Path(__file__).parents[4] / "fixtures" / "manifests"
 VALID = sorted((FIXTURES / "valid").glob("*.yml"))
@@ -50,9 +51,31 @@ def test_messages_are_valid_after_following_the_fix() -> None:
     text = (FIXTURES / "invalid" / "template.yml").read_text(encoding="utf-8")
     with pytest.raises(ManifestInvalid):
         load_manifest_text(text, "m.yml")
-    fixed = text.replace("1.13", "2.21").replace("<auth-url>", "${S3_ENDPOINT_URL}")
+    fixed = text.replace("0.12", "2.21").replace("<auth-url>", "${S3_ENDPOINT_URL}")
     fixed = fixed.replace("<username>", "${S3_KEY}").replace("<password>", "${S3_SECRET}")
     assert load_manifest_text(fixed, "m.yml").world_size == 1
+
+
+def test_the_wml_documents_manifest_loads_once_its_connection_is_filled_in() -> None:
+    printed = wml_document().manifest
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(printed, "m.yml")
+    assert {issue.field.rpartition(".")[2] for issue in caught.value.issues} == {
+        "endpoint_url",
+        "access_key_id",
+        "secret_access_key",
+    }
+    manifest = load_manifest_text(with_real_connection(printed), "m.yml")
+    assert (manifest.dag_id, manifest.tf1, manifest.world_size) == ("tf-mnist", True, 2)
+    assert manifest.commands == ("python mnist-train-ddl.py", "python transform.py")
+
+
+@pytest.mark.parametrize(
+    ("version", "tf1"), [("1.13", True), ("1", True), ("1.13-py3-ddl", True), ("10.1", False)]
+)
+def test_a_version_below_2_is_a_script_for_tensorflow_1(version: str, tf1: bool) -> None:
+    text = _text("folders").replace('"2.21"', f'"{version}"')
+    assert load_manifest_text(text, "m.yml").tf1 == tf1
 
 
 def test_missing_field_points_at_its_section() -> None:

@@ -1,0 +1,158 @@
+#include "algorithms/halving_doubling.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "algorithms/share.h"
+#include "core/vector.h"
+
+namespace ddl {
+namespace {
+
+// Bounds what lies ready to be added, of large tensors.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+class Partners {
+ public:
+  Partners(Transport* transport, int64_t count, DType dtype, int divisor)
+      : transport_(*transport),
+        element_(static_cast<int64_t>(DTypeSize(dtype))),
+        dtype_(dtype),
+        divisor_(divisor),
+        incoming_(new char[std::min(count, Piece()) * element_]) {
+    while (2 * power_ <= transport->size()) power_ *= 2;
+    extra_ = transport->size() - power_;
+    const int rank = transport->rank();
+    paired_ = rank < 2 * extra_;
+    place_ = paired_ ? rank / 2 : rank - extra_;
+  }
+
+  int64_t Piece() const { return kPieceBytes / element_; }
+
+  Status Run(const char* in, char* out, int64_t count, bool halve) {
+    if (transport_.size() == 1) {
+      Add(in, nullptr, out, count, divisor_);
+      return Status();
+    }
+    const int rank = transport_.rank();
+    const int64_t nbytes = count * element_;
+    if (paired_ && rank % 2 == 0) {
+      DDL_RETURN_IF_ERROR(transport_.Send(rank + 1, in, nbytes));
+      // `out` may be `in`.
+      DDL_RETURN_IF_ERROR(transport_.AwaitSends(0));
+      DDL_RETURN_IF_ERROR(transport_.Receive(rank + 1, out, nbytes));
+      return transport_.AwaitReceive();
+    }
+    const char* mine = in;
+    if (paired_) {
+      DDL_RETURN_IF_ERROR(transport_.Receive(rank - 1, incoming_.get(), nbytes));
+      DDL_RETURN_IF_ERROR(transport_.AwaitReceive());
+      Add(incoming_.get(), in, out, count, 1);
+      mine = out;
+    }
+    DDL_RETURN_IF_ERROR(halve ? HalveAndDouble(mine, out, count) : Double(mine, out, count));
+    if (!paired_) return Status();
+    DDL_RETURN_IF_ERROR(transport_.Send(rank - 1, out, nbytes));
+    return transport_.AwaitSends(0);
+  }
+
+ private:
+  // The rank at a place among the P.
+  int RankAt(int place) const { return place < extra_ ? 2 * place + 1 : place + extra_; }
+
+  void Add(const void* first, const void* second, void* out, int64_t count, int divisor) {
+    const void* sources[] = {first, second};
+    Sum sum;
+    sum.sources = sources;
+    sum.num_sources = second == nullptr ? 1 : 2;
+    sum.out = out;
+    sum.count = count;
+    sum.dtype = dtype_;
+    sum.divisor = divisor;
+    Compute(sum);
+  }
+
+  // The partner's part has come; the lower place goes first.
+  void AddIncoming(const char* mine, char* out, int64_t count, int distance, int divisor) {
+    const void* first = mine;
+    const void* second = incoming_.get();
+    if (place_ & distance) std::swap(first, second);
+    Add(first, second, out, count, divisor);
+  }
+
+  Status Double(const char* mine, char* out, int64_t count) {
+    const int64_t nbytes = count * element_;
+    for (int distance = 1; distance < power_; distance *= 2) {
+      const int partner = RankAt(place_ ^ distance);
+      DDL_RETURN_IF_ERROR(
+          transport_.Exchange(partner, mine, nbytes, partner, incoming_.get(), nbytes));
+      AddIncoming(mine, out, count, distance, 2 * distance == power_ ? divisor_ : 1);
+      mine = out;
+    }
+    return Status();
+  }
+
+  Status HalveAndDouble(const char* mine, char* out, int64_t count) {
+    Share kept{0, count};
+    std::vector<std::pair<int, Share>> handed;  // to whom, and what
+    for (int distance = power_ / 2; distance >= 1; distance /= 2) {
+      const int partner = RankAt(place_ ^ distance);
+      const int64_t middle = kept.begin + kept.count() / 2;
+      Share given{middle, kept.end};
+      kept.end = middle;
+      if (place_ & distance) std::swap(kept, given);
+      DDL_RETURN_IF_ERROR(transport_.Exchange(partner, mine + given.begin * element_,
+                                              given.count() * element_, partner, incoming_.get(),
+                                              kept.count() * element_));
+      AddIncoming(mine + kept.begin * element_, out + kept.begin * element_, kept.count(), distance,
+                  distance == 1 ? divisor_ : 1);
+      mine = out;
+      handed.emplace_back(partner, given);
+    }
+    for (; !handed.empty(); handed.pop_back()) {
+      const auto& [partner, given] = handed.back();
+      DDL_RETURN_IF_ERROR(transport_.Exchange(partner, out + kept.begin * element_,
+                                              kept.count() * element_, partner,
+                                              out + given.begin * element_,
+                                              given.count() * element_));
+      kept = {std::min(kept.begin, given.begin), std::max(kept.end, given.end)};
+    }
+    return Status();
+  }
+
+  Transport& transport_;
+  const int64_t element_;
+  const DType dtype_;
+  const int divisor_;
+  const std::unique_ptr<char[]> incoming_;
+  int power_ = 1, extra_ = 0, place_ = 0;
+  bool paired_ = false;
+};
+
+Status Run(Transport* transport, const void* in, void* out, int64_t count, DType dtype, int divisor,
+           bool halve) {
+  Partners partners(transport, count, dtype, divisor);
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
+  for (int64_t first = 0; first < count; first += partners.Piece()) {
+    DDL_RETURN_IF_ERROR(partners.Run(static_cast<const char*>(in) + first * element,
+                                     static_cast<char*>(out) + first * element,
+                                     std::min(partners.Piece(), count - first), halve));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status HalvingDoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count,
+                                DType dtype, int divisor) {
+  return Run(transport, in, out, count, dtype, divisor, true);
+}
+
+Status DoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
+                         int divisor) {
+  return Run(transport, in, out, count, dtype, divisor, false);
+}
+
+}  // namespace ddl

@@ -1,0 +1,19 @@
+#ifndef DDL_ALGORITHMS_NETWORK_ALLREDUCE_H_
+#define DDL_ALGORITHMS_NETWORK_ALLREDUCE_H_
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "transport/transport.h"
+
+namespace ddl {
+
+// out[i] = sum over ranks of in[i], divided by `divisor`, by the algorithm that is fastest for so
+// many ranks and bytes: recursive doubling, halving and doubling, or a ring; halves directly, so
+// that they are rounded once. The choice is the same on all ranks. See there for the bits and bytes.
+Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
+                        int divisor);
+
+}  // namespace ddl
+
+#endif  // DDL_ALGORITHMS_NETWORK_ALLREDUCE_H_

@@ -1,0 +1,27 @@
+#ifndef DDL_COMM_HOST_MEMORY_H_
+#define DDL_COMM_HOST_MEMORY_H_
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "transport/host_group.h"
+#include "transport/shared_segment.h"
+
+namespace ddl {
+
+// The ranks of this host around memory that they share.
+struct HostMemory {
+  SharedSegment segment;
+  std::unique_ptr<HostGroup> group;  // lives in `segment`
+};
+
+// Shares memory among the ranks r with the same hosts[r], on each host. Collective over `base`. If
+// some rank of some host cannot, `memory` stays empty on every rank; then `why` tells what went
+// wrong on this one, if it was this one.
+Status ShareMemory(Communicator* base, const std::vector<int>& hosts, double timeout_s,
+                   std::unique_ptr<HostMemory>* memory, Status* why);
+
+}  // namespace ddl
+
+#endif  // DDL_COMM_HOST_MEMORY_H_

@@ -1,0 +1,112 @@
+#include "comm/hosts_communicator.h"
+
+#include <algorithm>
+
+#include "algorithms/network_allreduce.h"
+#include "algorithms/pieces.h"
+#include "algorithms/share.h"
+#include "algorithms/tree_broadcast.h"
+#include "core/half.h"
+
+namespace ddl {
+namespace {
+
+// Within a host, ranks wait for those that talk to other hosts: no longer than a piece takes.
+constexpr int64_t kPieceBytes = int64_t{32} << 20;
+
+}  // namespace
+
+Status HostsCommunicator::Send(int peer, std::string message) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return base_->Send(peer, std::move(message));
+}
+
+Status HostsCommunicator::TryReceive(int peer, std::string* message, bool* received) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return base_->TryReceive(peer, message, received);
+}
+
+Status HostsCommunicator::Meet(const Offer& offer, bool* alike) {
+  return base_->Meet(offer, alike);
+}
+
+Status HostsCommunicator::Kept(Status status) {
+  // At once for the others on this host; those elsewhere find out by waiting.
+  if (!status.ok()) broken_ = memory_->group->Break(status, 0);
+  return broken_;
+}
+
+Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
+                                    int divisor) {
+  DDL_RETURN_IF_ERROR(broken_);
+  const int64_t element = static_cast<int64_t>(DTypeSize(IsHalf(dtype) ? DType::kFloat32 : dtype));
+  const int64_t stride = static_cast<int64_t>(DTypeSize(dtype));
+  for (int64_t first = 0; first < count; first += kPieceBytes / element) {
+    const int64_t n = std::min(kPieceBytes / element, count - first);
+    const char* from = static_cast<const char*>(in) + first * stride;
+    char* to = static_cast<char*>(out) + first * stride;
+    DDL_RETURN_IF_ERROR(Kept(IsHalf(dtype) ? AllReduceHalves(from, to, n, dtype, divisor)
+                                           : AllReducePiece(from, to, n, dtype, divisor)));
+  }
+  return Status();
+}
+
+// Sums of a host must not be rounded before those of the others are added: they travel as float32.
+// That is no more than 2 (N - 1) / N halves from each rank to all others, from two ranks a host on.
+Status HostsCommunicator::AllReduceHalves(const char* in, char* out, int64_t count, DType dtype,
+                                          int divisor) {
+  if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
+  Widen(in, wide_.data(), count, dtype);
+  char* wide = reinterpret_cast<char*>(wide_.data());
+  DDL_RETURN_IF_ERROR(AllReducePiece(wide, wide, count, DType::kFloat32, divisor));
+  Narrow(wide_.data(), out, count, dtype);
+  return Status();
+}
+
+Status HostsCommunicator::AllReducePiece(const char* in, char* out, int64_t count, DType dtype,
+                                         int divisor) {
+  HostGroup* group = memory_->group.get();
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
+  std::vector<int64_t> nbytes(group->size(), 0);
+  for (int share = 0; share < shares_; ++share) {
+    nbytes[share] = ShareOf(count, shares_, share).count() * element;
+  }
+  char* own = out;
+  if (column_) own += ShareOf(count, shares_, group->rank()).begin * element;
+  DDL_RETURN_IF_ERROR(ReduceScatterInPieces(group, in, own, nbytes, dtype, 1));
+  if (column_) {
+    DDL_RETURN_IF_ERROR(NetworkAllReduce(column_.get(), own, own, nbytes[group->rank()] / element,
+                                         dtype, divisor));
+  }
+  return AllGatherInPieces(group, own, out, nbytes);
+}
+
+Status HostsCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count,
+                                            DType dtype) {
+  return base_->AllReduceBaseline(in, out, count, dtype);
+}
+
+Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes) {
+  DDL_RETURN_IF_ERROR(broken_);
+  for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
+    DDL_RETURN_IF_ERROR(Kept(BroadcastPiece(static_cast<char*>(buffer) + first,
+                                            std::min(kPieceBytes, nbytes - first))));
+  }
+  return Status();
+}
+
+Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes) {
+  HostGroup* group = memory_->group.get();
+  if (group->rank() == 0) {
+    DDL_RETURN_IF_ERROR(TreeBroadcast(column_.get(), buffer, nbytes));
+  }
+  return BroadcastInPieces(group, buffer, nbytes);
+}
+
+Status HostsCommunicator::AllGather(const void* in, void* out,
+                                    const std::vector<int64_t>& nbytes) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return Kept(base_->AllGather(in, out, nbytes));
+}
+
+}  // namespace ddl

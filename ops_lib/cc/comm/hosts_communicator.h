@@ -1,0 +1,67 @@
+#ifndef DDL_COMM_HOSTS_COMMUNICATOR_H_
+#define DDL_COMM_HOSTS_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/host_memory.h"
+#include "transport/transport.h"
+
+namespace ddl {
+
+// Ranks on several hosts, several on some: shared memory within a host, messages between hosts.
+//
+// A sum takes three steps. The ranks of a host reduce-scatter through shared memory, so that each
+// holds its share, 1/L of L ranks, summed over the host; the ranks with the same share on all hosts
+// reduce it by messages (algorithms/network_allreduce.h); the ranks of a host gather the shares. Of
+// S bytes each of H hosts sends 2 (H - 1) / H * S, whatever L, L ranks at once. Where hosts have
+// different numbers of ranks, L is the smallest, and the other ranks have no share.
+// Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
+// Hierarchy, 2019.
+//
+// A broadcast goes from rank 0 to the first rank of each host, and on through shared memory.
+class HostsCommunicator : public Communicator {
+ public:
+  // `column` joins the ranks of all hosts that hold this rank's share, by host; null if it has none.
+  // What is neither summed nor broadcast goes over `base`.
+  HostsCommunicator(std::unique_ptr<Communicator> base, std::unique_ptr<HostMemory> memory,
+                    std::unique_ptr<Transport> column, int shares)
+      : base_(std::move(base)),
+        memory_(std::move(memory)),
+        column_(std::move(column)),
+        shares_(shares) {}
+
+  int rank() const override { return base_->rank(); }
+  int size() const override { return base_->size(); }
+  int local_rank() const override { return base_->local_rank(); }
+  int local_size() const override { return base_->local_size(); }
+
+  const char* Means() const override { return "shared memory, and MPI between hosts"; }
+  Status Send(int peer, std::string message) override;
+  Status TryReceive(int peer, std::string* message, bool* received) override;
+  Status Meet(const Offer& offer, bool* alike) override;
+  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
+  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
+  Status Broadcast(void* buffer, int64_t nbytes) override;
+  Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+
+ private:
+  Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);
+  Status AllReduceHalves(const char* in, char* out, int64_t count, DType dtype, int divisor);
+  Status BroadcastPiece(char* buffer, int64_t nbytes);
+  Status Kept(Status status);
+
+  std::unique_ptr<Communicator> base_;
+  std::unique_ptr<HostMemory> memory_;
+  std::unique_ptr<Transport> column_;
+  const int shares_;
+  std::vector<float> wide_;  // a piece of halves
+  Status broken_;
+};
+
+}  // namespace ddl
+
+#endif  // DDL_COMM_HOSTS_COMMUNICATOR_H_

@@ -1,0 +1,64 @@
+#include "comm/mpi_connect.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/host_memory.h"
+#include "comm/hosts_communicator.h"
+#include "comm/mpi_communicator.h"
+#include "comm/shm_communicator.h"
+
+namespace ddl {
+
+Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator) {
+  std::unique_ptr<MpiCommunicator> mpi;
+  DDL_RETURN_IF_ERROR(MpiCommunicator::OverWorld(config.host_id, config.stall_timeout_s, &mpi));
+  const int rank = mpi->rank(), size = mpi->size();
+  // Ranks with different settings must not wait for each other below.
+  int32_t votes[] = {config.transport == TransportChoice::kMpi,
+                     config.transport == TransportChoice::kShm};
+  DDL_RETURN_IF_ERROR(mpi->AllReduceBaseline(votes, votes, 2, DType::kInt32));
+  if (votes[0] % size != 0 || votes[1] % size != 0) {
+    return Status(Code::kFailedPrecondition,
+                  "DDL_TRANSPORT differs among the ranks. Give all of them the same value.");
+  }
+  const std::vector<int>& hosts = mpi->hosts();
+  std::vector<int> ranks_on(*std::max_element(hosts.begin(), hosts.end()) + 1, 0);
+  std::vector<int> places;  // of the ranks on their hosts
+  for (const int host : hosts) places.push_back(ranks_on[host]++);
+  const auto [fewest, most] = std::minmax_element(ranks_on.begin(), ranks_on.end());
+  const bool one_host = ranks_on.size() == 1;
+  const bool must = config.transport == TransportChoice::kShm;
+  if (must && !one_host) {
+    return Status(Code::kFailedPrecondition,
+                  "DDL_TRANSPORT is shm, but the ranks are on several hosts. Set it to auto.");
+  }
+
+  std::unique_ptr<HostMemory> memory;
+  if (config.transport != TransportChoice::kMpi && *most > 1) {
+    Status why;
+    DDL_RETURN_IF_ERROR(ShareMemory(mpi.get(), hosts, config.stall_timeout_s, &memory, &why));
+    if (must && !memory) {
+      return !why.ok() ? why
+                       : Status(Code::kFailedPrecondition,
+                                "DDL_TRANSPORT is shm, but other ranks cannot share memory; they "
+                                "say why.");
+    }
+  }
+  if (!memory) {
+    *communicator = std::move(mpi);
+  } else if (one_host) {
+    *communicator = std::make_unique<ShmCommunicator>(std::move(mpi), std::move(memory));
+  } else {
+    std::unique_ptr<Transport> column;
+    DDL_RETURN_IF_ERROR(
+        mpi->Join(places[rank] < *fewest ? places[rank] : -1, hosts[rank], &column));
+    *communicator = std::make_unique<HostsCommunicator>(std::move(mpi), std::move(memory),
+                                                        std::move(column), *fewest);
+  }
+  return Status();
+}
+
+}  // namespace ddl

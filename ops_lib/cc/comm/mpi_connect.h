@@ -1,0 +1,18 @@
+#ifndef DDL_COMM_MPI_CONNECT_H_
+#define DDL_COMM_MPI_CONNECT_H_
+
+#include <memory>
+
+#include "comm/communicator.h"
+#include "core/config.h"
+
+namespace ddl {
+
+// Joins all ranks of MPI_COMM_WORLD in the way that suits where they are: through shared memory on
+// one host, by messages where each has a host of its own, else both. Collective. On every rank,
+// FailedPrecondition if DDL_TRANSPORT demands shared memory that is not to be had, or differs.
+Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator);
+
+}  // namespace ddl
+
+#endif  // DDL_COMM_MPI_CONNECT_H_

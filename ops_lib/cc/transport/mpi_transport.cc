@@ -1,0 +1,116 @@
+#include "transport/mpi_transport.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/pause.h"
+#include "core/stall.h"
+
+namespace ddl {
+namespace {
+
+constexpr int kTag = 0;
+constexpr int64_t kMaxCount = int64_t{1} << 30;  // MPI counts are int
+
+}  // namespace
+
+Status MpiStatus(int result, const char* call) {
+  if (result == MPI_SUCCESS) return Status();
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(result, text, &length);
+  return Status(Code::kInternal, std::string(call) + " failed: " + std::string(text, length) +
+                                     ". See mpirun's output for the rank or host that was lost.");
+}
+
+MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> names, double timeout_s)
+    : comm_(comm), names_(std::move(names)), timeout_s_(timeout_s) {
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(comm_, &rank_);
+}
+
+MpiTransport::~MpiTransport() {
+  // With messages under way, freeing it could wait for ranks that are gone.
+  if (broken_.ok()) MPI_Comm_free(&comm_);
+}
+
+template <typename Begin>
+Status MpiTransport::Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin) {
+  DDL_RETURN_IF_ERROR(broken_);
+  int64_t first = 0;
+  do {
+    Part part;
+    part.peer = peer;
+    part.nbytes = static_cast<int>(std::min(kMaxCount, nbytes - first));
+    part.last = first + part.nbytes == nbytes;
+    if (part.nbytes > 0) DDL_RETURN_IF_ERROR(Kept(begin(first, &part)));
+    queue->push_back(part);
+    first += part.nbytes;
+  } while (first < nbytes);
+  return Status();
+}
+
+Status MpiTransport::Send(int peer, const void* bytes, int64_t nbytes) {
+  ++pending_sends_;
+  return Post(&sends_, peer, nbytes, [&](int64_t first, Part* part) {
+    return MpiStatus(MPI_Isend(static_cast<const char*>(bytes) + first, part->nbytes, MPI_BYTE,
+                               peer, kTag, comm_, &part->request),
+                     "MPI_Isend");
+  });
+}
+
+Status MpiTransport::Receive(int peer, void* bytes, int64_t nbytes) {
+  return Post(&receives_, peer, nbytes, [&](int64_t first, Part* part) {
+    return MpiStatus(MPI_Irecv(static_cast<char*>(bytes) + first, part->nbytes, MPI_BYTE, peer,
+                               kTag, comm_, &part->request),
+                     "MPI_Irecv");
+  });
+}
+
+Status MpiTransport::AwaitReceive() { return Await("MPI_Irecv", &receives_); }
+
+Status MpiTransport::AwaitSends(int64_t pending) {
+  for (; pending_sends_ > pending; --pending_sends_) {
+    DDL_RETURN_IF_ERROR(Await("MPI_Isend", &sends_));
+  }
+  return Status();
+}
+
+// The oldest message of `queue`.
+Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
+  DDL_RETURN_IF_ERROR(broken_);
+  for (bool last = false; !last; queue->pop_front()) {
+    Part& part = queue->front();
+    last = part.last;
+    if (part.nbytes == 0) continue;
+    const Pauses pauses;
+    MPI_Status status;
+    while (true) {
+      int done = 0;
+      DDL_RETURN_IF_ERROR(Kept(MpiStatus(MPI_Test(&part.request, &done, &status), what)));
+      if (done) break;
+      if (pauses.elapsed_s() > timeout_s_) {
+        return Kept(Status(Code::kDeadlineExceeded,
+                           "rank " + std::to_string(names_[part.peer]) +
+                               " stopped in the middle of a collective and did not go on "
+                               "within " + Seconds(timeout_s_) + ". Look for what blocks it."));
+      }
+      pauses.Pause();
+    }
+    if (queue != &receives_) continue;
+    int got = 0;
+    MPI_Get_count(&status, MPI_BYTE, &got);
+    if (got != part.nbytes) {
+      return Kept(Status(Code::kInternal,
+                         "rank " + std::to_string(names_[part.peer]) + " sent " +
+                             std::to_string(got) + " bytes where rank " +
+                             std::to_string(names_[rank_]) + " expected " +
+                             std::to_string(part.nbytes) +
+                             ". Do all ranks run the same build of ddl?"));
+    }
+  }
+  return Status();
+}
+
+}  // namespace ddl

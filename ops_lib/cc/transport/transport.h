@@ -1,0 +1,55 @@
+#ifndef DDL_TRANSPORT_TRANSPORT_H_
+#define DDL_TRANSPORT_TRANSPORT_H_
+
+#include <cstdint>
+
+#include "core/status.h"
+
+namespace ddl {
+
+// Messages between ranks, two at a time: what the algorithms between hosts are written against. One
+// thread of each rank uses it.
+//
+// Messages from one rank to another arrive in the order they were sent, and each is received with
+// exactly its length. There are no tags: ranks run one collective at a time and agree on it before.
+// A message of no bytes is none: nothing is sent and nothing waited for.
+//
+// Send and Receive begin and return at once. The bytes belong to the transport until they are
+// awaited: those sent must not change, those to come must not be looked at.
+//
+// Errors of the calls that wait, on this rank; the others find out by waiting for it:
+//   Aborted           the peer has ended
+//   DeadlineExceeded  the peer did nothing for as long as the timeout
+//   Internal          messages and what was expected differ, or the network failed
+// After an error nothing can be in step again: every later call answers with that error, and the
+// bytes of messages under way may still be read and written until the transport is destroyed, or
+// the process ends.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual Status Send(int peer, const void* bytes, int64_t nbytes) = 0;
+  virtual Status Receive(int peer, void* bytes, int64_t nbytes) = 0;
+
+  // Waits for the oldest message that was to be received and has not been awaited.
+  virtual Status AwaitReceive() = 0;
+
+  // Waits until at most `pending` of the messages sent are still under way, the last ones.
+  virtual Status AwaitSends(int64_t pending) = 0;
+
+  // Both directions at once, to the end.
+  Status Exchange(int to, const void* sent, int64_t sent_nbytes, int from, void* received,
+                  int64_t received_nbytes) {
+    DDL_RETURN_IF_ERROR(Receive(from, received, received_nbytes));
+    DDL_RETURN_IF_ERROR(Send(to, sent, sent_nbytes));
+    DDL_RETURN_IF_ERROR(AwaitReceive());
+    return AwaitSends(0);
+  }
+};
+
+}  // namespace ddl
+
+#endif  // DDL_TRANSPORT_TRANSPORT_H_

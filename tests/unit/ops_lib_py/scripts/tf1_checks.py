@@ -1,0 +1,342 @@
+"""What a TensorFlow 1 script finds, in one start of TensorFlow: runs each check, says how it went.
+
+With the argument `without-legacy` the packages of that extra are as if not installed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+WITHOUT_LEGACY = sys.argv[1:] == ["without-legacy"]
+if WITHOUT_LEGACY:
+    from ddl_ops.tf1 import importing
+
+    importing.has_legacy = lambda: False
+else:
+    import keras  # before tensorflow, as scripts may do  # noqa: F401
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+CHECKS: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def error_of(code: str) -> str:
+    try:
+        exec(code, {"tf": tf})
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    raise AssertionError(f"no error: {code}")
+
+
+def learns(loss: tf.Tensor, feed: dict) -> None:
+    train = tf.train.AdamOptimizer(0.01).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        losses = [session.run([loss, train], feed)[0] for _ in range(60)]
+    assert losses[-1] < 0.3 * losses[0], losses
+
+
+# Whether the eight numbers of a row add up to more than 0.
+ROWS = np.random.RandomState(0).randn(256, 8).astype(np.float32)
+CLASSES = (ROWS.sum(1) > 0).astype(np.int64)
+
+
+@check
+def always_the_api_is_that_of_1() -> None:
+    assert tf.placeholder and tf.app.flags and tf.gfile.Open and tf.logging.info
+    assert not tf.executing_eagerly()
+    import tensorflow
+    import tensorflow.compat.v1 as v1
+
+    assert tensorflow is tf
+    assert tf.Session is v1.Session and tf.train.AdamOptimizer is v1.train.AdamOptimizer
+    from tensorflow.python.training import optimizer  # noqa: F401
+    from tensorflow.python_io import TFRecordWriter
+    from tensorflow.train import Saver
+
+    assert Saver is tf.train.Saver and TFRecordWriter is tf.python_io.TFRecordWriter
+    assert int(tf.Session().run(tf.constant(3) + 4)) == 7
+    assert tf.zeros([2, 3]).shape[0].value == 2  # sizes are Dimensions
+
+
+@check
+def always_nothing_of_it_is_passed_on() -> None:
+    code = (
+        "import os, sys; print(sorted({'DDL_TF1', 'TF_USE_LEGACY_KERAS'} & set(os.environ)),"
+        "[type(f).__module__ for f in sys.meta_path if type(f).__module__.startswith('ddl_ops')])"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "[] []\n", child.stdout
+
+
+@check
+def always_what_is_gone_names_its_replacement() -> None:
+    for code in (
+        "tf.contrib.data",
+        "import tensorflow.contrib.data",
+        "import tensorflow.contrib.data.python.ops as o",
+        "from tensorflow.contrib import data",
+        "from tensorflow.contrib.data import map_and_batch",
+    ):
+        assert "Use tf.data" in error_of(code), code
+    for code in ("tf.contrib.no_such", "from tensorflow.contrib.no_such import x"):
+        assert error_of(code).startswith("tensorflow.contrib.no_such left TensorFlow"), code
+    assert "tf.estimator" in error_of("from tensorflow.python.estimator import estimator")
+    assert "no attribute 'no_such'" in error_of("tf.no_such")
+    assert "no_such" in error_of("from tensorflow import no_such")
+    assert "No module named" in error_of("import tensorflow.no_such")
+
+
+@check
+def without_legacy_what_needs_it_says_how_to_get_it() -> None:
+    for code in (
+        "tf.layers.dense",
+        "tf.nn.rnn_cell.LSTMCell",
+        "tf.keras.layers",
+        "from tensorflow.keras.layers import Dense",
+        "import tensorflow.contrib.slim as slim",
+        "tf.contrib.layers",
+        "tf.contrib.rnn",
+        "tf.contrib.framework",
+        "tf.estimator.Estimator",
+        "import tensorflow.estimator",
+    ):
+        assert "pip install 'ddl-airflow[legacy]'" in error_of(code), code
+
+
+@check
+def always_a_patched_variable_init_sees_every_variable() -> None:
+    original = tf.Variable.__init__
+    seen = []
+
+    def patched(self, *args, **kwargs):
+        assert not args
+        seen.append((kwargs["name"], kwargs["trainable"], kwargs["initial_value"] is not None))
+        original(self, *args, **kwargs)
+
+    tf.Variable.__init__ = patched
+    try:
+        with tf.Graph().as_default(), tf.Session() as session:
+            made = [
+                tf.Variable([1.0, 2.0], name="a"),
+                tf.get_variable("b", [2], initializer=tf.ones_initializer()),
+                tf.get_variable("c", [2], use_resource=True, initializer=tf.ones_initializer()),
+                tf.Variable(0, trainable=False, name="d"),
+            ]
+            session.run(tf.global_variables_initializer())
+            got = [value.tolist() for value in session.run(made)]
+    finally:
+        tf.Variable.__init__ = original
+    assert got == [[1, 2], [1, 1], [1, 1], 0], got
+    assert seen == [("a", True, True), ("b", True, True), ("c", True, True), ("d", False, True)]
+
+
+@check
+def always_gpu_0_is_there_beneath_the_scripts_own_session() -> None:
+    original = tf.Session.__init__
+    configs = []
+
+    def patched(self, target="", graph=None, config=None):
+        config = tf.ConfigProto()
+        config.gpu_options.allow_growth = True
+        configs.append(config)
+        original(self, target, graph, config)
+
+    tf.Session.__init__ = patched
+    try:
+        with tf.Graph().as_default(), tf.device("/gpu:0"):
+            total = tf.get_variable("v", initializer=[1.0]) + 1
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                assert session.run(total) == [2]
+    finally:
+        tf.Session.__init__ = original
+    assert not configs[0].allow_soft_placement  # the script's own object stays as it is
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+@check
+def always_mnist_comes_in_batches() -> None:
+    from tensorflow.examples.tutorials.mnist import input_data
+
+    folder = Path(tempfile.mkdtemp())
+    for part, n in (("train", 10), ("t10k", 4)):
+        pixels = np.repeat(np.arange(n) * 5, 6).reshape(n, 2, 3)
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(n)))
+
+    data = input_data.read_data_sets(str(folder), validation_size=3, seed=7)
+    assert [part.num_examples for part in data] == [7, 3, 4]
+    assert data.validation.labels.tolist() == [0, 1, 2]
+    assert data.test.images.dtype == np.float32 and data.test.images.shape == (4, 6)
+    np.testing.assert_allclose(data.test.images[3], np.full(6, 15 / 255), rtol=1e-6)
+
+    first = [data.train.next_batch(4) for _ in range(7)]  # four epochs
+    labels = np.concatenate([labels for _, labels in first])
+    for images, own in first:
+        assert len(images) == 4
+        np.testing.assert_allclose(images[:, 0], own * 5 / np.float32(255), rtol=1e-6)
+    epochs = labels.reshape(4, 7)
+    assert all(sorted(epoch) == list(range(3, 10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert data.train.epochs_completed == 3
+    data.train.next_batch(1)
+    assert data.train.epochs_completed == 4
+
+    again = input_data.read_data_sets(str(folder), validation_size=3, seed=7)
+    assert again.train.next_batch(28)[1].tolist() == labels.tolist()
+    assert input_data.read_data_sets(str(folder), validation_size=0).validation.num_examples == 0
+    plain = input_data.read_data_sets(
+        str(folder), one_hot=True, dtype=tf.uint8, reshape=False, validation_size=0
+    ).train
+    images, rows = plain.next_batch(3, shuffle=False)
+    assert (images.dtype, images.shape, rows.shape) == (np.uint8, (3, 2, 3, 1), (3, 10))
+    assert rows.argmax(1).tolist() == [0, 1, 2] and rows.sum() == 3
+
+    for arguments, said in (
+        ({}, "has 10 training images"),
+        ({"fake_data": True}, "fake_data"),
+    ):
+        try:
+            input_data.read_data_sets(str(folder), **arguments)
+        except ValueError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(arguments)
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"no gzip")
+    try:
+        input_data.read_data_sets(str(folder), validation_size=0)
+    except ValueError as error:
+        assert "t10k-labels-idx1-ubyte.gz is damaged" in str(error), error
+    else:
+        raise AssertionError("no error")
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    try:
+        input_data.read_data_sets(str(folder), validation_size=0)
+    except FileNotFoundError as error:
+        assert "t10k-labels-idx1-ubyte.gz does not exist" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+@check
+def legacy_layers_and_slim_learn() -> None:
+    import tensorflow.contrib.slim as slim
+    from tensorflow.contrib import layers
+    from tensorflow.contrib.framework import arg_scope
+    from tensorflow.contrib.slim.nets import resnet_v1
+
+    assert slim.fully_connected is tf.contrib.layers.fully_connected is layers.fully_connected
+    assert resnet_v1.resnet_v1_50
+    x = tf.placeholder(tf.float32, [None, 8])
+    y = tf.placeholder(tf.int64, [None])
+    with arg_scope([slim.fully_connected], activation_fn=tf.nn.relu):
+        hidden = tf.contrib.layers.batch_norm(slim.fully_connected(x, 16))
+    hidden = tf.layers.conv2d(tf.reshape(hidden, [-1, 4, 4, 1]), 4, 3, padding="same")
+    hidden = tf.layers.flatten(tf.layers.max_pooling2d(hidden, 2, 2))
+    hidden = tf.layers.dropout(tf.layers.dense(hidden, 16, tf.nn.relu), 0.1, training=True)
+    logits = tf.layers.dense(hidden, 2)
+    learns(tf.losses.sparse_softmax_cross_entropy(y, logits), {x: ROWS, y: CLASSES})
+
+
+@check
+def legacy_recurrent_cells_learn() -> None:
+    from tensorflow.contrib import rnn
+    from tensorflow.nn.rnn_cell import LSTMCell
+
+    assert LSTMCell is tf.nn.rnn_cell.LSTMCell is rnn.LSTMCell
+    x = tf.placeholder(tf.float32, [None, 4, 2])
+    cell = rnn.MultiRNNCell([tf.nn.rnn_cell.BasicLSTMCell(8), rnn.DropoutWrapper(rnn.GRUCell(8))])
+    outputs, _ = tf.nn.dynamic_rnn(cell, x, dtype=tf.float32)
+    static, _ = rnn.static_rnn(LSTMCell(8, name="z"), tf.unstack(x, axis=1), dtype=tf.float32)
+    sums = tf.layers.dense(tf.concat([outputs[:, -1], static[-1]], 1), 1)
+    learns(tf.reduce_mean((sums[:, 0] - ROWS.sum(1)) ** 2), {x: ROWS.reshape(-1, 4, 2)})
+
+
+@check
+def legacy_keras_is_2() -> None:
+    import keras
+    from keras import backend
+    from keras.layers import Dense
+    from tensorflow.keras.layers import Dense as SameDense
+
+    assert keras.__version__.startswith("2.")
+    assert Dense is SameDense is tf.keras.layers.Dense
+    backend.set_session(tf.Session())
+    model = keras.models.Sequential(
+        [Dense(16, activation="relu", input_shape=(8,)), Dense(2, activation="softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    losses = model.fit(ROWS, CLASSES, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@check
+def legacy_estimators_learn() -> None:
+    import tensorflow.estimator as estimators
+
+    assert estimators is tf.estimator
+
+    def model(features, labels, mode):
+        logits = tf.layers.dense(features["x"], 2)
+        loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+        train = tf.train.GradientDescentOptimizer(0.5)
+        return tf.estimator.EstimatorSpec(
+            mode,
+            loss=loss,
+            train_op=train.minimize(loss, tf.train.get_global_step()),
+            eval_metric_ops={"right": tf.metrics.accuracy(labels, tf.argmax(logits, 1))},
+        )
+
+    read = tf.estimator.inputs.numpy_input_fn({"x": ROWS}, CLASSES, 64, None, True)
+    estimator = tf.estimator.Estimator(model, tempfile.mkdtemp())
+    result, _ = tf.estimator.train_and_evaluate(
+        estimator, tf.estimator.TrainSpec(read, max_steps=60), tf.estimator.EvalSpec(read, steps=2)
+    )
+    assert result["right"] > 0.9 and result["global_step"] == 60, result
+    try:
+        tf.estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy())
+    except NotImplementedError as error:
+        assert "TF_CONFIG" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def main() -> None:
+    assert "DDL_TF1" not in os.environ
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    warnings.simplefilter("ignore")  # tf.layers: "deprecated"
+    mode = "without_" if WITHOUT_LEGACY else "legacy_"
+    for function in CHECKS:
+        if not function.__name__.startswith((mode, "always_")):
+            continue
+        tf.reset_default_graph()
+        try:
+            function()
+        except Exception:
+            print(f"{function.__name__}: {traceback.format_exc()}")
+        else:
+            print(f"{function.__name__}: ok")
+
+
+if __name__ == "__main__":
+    main()
