@@ -13,7 +13,7 @@ from typing import Any
 
 from ddl_airflow import __version__
 from ddl_airflow.core.errors import DdlError, ManifestError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest import converted, load_manifest
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.storage.s3 import s3_client
@@ -42,6 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("plan", help="print the steps that a manifest becomes, as JSON")
     show.add_argument("manifest", type=Path)
     show.set_defaults(run=_plan)
+
+    convert = commands.add_parser(
+        "convert",
+        help="print a manifest, FfDL's too, in the current dialect, with comments and no keys",
+    )
+    convert.add_argument("manifest", type=Path)
+    convert.set_defaults(run=_convert)
 
     lineage = commands.add_parser(
         "lineage",
@@ -80,6 +87,11 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     print(json.dumps(_plain(plan(load_manifest(options.manifest), options.manifest)), indent=2))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    print(converted(load_manifest(options.manifest)), end="")
     return 0
 
 

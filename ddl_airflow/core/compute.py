@@ -32,7 +32,12 @@ def _cpu(*counts: int) -> dict[str, Compute]:
     return {name: Compute(name, n, gpu=False) for n, name in names.items()}
 
 
-# The GPU names are those that Watson Machine Learning published; cpu, cpu2, ... are ours.
+# The models are those that Watson Machine Learning published; cpu, cpu2, ... are ours, and so is
+# gpu: a node of which only launcher.slots says how many GPUs it has, or one.
 COMPUTE: Mapping[str, Compute] = MappingProxyType(
-    _gpu("k80", 1, 2, 4) | _gpu("p100", 1, 2) | _gpu("v100", 1, 2, 4) | _cpu(1, 2, 4, 8, 16)
+    _gpu("k80", 1, 2, 4)
+    | _gpu("p100", 1, 2)
+    | _gpu("v100", 1, 2, 4)
+    | _gpu("gpu", 1)
+    | _cpu(1, 2, 4, 8, 16)
 )

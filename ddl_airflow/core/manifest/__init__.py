@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.load import (
     load_manifest,
     load_manifest_text,
@@ -24,6 +25,7 @@ __all__ = [
     "Manifest",
     "Metric",
     "Reference",
+    "converted",
     "load_manifest",
     "load_manifest_text",
     "looks_like_manifest",

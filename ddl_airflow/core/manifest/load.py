@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path, PurePath
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue, ManifestSyntaxError
 from ddl_airflow.core.manifest.document import (
     MAX_BYTES,
     Document,
+    Lines,
     Plain,
     child,
     decode,
     mask_fields,
     read_document,
 )
+from ddl_airflow.core.manifest.ffdl import RULES as FFDL_RULES
+from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
+from ddl_airflow.core.manifest.ffdl import FfdlManifest, Translation, is_ffdl, translated
 from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
-from ddl_airflow.core.manifest.rules import RULES, Finding, nearest, suggestion
+from ddl_airflow.core.manifest.rules import RULES, Finding, Rule, nearest, suggestion
 
 
 def load_manifest(path: Path, *, source: str | None = None) -> Manifest:
@@ -62,25 +67,72 @@ def load_manifest_text(text: str | bytes, source: str) -> Manifest:
         ManifestInvalid: fields are unknown, missing or wrong.
     """
     document = read_document(decode(text, source), source)
-    issues, warnings = list(document.issues), list[ManifestIssue]()
+    found = _Found(document)
     manifest: Manifest | None = None
-    if isinstance(document.value, dict):
-        try:
-            manifest = Manifest.model_validate(document.value)
-        except ValidationError as error:
-            issues += _field_issues(error, document)
-        for finding, warning in _findings(manifest, document.value):
-            issue = ManifestIssue(document.lines.of(finding.field), *finding)
-            (warnings if warning else issues).append(issue)
-    else:
+    names: dict[str, str] = {}
+    if not isinstance(document.value, dict):
         fix = "Start with model_definition:, training_data_reference:, training_results_reference:."
         message = f"is {_shown(document.value, quote=False)}, wanted a mapping of fields"
-        issues.append(ManifestIssue(document.lines.of(""), "", message, fix))
-    if manifest is None or issues:
-        raise ManifestInvalid(source, issues)
-    manifest._source, manifest._lines = source, document.lines
-    manifest._warnings = tuple(sorted(warnings))
+        found.add(Finding("", message, fix))
+    elif is_ffdl(document.value):
+        original = found.read(FfdlManifest, document.value, FFDL_RULES)
+        translation = translated(_parts(FfdlManifest, original, document.value))
+        manifest = found.read(Manifest, translation.value, RULES, translation)
+        names = translation.names
+    else:
+        manifest = found.read(Manifest, document.value, RULES)
+    if manifest is None or found.issues:
+        raise ManifestInvalid(source, list(found.issues))
+    manifest._source, manifest._names = source, names
+    manifest._lines = document.lines if not names else _lines(document.lines, names)
+    manifest._warnings = tuple(sorted(found.warnings))
     return manifest
+
+
+_Root = TypeVar("_Root", bound=BaseModel)
+
+
+class _Found:
+    """What is wrong in a document, each thing once, with its line."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        # As dicts: what FfDL writes once may be wrong in two of our fields.
+        self.issues: dict[ManifestIssue, None] = dict.fromkeys(document.issues)
+        self.warnings: dict[ManifestIssue, None] = {}
+
+    def add(self, finding: Finding, *, warning: bool = False) -> None:
+        issue = ManifestIssue(self.document.lines.of(finding.field), *finding)
+        (self.warnings if warning else self.issues)[issue] = None
+
+    def read(
+        self,
+        root: type[_Root],
+        value: dict[str, Any],
+        rules: Sequence[Rule],
+        translation: Translation | None = None,
+    ) -> _Root | None:
+        """Returns the fields as root, None if they are not; and adds what is wrong with them.
+
+        Args:
+            translation: where value comes from, if nobody wrote it as it is.
+        """
+        manifest = None
+        try:
+            manifest = root.model_validate(value)
+        except ValidationError as error:
+            # Most of what has no right shape in a translation had none before, and is said already.
+            if translation is None or not self.issues:
+                for finding in _field_findings(error, root):
+                    self.add(translation.finding(finding) if translation else finding)
+        for finding, warning in _findings(root, rules, manifest, value):
+            self.add(translation.finding(finding) if translation else finding, warning=warning)
+        return manifest
+
+
+def _lines(lines: Lines, names: Mapping[str, str]) -> Lines:
+    """Returns the lines of a translation's fields."""
+    return Lines({"": lines.of("")} | {path: lines.of(name) for path, name in names.items()})
 
 
 def redacted_text(text: str) -> str:
@@ -89,13 +141,15 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
-    text = mask_fields(decode(text, "manifest"), "manifest", SECRET_FIELDS, keep=REFERENCE)
+    names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
+    text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
     # A field that was commented out is no longer YAML, but its value is no less secret.
-    return re.sub(rf"(#.*?\b(?:{'|'.join(SECRET_FIELDS)})\W*?:).*", r"\1 '***'", text)
+    return re.sub(rf"(#.*?\b(?:{'|'.join(names)})\W*?:).*", r"\1 '***'", text)
 
 
 _SECTIONS = re.compile(
-    r"^(model_definition|training_data_reference|training_results_reference):", re.MULTILINE
+    r"^(model_definition|training_data_reference|training_results_reference|data_stores):",
+    re.MULTILINE,
 )
 _FILE_NAME = re.compile(r"(manifest.*|.*\.manifest)\.ya?ml")
 
@@ -109,29 +163,47 @@ def looks_like_manifest(path_name: str, text: str) -> bool:
 # --- rules ----------------------------------------------------------------------------------
 
 
-def _findings(manifest: Manifest | None, value: dict[str, Any]) -> Iterator[tuple[Finding, bool]]:
+def _findings(
+    root: type[BaseModel],
+    rules: Sequence[Rule],
+    manifest: BaseModel | None,
+    value: dict[str, Any],
+) -> Iterator[tuple[Finding, bool]]:
     """Runs every rule whose fields are sound, from the manifest or else from the raw values."""
-    for rule in RULES:
+    for rule in rules:
         paths = [field.split(".") for field in rule.fields]
         if manifest is not None:
             values = [reduce(getattr, path, manifest) for path in paths]
         else:
             try:
-                values = [_part(value, path) for path in paths]
+                values = [_part(root, value, path) for path in paths]
             except (ValidationError, KeyError):
                 continue
         for finding in rule.check(rule.fields[-1], *values):
             yield finding, rule.warning
 
 
-def _part(value: Any, path: list[str]) -> Any:
+def _parts(
+    root: type[BaseModel], manifest: BaseModel | None, value: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the sound ones of the outermost fields."""
+    parts = {}
+    for name in root.model_fields:
+        try:
+            parts[name] = getattr(manifest, name) if manifest else _part(root, value, [name])
+        except (ValidationError, KeyError):
+            continue
+    return parts
+
+
+def _part(root: type[BaseModel], value: Any, path: list[str]) -> Any:
     """Returns one field of a manifest that is broken elsewhere.
 
     Raises:
         KeyError: it, or a section around it, is missing or no section.
         ValidationError: it is broken itself.
     """
-    model: type[BaseModel] | None = Manifest
+    model: type[BaseModel] | None = root
     for i, name in enumerate(path):
         if model is None or not isinstance(value, dict):
             raise KeyError(name)
@@ -144,7 +216,7 @@ def _part(value: Any, path: list[str]) -> Any:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """Returns the section in ``Section``, ``Section | None`` or ``tuple[Section, ...]``."""
+    """Returns the section in ``Section | None``, ``tuple[Section, ...]`` or the like."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -162,31 +234,34 @@ _WANTED = {
 }
 
 
-def _field_issues(error: ValidationError, document: Document) -> Iterator[ManifestIssue]:
+def _field_findings(error: ValidationError, root: type[BaseModel]) -> Iterator[Finding]:
     errors = error.errors(include_url=False)
-    misspelt = {_meant(one["loc"]) for one in errors if one["type"] == "extra_forbidden"}
+    misspelt = {_meant(root, one["loc"]) for one in errors if one["type"] == "extra_forbidden"}
     for one in errors:
         if one["type"] == "missing" and one["loc"] in misspelt:
             continue  # it is there, under the name that is reported as unknown
+        if one["type"] == "too_short" and isinstance(one["input"], list) and one["input"]:
+            continue  # it has items, and they are what is wrong
         path = reduce(child, one["loc"], "")
-        message, fix = _words(one["type"], one["loc"], one["input"], one.get("ctx", {}))
-        yield ManifestIssue(document.lines.of(path), path, message, fix)
+        message, fix = _words(root, one["type"], one["loc"], one["input"], one.get("ctx", {}))
+        yield Finding(path, message, fix)
 
 
-def _meant(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _meant(root: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Returns the place of the field that an unknown one probably is."""
     *around, last = loc
-    section = _section_at(around)
-    return (*around, nearest(str(last), section.model_fields if section else ()) or last)
+    return (*around, nearest(str(last), _fields(_section_at(root, around))) or last)
 
 
-def _words(kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any) -> tuple[str, str]:
+def _words(
+    root: type[BaseModel], kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any
+) -> tuple[str, str]:
     """Returns message and fix for one of pydantic's error types."""
     *around, last = loc
-    name, section = str(last), _section_at(around)
+    name, fields = str(last), _fields(_section_at(root, around))
     if kind == "extra_forbidden":
-        return "unknown field", suggestion(name, section.model_fields if section else ())
-    field = section.model_fields.get(name) if section else None
+        return "unknown field", suggestion(name, fields)
+    field = fields.get(name)
     example = f"{name}: {_flow(field.examples[0])}" if field and field.examples else f"{name}: text"
     for_example = f"Write for example {example}."
     shown = _shown(value, quote="connection" not in loc)
@@ -198,7 +273,7 @@ def _words(kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any) -> tuple
         optional = field is not None and not field.is_required()
         return "is empty", f"Write {example}{', or delete the line' if optional else ''}."
     if kind == "literal_error":
-        known = get_args(field.annotation) if field else ()
+        known = _literals(field.annotation) if field else ()
         return f"is {shown}, wanted {' or '.join(known)}", for_example
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {ctx['ge']}" if "ge" in ctx else f"at most {ctx['le']}"
@@ -208,13 +283,31 @@ def _words(kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any) -> tuple
     return f"is {shown}, wanted {_WANTED.get(kind, kind)}", for_example
 
 
-def _section_at(loc: list[str | int]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = Manifest
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    """Returns the words in ``Literal[...]`` or ``Literal[...] | None``."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for one in get_args(annotation) for word in _literals(one))
+
+
+def _section_at(root: type[BaseModel], loc: list[str | int]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = root
+    named = False  # the next name is one that people chose
     for name in loc:
-        if isinstance(name, str):
-            field = section.model_fields.get(name) if section else None
-            section = _model_of(field.annotation) if field else None
+        if named or isinstance(name, int):
+            named = False
+            continue
+        field = _fields(section).get(name)
+        section = _model_of(field.annotation) if field else None
+        named = field is not None and get_origin(field.annotation) is Mapping
     return section
+
+
+def _fields(section: type[BaseModel] | None) -> dict[str, FieldInfo]:
+    """Returns the fields of a section by the names that people write."""
+    if section is None:
+        return {}
+    return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def _flow(value: Any) -> str:

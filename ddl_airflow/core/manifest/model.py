@@ -1,9 +1,9 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, metrics, transform and code. Each field carries its description and
-an example; error messages and the reference page are made from them. What a single field cannot
-know is in ``rules.py``.
+schedule, retries, launcher, metrics, transform and code; ``ffdl.py`` translates another into it.
+Each field carries its description and an example; error messages and the reference page are made
+from them. What a single field cannot know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -439,6 +439,7 @@ class Manifest(Section):
     _folder: Path | None = PrivateAttr(default=None)
     _warnings: tuple[ManifestIssue, ...] = PrivateAttr(default=())
     _lines: Lines = PrivateAttr(default_factory=Lines)
+    _names: Mapping[str, str] = PrivateAttr(default={})
 
     @property
     def source(self) -> str:
@@ -459,10 +460,14 @@ class Manifest(Section):
         """Returns the line of a field such as ``metrics[0].regex``, or of its nearest parent."""
         return self._lines.of(path)
 
+    def original(self, path: str) -> str | None:
+        """Returns what its dialect calls a field, None where it is called as it is here."""
+        return self._names.get(path)
+
     @property
     def dialect(self) -> str:
-        """Which of the known ways to write a manifest this one follows."""
-        return "wml"
+        """Which of the known ways to write a manifest this one follows: wml, or ffdl."""
+        return "ffdl" if self._names else "wml"
 
     @property
     def dag_id(self) -> str:

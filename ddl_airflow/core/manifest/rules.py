@@ -59,16 +59,24 @@ class Rule(NamedTuple):
     warning: bool
 
 
-RULES: list[Rule] = []
 _Check = TypeVar("_Check", bound=Callable[..., Findings])
 
 
-def _rule(*fields: str, warning: bool = False) -> Callable[[_Check], _Check]:
-    def register(check: _Check) -> _Check:
-        RULES.append(Rule(fields, check, warning))
-        return check
+def registering(rules: list[Rule]) -> Callable[..., Callable[[_Check], _Check]]:
+    """Returns the decorator that adds a check to the rules, with the fields that it reads."""
 
-    return register
+    def rule(*fields: str, warning: bool = False) -> Callable[[_Check], _Check]:
+        def register(check: _Check) -> _Check:
+            rules.append(Rule(fields, check, warning))
+            return check
+
+        return register
+
+    return rule
+
+
+RULES: list[Rule] = []
+_rule = registering(RULES)
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
@@ -210,11 +218,14 @@ def location_fits_type(at: str, kind: str, location: Location) -> Findings:
 def location_is_legal(at: str, location: Location) -> Findings:
     bucket, path = location.bucket, location.path
     if bucket is not None and (
-        not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket)
+        # Stores no longer make buckets with an underscore, but those of FfDL's days have it.
+        not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", bucket)
         or ".." in bucket
         or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", bucket)
     ):
-        fix = "Use 3 to 63 of a-z, 0-9, dot and dash, starting and ending with a letter or digit."
+        fix = (
+            "Use 3 to 63 of a-z, 0-9, dot, dash and _, starting and ending with a letter or digit."
+        )
         yield Finding(f"{at}.bucket", f"{bucket[:70]!r} is not a bucket name", fix)
     if location.prefix and not {"", ".", ".."}.isdisjoint(location.prefix.split("/")):
         fix = "Write it like a/b: no leading or double slash, no dots as a folder."

@@ -73,6 +73,20 @@ def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
     assert steps["train"]["command"] == "python train.py"
 
 
+def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
+    text, keys = literal_keys
+    path = tmp_path / "m.yml"
+    path.write_text(text)
+    code, out, err = call("convert", path)
+    assert (code, err) == (0, "")
+    assert not [key for key in keys if key in out]
+    path.write_text(out)
+    assert call("validate", path)[0] == 0
+    path.write_text("learners: 0")
+    code, out, err = call("convert", path)
+    assert (code, out) == (1, "") and f"{path}:1: learners: is 0, wanted at least 1" in err
+
+
 @pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras"])
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")

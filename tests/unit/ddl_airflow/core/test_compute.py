@@ -16,6 +16,7 @@ from ddl_airflow.core.compute import COMPUTE
         ("v100", 1, True),
         ("v100x2", 2, True),
         ("v100x4", 4, True),
+        ("gpu", 1, True),
         ("cpu", 1, False),
         ("cpu2", 2, False),
         ("cpu16", 16, False),

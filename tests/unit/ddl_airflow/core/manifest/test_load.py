@@ -226,6 +226,12 @@ def test_redacted_text_hides_keys_in_flow_style_and_behind_aliases() -> None:
     )
 
 
+def test_redacted_text_hides_the_keys_of_ffdl() -> None:
+    redacted = redacted_text(_text("ffdl") + "#  password: hunter2\n")
+    assert "user_name: '***'" in redacted and "password: '***'" in redacted
+    assert not [key for key in ("0123456789", "not/A+real=key", "hunter2") if key in redacted]
+
+
 def test_redacted_text_hides_keys_that_are_commented_out() -> None:
     text = "a: 1\n# secret_access_key: hunter2\nb: 2 #access_key_id : hunter2\n"
     assert redacted_text(text) == (
@@ -243,6 +249,7 @@ def test_redacted_text_hides_keys_that_are_commented_out() -> None:
         ("my-manifest.yml", "", False),
         ("x.yml", "# hi\ntraining_data_reference:\n  a: 1", True),
         ("x.yml", "model_definition:", True),
+        ("x.yml", "name: a\ndata_stores:\n  - id: b", True),
         ("x.yml", "  model_definition: nested", False),
         ("x.yml", "services:\n  web: {}", False),
     ],

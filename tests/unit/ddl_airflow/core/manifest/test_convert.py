@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.manifest import converted, load_manifest, load_manifest_text
+from ddl_airflow.core.plan import Plan, StoreReference, plan
+
+ROOT = Path(__file__).parents[5]
+FIXTURES = ROOT / "tests" / "fixtures" / "manifests" / "valid"
+MANIFESTS = [*sorted(FIXTURES.glob("*.yml")), *sorted(ROOT.glob("dags/*/manifest.yml"))]
+
+
+def _without_keys(steps: Plan) -> tuple[object, ...]:
+    """The plan but for the dialect; and the stores as they are shown, with their region."""
+    stores: list[StoreReference] = [steps.stage_data.dataset, steps.upload_results.results]
+    shown = [
+        (store.view(), store.connection.region_name if store.connection else None)
+        for store in stores
+    ]
+    bare = StoreReference("")
+    return (
+        replace(
+            steps,
+            manifest={**steps.manifest, "dialect": ""},
+            stage_data=replace(steps.stage_data, dataset=bare),
+            upload_results=replace(steps.upload_results, results=bare),
+        ),
+        shown,
+    )
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_converted_manifest_gives_the_same_plan(path: Path) -> None:
+    before = load_manifest(path)
+    text = converted(before)
+    after = load_manifest_text(text, path.name)
+    assert _without_keys(plan(after, path)) == _without_keys(plan(before, path))
+    assert (after.digest, after.dialect, after.warnings) == (before.digest, "wml", ())
+    assert (after.retries, after.schedule) == (before.retries, before.schedule)
+    again = converted(after).splitlines()
+    plain = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert [line for line in again if not line.startswith("#")] == plain or before.launcher.slots
+
+
+@pytest.mark.parametrize("name", ["wml", "ffdl"])
+def test_keys_become_variables(name: str) -> None:
+    text = converted(load_manifest(FIXTURES / f"{name}.yml"))
+    assert "not/A+real=key" not in text and "0123456789" not in text
+    assert text.count("secret_access_key: ${S3_SECRET_ACCESS_KEY}  # set") == 2
+    other = (FIXTURES / "wml.yml").read_text().replace("0123456789", "0", 1)
+    text = converted(load_manifest_text(other, "m.yml"))
+    assert "access_key_id: ${DATA_S3_ACCESS_KEY_ID}" in text
+    assert "access_key_id: ${RESULTS_S3_ACCESS_KEY_ID}" in text
+
+
+def test_variables_and_connection_ids_stay() -> None:
+    assert "${STORE_SECRET}" in converted(load_manifest(FIXTURES / "full.yml"))
+    assert converted(load_manifest(FIXTURES / "conn_id.yml")).count("conn_id: my_s3") == 2
+
+
+def test_comments_say_what_a_field_was_and_what_is_not_taken_over() -> None:
+    lines = converted(load_manifest(FIXTURES / "ffdl.yml")).splitlines()
+    assert "      nodes: 2  # was learners" in lines
+    assert "  slots: 2  # was gpus" in lines
+    message = "# Not taken over, line 8: memory: is not reserved: ranks take what their host has."
+    assert message in lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "12",
+        "1e3",
+        "~",
+        "a: b",
+        "a #b",
+        "- a",
+        "ä\u2028b",
+        "a\nb",
+        "'\"\\",
+        "\U0001f600",
+        "${A}",
+    ],
+)
+def test_any_text_comes_back_as_it_was(text: str) -> None:
+    manifest = load_manifest(FIXTURES / "folders.yml")
+    definition = manifest.model_definition.model_copy(update={"description": text})
+    other = manifest.model_copy(update={"model_definition": definition})
+    after = load_manifest_text(converted(other), "m.yml")
+    assert after.model_definition.description == text

@@ -1,0 +1,209 @@
+"""FfDL's manifests in our dialect; the words of refusals are in the golden files of test_load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.ffdl import is_ffdl
+
+VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
+STORE = """\
+data_stores:
+  - type: mount_cos
+    training_data: {container: digits-data}
+    training_results: {container: digits-models}
+    connection: {conn_id: my_s3}
+"""
+SMALL = f"""\
+name: digits
+{STORE}framework: {{name: tensorflow, version: "2.21", command: python train.py}}
+"""
+
+
+def _load(name: str) -> Manifest:
+    return load_manifest(VALID / f"{name}.yml")
+
+
+def _regex(regex: str) -> str:
+    groups = f"{{g: {{regex: '{regex}', scalars: {{x: {{type: FLOAT, value: $x}}}}}}}}"
+    text = f"{SMALL}evaluation_metrics: {{type: regex, groups: {groups}}}\n"
+    (metric,) = load_manifest_text(text, "m.yml").metrics
+    return metric.regex
+
+
+def test_every_field_arrives_where_it_belongs() -> None:
+    manifest = _load("ffdl")
+    assert (manifest.dialect, manifest.dag_id) == ("ffdl", "digits-ffdl")
+    assert (manifest.slots, manifest.world_size) == (2, 4)
+    definition = manifest.model_definition
+    assert definition.description == "Digits with two convolutional layers"
+    assert (definition.framework.name, definition.framework.version) == (
+        "tensorflow",
+        "2.10-gpu-py3",
+    )
+    assert manifest.commands == (
+        "python train.py --images ${DATA_DIR}/train-images-idx3-ubyte.gz --steps 200",
+    )
+    data, results = manifest.training_data_reference, manifest.training_results_reference
+    assert (data.name, data.type, data.source.bucket) == ("object-store", "s3", "digits_data")
+    assert results.target.bucket == "digits_models"
+    assert data.connection == results.connection is not None
+    keys = data.connection.resolve({})
+    assert (keys.endpoint_url, keys.region_name) == ("https://s3.example.com", "eu-de")
+    assert (keys.access_key_id, keys.secret_access_key) == ("0123456789", "not/A+real=key")
+
+
+def test_lines_are_those_of_the_file() -> None:
+    manifest = _load("ffdl")
+    lines = (VALID / "ffdl.yml").read_text().splitlines()
+    for path, written in {
+        "model_definition.name": "name: digits-ffdl",
+        "model_definition.execution.compute_configuration.nodes": "learners: 2",
+        "launcher.slots": "gpus: 2",
+        "training_results_reference.target.bucket": "container: digits_models",
+        "training_data_reference.connection.secret_access_key": "password: not/A+real=key",
+        "metrics[0].name": "loss: {type: FLOAT, value: $loss}",
+    }.items():
+        assert lines[manifest.line_of(path) - 1].strip() == written
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "slots", "nodes"),
+    [
+        ("", "cpu", 1, 1),
+        ("gpus: 0\nlearners: 3\n", "cpu", 1, 3),
+        ("gpus: 1\nlearners: 2\n", "gpu", 1, 2),
+        ("gpus: 3\n", "gpu", 3, 1),
+        ("cpus: 8\nlearners: 2\n", "cpu", 1, 2),
+    ],
+)
+def test_learners_are_nodes_and_gpus_are_ranks(
+    fields: str, name: str, slots: int, nodes: int
+) -> None:
+    manifest = load_manifest_text(SMALL + fields, "m.yml")
+    compute = manifest.model_definition.execution.compute_configuration
+    assert (compute.name, compute.nodes, manifest.slots) == (name, nodes, slots)
+
+
+def test_volume_is_a_folder() -> None:
+    manifest = _load("ffdl_volume")
+    assert manifest.training_data_reference.type == "fs"
+    assert manifest.training_data_reference.source.path == "/srv/cosdata/digits-data"
+    assert manifest.training_results_reference.target.path == "/srv/cosdata/digits-models"
+
+
+@pytest.mark.parametrize(
+    ("regex", "line", "found"),
+    [
+        ("x=(?P<x>[0-9.]+)", "x=1.5", "1.5"),
+        ("x=(?P<x>[0-9.]+)", "max=1.5", None),  # FfDL matches from the start of a line
+        (".*x=(?P<x>[0-9.]+)", "max=1.5", "1.5"),
+        (r"(?P<n>\d+) (a|b) (?:c) (?P<x>\d+)", "1 b c 2", "2"),
+        (r"\((?P<n>[(\]]) [^)(]*(?P<x>\d)\)", "(( ab3)", "3"),
+        (r"[](]+(?P<x>\d)", "](4", "4"),
+        (r"a|(?i:B)(?P<x>\d)", "b7", "7"),
+    ],
+)
+def test_one_group_of_a_regex_is_kept(regex: str, line: str, found: str | None) -> None:
+    kept = re.compile(_regex(regex))
+    match = kept.search(line)
+    assert kept.groups == 1
+    assert (match[1] if match else None) == found
+
+
+def test_metrics_of_one_name_get_their_groups_name_and_progress_is_read_once() -> None:
+    names = [metric.name for metric in _load("ffdl").metrics]
+    assert names == ["loss", "train_accuracy", "step", "test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"framework": {"command": "a"}, "learners": 1}, True),
+        ({"data_stores": []}, True),
+        ({"gpus": 1}, True),
+        ({"model_definition": {}, "framework": {}}, False),
+        ({"training_data_reference": {}, "framework": {}}, False),
+        ({"name": "a"}, False),
+        ({}, False),
+    ],
+)
+def test_dialects_are_told_apart(value: dict[str, Any], expected: bool) -> None:
+    assert is_ffdl(value) is expected
+
+
+# --- no field is passed over -----------------------------------------------------------------
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path
+
+
+def _with(path: tuple[str | int, ...], change: Any) -> str:
+    value = yaml.load((VALID / "ffdl.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
+    *around, last = path
+    section = value
+    for key in around:
+        section = section[key]
+    if change is None:
+        del section[last]
+    else:
+        section[last] = change
+    # Texts as they are: numbers must stay without quotes.
+    return re.sub(r"'([0-9.]+)'", r"\1", yaml.safe_dump(value))
+
+
+def _outcome(text: str) -> tuple[str, dict[str, str]]:
+    """The training with its keys and the warnings by field, or "refused" and the errors."""
+    try:
+        manifest = load_manifest_text(text, "m.yml")
+    except ManifestError as error:
+        return "refused", {issue.field: issue.message for issue in error.issues}
+    connection = manifest.training_data_reference.connection
+    keys = connection.resolve({}).__dict__ if connection else None
+    warnings = {issue.field: issue.message for issue in manifest.warnings}
+    return f"{manifest.model_dump_json()} {keys}", warnings
+
+
+@pytest.mark.parametrize(
+    "path",
+    list(_leaves(yaml.load((VALID / "ffdl.yml").read_text(encoding="utf-8"), yaml.BaseLoader))),
+    ids=lambda path: ".".join(map(str, path)),
+)
+def test_no_field_is_passed_over(path: tuple[str | int, ...]) -> None:
+    training, warnings = _outcome(_with(("name",), "digits-ffdl"))
+    at = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)[1:]
+    aside = [field for field, message in warnings.items() if "written out" not in message]
+    if any(at == field or at.startswith((f"{field}.", f"{field}[")) for field in aside):
+        return  # and a warning says so
+    if path[-1] == "type":  # decides what the others mean
+        refused, issues = _outcome(_with(path, "nonsense"))
+        assert refused == "refused" and at in issues
+        return
+    assert _outcome(_with(path, None))[0] != training
+    assert _outcome(_with(path, "7"))[0] != training
+
+
+def test_type_of_a_connection_has_to_fit_its_store() -> None:
+    path = ("data_stores", 0, "connection", "type")
+    outcome = _outcome(_with(path, "host_mount"))
+    message = "is host_mount, but the store is mount_cos"
+    assert outcome == ("refused", {"data_stores[0].connection.type": message})
+
+
+@pytest.mark.parametrize("around", [(), ("framework",), ("data_stores", 0, "connection")])
+def test_field_that_ffdl_does_not_have_is_refused(around: tuple[str | int, ...]) -> None:
+    refused, issues = _outcome(_with((*around, "qqq"), "x"))
+    assert refused == "refused" and list(issues.values()) == ["unknown field"]
