@@ -11,6 +11,7 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import ref_variable, resource_variable_ops  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
 
+from ddl_ops import lifecycle
 from ddl_ops.collectives import bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce
@@ -45,6 +46,17 @@ def _hook_optimizers() -> None:
     base.apply_gradients = apply_reduced
 
 
+def join() -> None:
+    """For front-ends whose scripts hook their optimizers: starts communication and equal starts.
+
+    Nothing happens where it has started before, or where no launcher started this process.
+    """
+    if PLACEMENT.launched and not lifecycle.initialised():
+        lifecycle.init(by_import=True)
+        hook_initialisers()
+
+
+@functools.cache
 def hook_initialisers() -> None:
     """Lets the initialiser of every variable end with rank 0's value."""
     # Where variables keep it: variables_initializer() and all that is above it ask each variable.
@@ -86,18 +98,26 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return initializer
 
 
-def use_one_gpu() -> None:
-    """Gives this rank the GPU of its local rank, if the host has GPUs, in TF1 sessions and TF2.
+def own_gpu() -> int | None:
+    """Which GPU of the host is this rank's: that of its local rank. None without GPUs.
 
-    Several ranks share a GPU if there are fewer GPUs than ranks. Memory is taken as it is needed,
-    so that they can.
+    Several ranks share a GPU if there are fewer GPUs than ranks.
     """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    count = len(tf.config.list_physical_devices("GPU"))
+    return PLACEMENT.local_rank % count if count else None
+
+
+def use_one_gpu() -> None:
+    """Gives this rank its GPU, if the host has GPUs, in TF1 sessions and TF2.
+
+    Memory is taken as it is needed, so that ranks can share one.
+    """
+    index = own_gpu()
+    if index is None:
         return
-    index = PLACEMENT.local_rank % len(gpus)
-    tf.config.set_visible_devices(gpus[index], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[index], True)
+    gpu = tf.config.list_physical_devices("GPU")[index]
+    tf.config.set_visible_devices(gpu, "GPU")
+    tf.config.experimental.set_memory_growth(gpu, True)
     base = session_module.BaseSession
     original = base.__init__
 

@@ -73,7 +73,7 @@ def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
     assert steps["train"]["command"] == "python train.py"
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras"])
+@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
     assert code == 0
