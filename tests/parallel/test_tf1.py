@@ -77,9 +77,12 @@ def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkey
     assert ("DDL: module 0 initialized." in ended.output) == own_ddl
     accuracy = re.findall(r"DDL (\d)\] Testing Accuracy: ([0-9.]+)", ended.output)
     assert sorted(rank for rank, _ in accuracy) == ["0", "1"], ended.output
-    # One model on both ranks, and one that has learnt: guessing gives 0.1.
-    assert accuracy[0][1] == accuracy[1][1]
-    assert float(accuracy[0][1]) > 0.5
+    assert accuracy[0][1] == accuracy[1][1]  # one model on both ranks
+    # It learns. Its script has no seed and 24 steps, so how well it ends differs from run to run.
+    for rank in (0, 1):
+        losses = re.findall(rf"DDL {rank}\] Iter \d+, Minibatch Loss= ([0-9.]+)", ended.output)
+        losses = [float(loss) for loss in losses]
+        assert len(losses) == 24 and sum(losses[-5:]) < 0.5 * sum(losses[:5]), losses
     assert {p.name for p in folders["RESULT_DIR"].glob("*.index")} == {
         "mnist-10.index",
         "mnist-20.index",
@@ -87,6 +90,7 @@ def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkey
 
     ended = ddl_run("--tf1", "python", "transform.py", **environment)
     assert ended.returncode == 0, ended.output
+    import tensorflow as tf
     from ddl_ops import samples, serving_trial
 
     sample = samples.read(folders["DATA_DIR"] / "t10k-images-idx3-ubyte.gz")
@@ -94,4 +98,9 @@ def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkey
     report, warnings = serving_trial.run(model, sample, sample_was_named=True, steps=())
     assert warnings == []
     assert set(report["signatures"]) == {"predict_images", "serving_default"}
-    assert report["rows"] > 300 and report["accuracy"] > 0.5
+    assert report["rows"] > 300
+    chosen = tf.train.load_checkpoint(str(folders["RESULT_DIR"] / "mnist-20"))
+    served = tf.train.load_checkpoint(str(model / "variables" / "variables"))
+    assert len(served.get_variable_to_shape_map()) == 8
+    for name in served.get_variable_to_shape_map():
+        assert (served.get_tensor(name) == chosen.get_tensor(name)).all(), name
