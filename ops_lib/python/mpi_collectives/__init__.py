@@ -1,4 +1,4 @@
-"""tensorflow.contrib.mpi_collectives of TensorFlow 1.5 to 1.15, over the ops of ddl.
+"""tensorflow.contrib.mpi_collectives of TensorFlow 1, over the ops of ddl.
 
 For graphs and sessions: in TensorFlow 1 mode under the name that it had, elsewhere as
 `import mpi_collectives` beside `tensorflow.compat.v1`. The first call of anything here starts
@@ -6,7 +6,7 @@ communication, and is collective; from there on the initialisers of variables en
 value, which the original left to the script. A process that no launcher started is one rank alone.
 
 As in the original, no gradient flows through a collective. Source: the module's own description,
-and its ops' registrations, in TensorFlow's repository at v1.5 to v1.15.
+and its ops' registrations, in TensorFlow's repository.
 """
 
 from __future__ import annotations
