@@ -19,6 +19,8 @@ from ddl_ops.gradients import grads_reduce
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
 _START = "_ddl_start"
+# ... and which it has while it is described.
+_DESCRIBED = "_ddl_described"
 
 
 def install() -> None:
@@ -62,6 +64,7 @@ def hook_initialisers() -> None:
     # Where variables keep it: variables_initializer() and all that is above it ask each variable.
     for kind in (ref_variable.RefVariable, resource_variable_ops.BaseResourceVariable):
         kind.initializer = property(equal_start(kind.initializer.fget))
+        kind.to_proto = described_by_itself(kind.to_proto)
 
 
 def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -74,6 +77,8 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def initializer(variable: Any) -> Any:
         own = own_initializer(variable)
         if own is None or own.graph.finalized or own.graph.building_function:
+            return own
+        if hasattr(variable, _DESCRIBED):
             return own
         made_from, made = getattr(variable, _START, (None, None))
         if made_from is own:
@@ -96,6 +101,23 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return made
 
     return initializer
+
+
+def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:
+    """A variable's `to_proto` that names the initialiser which the variable has by itself.
+
+    A graph that is exported describes its variables after its ops: what is made then is not in it.
+    """
+
+    @functools.wraps(to_proto)
+    def described(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(variable, _DESCRIBED, True)
+        try:
+            return to_proto(variable, *args, **kwargs)
+        finally:
+            delattr(variable, _DESCRIBED)
+
+    return described
 
 
 def own_gpu() -> int | None:

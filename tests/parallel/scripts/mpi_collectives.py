@@ -230,6 +230,21 @@ def as_one_process_with_the_whole_batch() -> None:
 
 
 @check
+def an_exported_graph_holds_nothing_of_it() -> None:
+    for resource in (False, True):
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=resource):
+            variable = tf.get_variable("v", initializer=float(RANK))
+            meta = tf.train.export_meta_graph()
+            assert variable.initializer is not None
+            assert [op for op in graph.get_operations() if op.type == "Bcast"]
+        assert not [node for node in meta.graph_def.node if node.op == "Bcast"]
+        with tf.Graph().as_default(), mpi.Session() as session:
+            tf.train.import_meta_graph(meta)
+            session.run(tf.global_variables_initializer())
+            assert session.run(tf.global_variables()) == [0.0]  # rank 0's, here too
+
+
+@check
 def last_a_mismatch_is_an_error_on_every_rank() -> None:
     with tf.Graph().as_default(), mpi.Session() as session:
         different = mpi.allreduce(tf.zeros([3 + RANK]))
