@@ -14,10 +14,11 @@ import pytest
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.demo.show import EXAMPLES, RESULTS_BUCKET
+from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage import S3Store
+from tests.conftest import TRAINED
 from tests.documents import with_real_connection, wml_document
 
 pytestmark = pytest.mark.integration
@@ -27,7 +28,7 @@ def _layout(site, dag_id, run_id):
     return RunLayout(site.workspace, dag_id, training_id(dag_id, run_id))
 
 
-@pytest.mark.parametrize("dag_id", EXAMPLES)
+@pytest.mark.parametrize("dag_id", TRAINED)
 def test_example_trains_publishes_and_tells_its_lineage(site, object_store, finished, dag_id):
     run_id, state = finished[dag_id]
     assert state == "success", site.task_log(dag_id, run_id, "train")
@@ -54,7 +55,7 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     assert check_files(record, store) == []
 
 
-@pytest.mark.parametrize("dag_id", EXAMPLES)
+@pytest.mark.parametrize("dag_id", TRAINED)
 def test_no_key_is_shown_anywhere(site, object_store, finished, dag_id):
     run_id, _ = finished[dag_id]
     secret = object_store.secret_access_key

@@ -11,9 +11,12 @@ import pytest
 from tests.documents import wml_document
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
+MPI_COLLECTIVES = re.findall(
+    r"^@check\ndef (\w+)", (SCRIPTS / "mpi_collectives.py").read_text(), re.MULTILINE
+)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ddl_run(mpirun, run_command):
     """ddl_run(*words, **environment) -> Ended."""
 
@@ -37,6 +40,20 @@ def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):
     assert ended.returncode != 0
     assert "LookupError: rank 1 ends here" in ended.output
     assert "DeadlineExceeded" not in ended.output
+
+
+@pytest.fixture(scope="module")
+def mpi_collectives(mpirun, ddl_run):
+    script = SCRIPTS / "mpi_collectives.py"
+    return ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
+
+
+@pytest.mark.parametrize("name", MPI_COLLECTIVES)
+def test_check_of_mpi_collectives_passes_on_every_rank(mpi_collectives, name):
+    said = [line for rank in range(2) for line in mpi_collectives.lines_of(rank)]
+    assert [line for line in said if line.startswith(f"{name}:")] == [f"{name}: ok"] * 2, (
+        mpi_collectives.output
+    )
 
 
 @pytest.mark.parametrize("own_ddl", [False, True], ids=["our ddl", "its own ddl.py"])

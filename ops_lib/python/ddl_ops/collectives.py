@@ -110,22 +110,22 @@ def _allreduce_slices(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def size_op() -> tf.Tensor:
+def size_op(name: str | None = None) -> tf.Tensor:
     """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init()."""
     with tf.device("/CPU:0"):
-        return operations().ddl_size()
+        return operations().ddl_size(name=name)
 
 
-def rank_op() -> tf.Tensor:
+def rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number among all ranks, as size_op."""
     with tf.device("/CPU:0"):
-        return operations().ddl_rank()
+        return operations().ddl_rank(name=name)
 
 
-def local_rank_op() -> tf.Tensor:
+def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's number among the ranks of its host, as size_op."""
     with tf.device("/CPU:0"):
-        return operations().ddl_local_rank()
+        return operations().ddl_local_rank(name=name)
 
 
 def allreduce_n(

@@ -11,6 +11,7 @@ from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import ref_variable, resource_variable_ops  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
 
+from ddl_ops import lifecycle
 from ddl_ops.collectives import bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import grads_reduce
@@ -18,6 +19,8 @@ from ddl_ops.gradients import grads_reduce
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
 _START = "_ddl_start"
+# ... and which it has while it is described.
+_DESCRIBED = "_ddl_described"
 
 
 def install() -> None:
@@ -45,11 +48,23 @@ def _hook_optimizers() -> None:
     base.apply_gradients = apply_reduced
 
 
+def join() -> None:
+    """For front-ends whose scripts hook their optimizers: starts communication and equal starts.
+
+    Nothing happens where it has started before, or where no launcher started this process.
+    """
+    if PLACEMENT.launched and not lifecycle.initialised():
+        lifecycle.init(by_import=True)
+        hook_initialisers()
+
+
+@functools.cache
 def hook_initialisers() -> None:
     """Lets the initialiser of every variable end with rank 0's value."""
     # Where variables keep it: variables_initializer() and all that is above it ask each variable.
     for kind in (ref_variable.RefVariable, resource_variable_ops.BaseResourceVariable):
         kind.initializer = property(equal_start(kind.initializer.fget))
+        kind.to_proto = described_by_itself(kind.to_proto)
 
 
 def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -62,6 +77,8 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def initializer(variable: Any) -> Any:
         own = own_initializer(variable)
         if own is None or own.graph.finalized or own.graph.building_function:
+            return own
+        if hasattr(variable, _DESCRIBED):
             return own
         made_from, made = getattr(variable, _START, (None, None))
         if made_from is own:
@@ -86,18 +103,43 @@ def equal_start(own_initializer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return initializer
 
 
-def use_one_gpu() -> None:
-    """Gives this rank the GPU of its local rank, if the host has GPUs, in TF1 sessions and TF2.
+def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:
+    """A variable's `to_proto` that names the initialiser which the variable has by itself.
 
-    Several ranks share a GPU if there are fewer GPUs than ranks. Memory is taken as it is needed,
-    so that they can.
+    A graph that is exported describes its variables after its ops: what is made then is not in it.
     """
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+
+    @functools.wraps(to_proto)
+    def described(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(variable, _DESCRIBED, True)
+        try:
+            return to_proto(variable, *args, **kwargs)
+        finally:
+            delattr(variable, _DESCRIBED)
+
+    return described
+
+
+def own_gpu() -> int | None:
+    """Which GPU of the host is this rank's: that of its local rank. None without GPUs.
+
+    Several ranks share a GPU if there are fewer GPUs than ranks.
+    """
+    count = len(tf.config.list_physical_devices("GPU"))
+    return PLACEMENT.local_rank % count if count else None
+
+
+def use_one_gpu() -> None:
+    """Gives this rank its GPU, if the host has GPUs, in TF1 sessions and TF2.
+
+    Memory is taken as it is needed, so that ranks can share one.
+    """
+    index = own_gpu()
+    if index is None:
         return
-    index = PLACEMENT.local_rank % len(gpus)
-    tf.config.set_visible_devices(gpus[index], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[index], True)
+    gpu = tf.config.list_physical_devices("GPU")[index]
+    tf.config.set_visible_devices(gpu, "GPU")
+    tf.config.experimental.set_memory_growth(gpu, True)
     base = session_module.BaseSession
     original = base.__init__
 

@@ -20,7 +20,6 @@ from tensorflow.python.ops import (  # noqa: TID253
 )
 from tensorflow.python.util import deprecation, lazy_loader  # noqa: TID253
 
-from ddl_ops.environment import PLACEMENT
 from ddl_ops.tf1 import gone
 from ddl_ops.tf1.importing import has_legacy
 
@@ -137,16 +136,14 @@ def _answer_for_ddl_mdr() -> None:
 @functools.cache
 def _ddl_mdr() -> ModuleType:
     # Here and not above: not each script that is in this mode uses the ops.
-    from ddl_ops import lifecycle, tf1_hooks
+    from ddl_ops import tf1_hooks
     from ddl_ops.loader import operations
 
     ops = operations()
-    if PLACEMENT.launched and not lifecycle.initialised():
-        # Whoever loads the ops talks to the other ranks by himself, and hooks his optimizers. But
-        # variables that he made before would start with another value on each rank, and an
-        # exception on one rank would leave the others waiting.
-        lifecycle.init(by_import=True)
-        tf1_hooks.hook_initialisers()
+    # Whoever loads the ops talks to the other ranks by himself, and hooks his optimizers. But
+    # variables that he made before would start with another value on each rank, and an exception on
+    # one rank would leave the others waiting.
+    tf1_hooks.join()
     return ops
 
 

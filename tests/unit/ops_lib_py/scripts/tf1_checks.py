@@ -103,6 +103,24 @@ def always_what_is_gone_names_its_replacement() -> None:
 
 
 @check
+def always_mpi_collectives_outside_mpirun_is_one_rank() -> None:
+    from tensorflow.contrib import mpi_collectives as mpi
+
+    with tf.Graph().as_default():
+        x = tf.Variable([1.0, 3.0])
+        train = mpi.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0)).minimize(x * x)
+        slices = mpi.allreduce(tf.IndexedSlices(x, tf.constant([4, 2])))
+        with mpi.Session() as session:
+            assert session.run([mpi.rank(), mpi.size(), mpi.local_rank(), mpi.init()]) == [
+                *(0, 1, 0, None)
+            ]
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            for value in (mpi.allreduce(x), mpi.allgather(x), slices.values):
+                assert session.run(value).tolist() == [-1.0, -3.0]
+
+
+@check
 def without_legacy_what_needs_it_says_how_to_get_it() -> None:
     for code in (
         "tf.layers.dense",

@@ -1,0 +1,1 @@
+"""tensorflow.contrib.mpi_collectives.python."""
