@@ -21,7 +21,7 @@ def _read_by_python() -> set[str]:
         for path in folder.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    names |= {node.value} & {*re.findall(r"DDL_[A-Z_]*[A-Z]", node.value)}
+                    names |= {node.value} & {*re.findall(r"DDL_[A-Z0-9_]*[A-Z0-9]", node.value)}
     return names
 
 
