@@ -79,19 +79,28 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
 
 def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> RankFailure | None:
     # One rank's failure ends all, so most records tell of a consequence. The cause is the first
-    # that raised, or that ended badly without having been asked to.
+    # that raised, or that ended badly without having been asked to; but for those that raised
+    # because they saw another one die, perhaps before its end was recorded.
     failed = [(_failed_at(r), r) for r in records.values() if _failed_at(r) is not None]
-    if failed:
-        return _explain(min(failed, key=lambda pair: pair[0] or 0.0)[1])
+    causes = [(at, r) for at, r in failed if not _saw_another_die(r)]
+    if causes:
+        return _explain(min(causes, key=lambda pair: pair[0] or 0.0)[1])
     for rank, record in records.items():
-        if "ended" not in record and "asked_to_end" not in record:
+        if not {"ended", "asked_to_end", "exception"} & record.keys():
             return RankFailure(
                 rank=rank,
                 host=str(record["host"]),
                 exit_code=None,
                 reason="was killed without a word (SIGKILL; often the machine ran out of memory)",
             )
+    if failed:
+        return _explain(min(failed, key=lambda pair: pair[0] or 0.0)[1])
     return None
+
+
+def _saw_another_die(record: dict[str, Any]) -> bool:
+    # The ops' error for it, see docs/ops.md.
+    return bool(record.get("exception", {}).get("type") == "AbortedError")
 
 
 def _failed_at(record: dict[str, Any]) -> float | None:
