@@ -104,14 +104,14 @@ TEST(LeavingTogetherIsNoError) {
 TEST(RankThatLeavesFailsTheOthersAtOnce) {
   for (const int leaver : {0, 2}) {
     RunThreads(3, [leaver](HostGroup& group) {
-      if (group.rank() == 1) usleep(300'000);
+      if (group.rank() == 1) usleep(1'200'000);
       const double start = Now();
       Offer offer = OfferOf(3);
       offer.leaving = group.rank() == leaver;
       if (offer.leaving) offer.title = "Leave";
       bool alike = false;
       const Status status = ddl::Meet(&group, offer, &alike);
-      CHECK(Now() - start < 0.3, "not for as long as rank 1 is away");
+      CHECK(Now() - start < 1.0, "not for as long as rank 1 is away");
       if (offer.leaving) return;
       CheckError(status, Code::kFailedPrecondition,
                  "AllReduceN \"grads\": rank " + std::to_string(leaver) +
@@ -126,11 +126,11 @@ TEST(MissingRankIsNamedOnEveryRank) {
     RunThreads(
         3,
         [late](HostGroup& group) {
-          if (group.rank() == late) usleep(500'000);
+          if (group.rank() == late) usleep(1'500'000);
           const double start = Now();
           const std::string text = "rank " + std::to_string(late) + " did not come within 0.2 s";
           CheckError(MeetFor(group, 1), Code::kDeadlineExceeded, text);
-          CHECK(Now() - start < 0.4, "");
+          CHECK(Now() - start < 1.2, "");
           CheckError(MeetFor(group, 2), Code::kDeadlineExceeded, text);
         },
         0.2);
@@ -173,7 +173,7 @@ TEST(RankThatStopsInTheMiddleIsNamed) {
       [](HostGroup& group) {
         std::vector<float> values(1'000'000, 1.0f);
         if (group.rank() == 1) {
-          usleep(400'000);
+          usleep(1'500'000);
           return;
         }
         CheckError(ddl::AllReduceInPieces(&group, values.data(), values.data(), 1'000'000,
