@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
 )
 from ddl_airflow.core.plan import Plan, plan
+from ddl_airflow.form import form
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -58,6 +59,7 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
+        params=form(manifest),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -67,11 +69,11 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
             "max_retry_delay": max(timedelta(hours=1), retries.delay),
         },
     ) as dag:
-        _tasks(steps)
+        _tasks(steps, list(dag.params))
     return dag
 
 
-def _tasks(steps: Plan) -> None:
+def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         task_id="stage_data",
@@ -81,6 +83,7 @@ def _tasks(steps: Plan) -> None:
         not_code=steps.stage_data.not_code,
         python=train.python,
         commands=[train.command, *transform.commands],
+        settings=settings,
     )
     trained = TrainOperator(
         task_id="train",
@@ -92,6 +95,7 @@ def _tasks(steps: Plan) -> None:
         framework=train.framework,
         tf1=train.tf1,
         metrics=train.metrics,
+        parameters=steps.parameters,
     )
     transformed = TransformOperator(
         task_id="transform",
@@ -102,6 +106,7 @@ def _tasks(steps: Plan) -> None:
         sample=transform.sample,
         python=transform.python,
         tf1=transform.tf1,
+        parameters=steps.parameters,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",

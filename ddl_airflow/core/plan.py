@@ -104,10 +104,15 @@ class UploadResultsStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """One manifest's training."""
+    """One manifest's training.
+
+    Attributes:
+        parameters: values of the script's parameters, where a run sets no others.
+    """
 
     dag_id: str
     manifest: Mapping[str, Any]
+    parameters: Mapping[str, bool | int | float | str]
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
@@ -145,6 +150,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "dialect": manifest.dialect,
             "file": path.name,
         },
+        parameters={name: one.default for name, one in manifest.parameters.items()},
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
