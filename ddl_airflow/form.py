@@ -9,7 +9,6 @@ from airflow.sdk import Param
 from ddl_airflow.core.manifest import Manifest
 
 _RUN = "This run"
-_PARAMETERS = "Parameters of the script"
 
 
 def form(manifest: Manifest) -> dict[str, Param]:
@@ -64,7 +63,6 @@ def _parameter(one: Any) -> Param:
     return Param(
         one.default,
         description=one.description or None,
-        section=_PARAMETERS,
         type=one.type,
         **schema,
     )
