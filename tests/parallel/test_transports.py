@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.conftest import CHECKS
+
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "every_check.py"
-CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
