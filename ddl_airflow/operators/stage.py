@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset
 
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import snapshot
@@ -47,8 +46,7 @@ class StageDataOperator(StepOperator):
         python: str = "",
         **kwargs: Any,
     ) -> None:
-        asset = Asset(name=dataset.uri, uri=dataset.uri)
-        super().__init__(outlets=[asset], **kwargs)
+        super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)

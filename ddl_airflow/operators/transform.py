@@ -10,7 +10,6 @@ from typing import Any
 from ddl_airflow.core import errors
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.launchers.local import OnceLauncher
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
@@ -88,6 +87,9 @@ class TransformOperator(StepOperator):
             log_dir=layout.logs / "transform",
             env={**layout.rank_environment(self.dag_id), **tf1_environment(tf1)},
         )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
         self._job = RunningJob(OnceLauncher(), self.log)
         self._job.run(job)
 

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "hooks": {"core", "storage", "launchers"},
     "operators": {"core", "storage", "launchers", "hooks", "lineage", "boundary"},
     "dag": {"core", "operators"},
+    "bundle": {"core", "dag"},
     "plugin": {"core", "operators", "dag"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "cli": {"core", "storage", "lineage", "demo"},
