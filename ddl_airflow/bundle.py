@@ -55,9 +55,8 @@ dag = dag_of_stub(__file__, {arguments})
 _ENDINGS = ("", ".py", REDACTED)
 # A file's time of change tells nothing about changes that follow within a moment.
 _SETTLED_S = 2.0
-# How far ahead of now a new stub's time lies. A parse of the old one that ends after the refresh
-# would otherwise count as newer than the change, and the new one would wait for its turn.
-_AHEAD_S = 3.0
+# Longer than a parse takes.
+_PARSED_S = 5.0
 _DAY_S = 24 * 3600.0
 _KEPT_S = 30 * _DAY_S
 _log = logging.getLogger(__name__)
@@ -95,6 +94,7 @@ class ManifestBundle(BaseDagBundle):
         super().__init__(**kwargs)
         self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
         self._latest: str | None = None
+        self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
         # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
         self._seen: dict[str, tuple[tuple[int, ...], tuple[_Entry, str | None] | None]] = {}
 
@@ -136,12 +136,27 @@ class ManifestBundle(BaseDagBundle):
         with self.lock():
             listing = self._list()
             version = self._version_of(listing)
-            if version == self._latest:
-                return
-            self._write_listing(version, listing)
-            self._write_stubs(self.path, listing)
-            self._latest = version
-            self._forget_old()
+            if version != self._latest:
+                self._write_listing(version, listing)
+                written = self._write_stubs(self.path, listing)
+                if self._latest is not None:  # at its start the DAG processor parses them all
+                    self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
+                self._latest = version
+                self._forget_old()
+            self._touch_again()
+
+    def _touch_again(self) -> None:
+        """Has stubs parsed once more, whose first parse may have come to nothing.
+
+        Airflow stores no DAG that it stored a moment before, and takes a parse that began before
+        the change and ended after it for one of the new stub. Either way the change would wait
+        until all files are parsed again.
+        """
+        for stub, due in list(self._again.items()):
+            if time.time() >= due:
+                del self._again[stub]
+                with suppress(FileNotFoundError):
+                    os.utime(stub)
 
     # --- from the manifests to a listing ------------------------------------------------------
 
@@ -196,8 +211,8 @@ class ManifestBundle(BaseDagBundle):
 
     # --- from a listing to a folder -----------------------------------------------------------
 
-    def _write_stubs(self, folder: Path, listing: _Listing) -> None:
-        """Makes a folder that of the listing; leaves alone what is as it should be."""
+    def _write_stubs(self, folder: Path, listing: _Listing) -> list[Path]:
+        """Makes a folder that of the listing; returns the stubs that were not as they should be."""
         folder.mkdir(parents=True, exist_ok=True)
         places = {name: folder / _place_of(name) for name in listing}
         wanted = {path.with_name(f"{path.name}{e}") for path in places.values() for e in _ENDINGS}
@@ -208,16 +223,16 @@ class ManifestBundle(BaseDagBundle):
             for name in folders:
                 with suppress(OSError):  # it is not empty
                     Path(parent, name).rmdir()
-        for name, entry in listing.items():
-            self._write_stub(places[name], name, entry)
+        stubs = [self._write_stub(places[name], name, entry) for name, entry in listing.items()]
+        return [stub for stub in stubs if stub is not None]
 
-    def _write_stub(self, copy: Path, name: str, entry: _Entry) -> None:
+    def _write_stub(self, copy: Path, name: str, entry: _Entry) -> Path | None:
         fields = entry._asdict() | {"folder": str(self._folder), "path": name}
         arguments = ", ".join(f"{key}={ascii(value)}" for key, value in fields.items() if value)
         text = _STUB.format(arguments=arguments).encode("ascii")
         stub = copy.with_name(f"{copy.name}.py")
         if stub.exists() and stub.read_bytes() == text:
-            return
+            return None
         if entry.text:
             content = self._kept(entry.text).read_bytes()
             mode = self._kept(entry.text).stat().st_mode
@@ -226,7 +241,8 @@ class ManifestBundle(BaseDagBundle):
             redacted.unlink(missing_ok=True)
             if (shown := _without_keys(content)) != content:
                 _write(redacted, shown, 0o644)
-        _write(stub, text, 0o644, time.time() + _AHEAD_S)
+        _write(stub, text, 0o644)
+        return stub
 
     def _make_version(self, version: str) -> None:
         listing = self._read_listing(version)
@@ -306,12 +322,14 @@ def _without_keys(content: bytes) -> bytes:
         return b""
 
 
-def _write(path: Path, content: bytes, mode: int, changed: float | None = None) -> None:
+def _stored_every() -> float:
+    return conf.getfloat("core", "min_serialized_dag_update_interval")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
     """Writes a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)
     new.chmod(mode)
-    if changed is not None:
-        os.utime(new, (changed, changed))
     new.replace(path)

@@ -136,8 +136,27 @@ def test_only_what_changed_is_written_again(bundle, folder, write_manifest):
     after = identities(bundle)
     assert version_of(bundle) != version
     assert after["two/manifest.yml.py"] == before["two/manifest.yml.py"]
-    assert after["one/manifest.yml.py"][0] / 1e9 > time.time()
+    assert after["one/manifest.yml.py"][0] / 1e9 > time.time() - 60
     assert parsed(bundle)["one/manifest.yml.py"].dag_id == "first"
+
+
+def test_what_changed_is_parsed_once_more_when_airflow_would_store_it(
+    bundle, folder, write_manifest, monkeypatch
+):
+    """A parse may come too soon after the one before; see ManifestBundle._touch_again."""
+    path = write_manifest(folder / "one", "first")
+    write_manifest(folder / "two", "second")
+    bundle.refresh()
+    path.write_text(path.read_text() + "schedule: '@daily'\n")
+    bundle.refresh()
+    before = identities(bundle)
+    for wait_s, touched in ((30, set()), (6, set(before)), (3600, set())):
+        now = time.time() + wait_s
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        bundle.refresh()
+        after = identities(bundle)
+        assert {name for name in after if after[name] != before[name]} == touched
+        before = after
 
 
 def test_a_change_that_keeps_size_and_second_is_seen(bundle, folder, write_manifest):

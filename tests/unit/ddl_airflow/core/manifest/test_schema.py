@@ -67,7 +67,10 @@ def test_examples_in_the_schema_are_what_it_accepts(validator) -> None:
     for section in json_schema()["$defs"].values():
         for field in section.get("properties", {}).values():
             resolved = validator.evolve(schema={**field, "$defs": json_schema()["$defs"]})
-            for value in [*field.get("examples", []), *([field["default"]] if "default" in field else [])]:
+            for value in [
+                *field.get("examples", []),
+                *([field["default"]] if "default" in field else []),
+            ]:
                 assert isinstance(value, (dict, list)) or resolved.is_valid(value), (field, value)
                 seen += 1
     assert seen > 80
