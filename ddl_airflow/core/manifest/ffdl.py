@@ -20,8 +20,8 @@ from ddl_airflow.core.manifest.rules import Finding, Findings, Rule, registering
 
 OBJECT_STORES = ("mount_cos", "s3_datastore")
 SECRET_FIELDS = ("user_name", "password")
-_OURS = {"model_definition", "training_data_reference", "training_results_reference"}
-_THEIRS = {"data_stores", "framework", "learners", "gpus"}
+OUR_FIELDS = {"model_definition", "training_data_reference", "training_results_reference"}
+FFDL_FIELDS = {"data_stores", "framework", "learners", "gpus"}
 # What an object store's connection is called: ours, FfDL's.
 _CONNECTION = {
     "conn_id": "conn_id",
@@ -205,7 +205,7 @@ class FfdlManifest(Section):
 
 def is_ffdl(value: Mapping[str, Any]) -> bool:
     """Returns whether the fields of a document are FfDL's, and not those of our dialect."""
-    return _OURS.isdisjoint(value) and not _THEIRS.isdisjoint(value)
+    return OUR_FIELDS.isdisjoint(value) and not FFDL_FIELDS.isdisjoint(value)
 
 
 # --- what is refused or set aside -----------------------------------------------------------
