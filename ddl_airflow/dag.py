@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG, get_parsing_context
+from airflow.sdk import DAG, Param, get_parsing_context
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -25,6 +25,7 @@ from ddl_airflow.core.errors import (
     ManifestIssue,
     ManifestSyntaxError,
 )
+from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import (
     Manifest,
     load_manifest_text,
@@ -60,6 +61,7 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
         max_active_runs=1,
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
+        params=_params(steps),
         default_args={
             "retries": retries.retries,
             "retry_delay": retries.delay,
@@ -69,6 +71,22 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
     ) as dag:
         _tasks(steps)
     return dag
+
+
+def _params(steps: Plan) -> dict[str, Param]:
+    """What a person may choose for a run."""
+    if not steps.experiments:
+        return {}
+    return {
+        "experiment_id": Param(
+            steps.experiment or None,
+            type=["null", "string"],
+            pattern=f"^{EXPERIMENT}$",
+            title="Experiment",
+            description="EXPERIMENT_ID. One that was used before goes on from its checkpoints; "
+            "none: an experiment of this run's own.",
+        )
+    }
 
 
 def _tasks(steps: Plan) -> None:
@@ -88,6 +106,7 @@ def _tasks(steps: Plan) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        distribution=train.distribution,
         python=train.python,
         framework=train.framework,
         tf1=train.tf1,

@@ -48,7 +48,12 @@ class StepOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         run = context["dag_run"]
-        layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
+        layout = RunLayout(
+            workspace(),
+            run.dag_id,
+            training_id(run.dag_id, run.run_id),
+            context["params"].get("experiment_id") or "",
+        )
         with airflow_errors():
             try:
                 with os_errors(layout.root):
