@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 from ddl_airflow import __version__
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
+from ddl_airflow.core.layout import experiments
 from ddl_airflow.core.manifest import (
     Manifest,
     converted,
@@ -80,6 +82,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     lineage.add_argument("uri", help="s3://bucket/training_id, or the folder")
     lineage.set_defaults(run=_lineage)
+
+    tensorboard = commands.add_parser(
+        "tensorboard", help="show the curves of all experiments in a workspace"
+    )
+    tensorboard.add_argument(
+        "--workspace",
+        type=Path,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
+    )
+    tensorboard.add_argument("--host", default="localhost", help="default: localhost")
+    tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
+    tensorboard.set_defaults(run=_tensorboard)
 
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
@@ -231,6 +246,27 @@ def _open(uri: str) -> ObjectStore:
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
     return open_store(uri if scheme == "file" else Path(uri).resolve().as_uri())
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    """Becomes TensorBoard. Returns only when that cannot be."""
+    if options.workspace is None:
+        print("ddl-airflow: which workspace? Give --workspace DIR.", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("tensorboard") is None:
+        said = "TensorBoard is not installed. Run: pip install 'ddl-airflow[tensorboard]'"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 2
+    folder = experiments(Path(options.workspace)).absolute()
+    if not folder.is_dir():
+        said = f"{folder}: no training has left an experiment there"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 1
+    # Not its own script, which need not be on PATH.
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    argv += ["--host", options.host, "--port", str(options.port)]
+    sys.stdout.flush()
+    os.execv(sys.executable, argv)
 
 
 def _demo(options: argparse.Namespace) -> int:

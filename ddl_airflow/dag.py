@@ -97,7 +97,7 @@ def dag_from(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
-        params=form(manifest),
+        params=form(manifest, steps),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -130,6 +130,7 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        distribution=train.distribution,
         python=train.python,
         framework=train.framework,
         tf1=train.tf1,

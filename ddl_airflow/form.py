@@ -6,12 +6,14 @@ from typing import Any
 
 from airflow.sdk import Param
 
+from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
 
 
-def form(manifest: Manifest) -> dict[str, Param]:
+def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     """The fields of the trigger form, by name, with the manifest's values as defaults.
 
     Airflow holds what is entered, or sent as ``conf``, to them and refuses the rest (status 400).
@@ -44,6 +46,16 @@ def form(manifest: Manifest) -> dict[str, Param]:
         minimum=1,
         maximum=manifest.retries.attempts,
     )
+    if steps.experiments:
+        fields["experiment_id"] = Param(
+            steps.experiment or None,
+            title="Experiment",
+            description="EXPERIMENT_ID. One that was used before goes on from its checkpoints; "
+            "none: an experiment of this run's own.",
+            section=_RUN,
+            type=["null", "string"],
+            pattern=f"^{EXPERIMENT}$",
+        )
     fields["dry_run"] = Param(
         False,
         title="Dry run",

@@ -44,7 +44,7 @@ def assemble(
         "schema": SCHEMA,
         "training_id": layout.training_id,
         "manifest": dict(manifest),
-        "run": _run(context),
+        "run": _run(context) | {"experiment": layout.experiment.name},
     }
     for step in _PARTS:
         part = json.loads((layout.state / "lineage" / f"{step}.json").read_text("utf-8"))

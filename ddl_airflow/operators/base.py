@@ -65,7 +65,12 @@ class StepOperator(BaseOperator):
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
-        layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
+        layout = RunLayout(
+            workspace(),
+            run.dag_id,
+            training_id(run.dag_id, run.run_id),
+            context["params"].get("experiment_id") or "",
+        )
         with airflow_errors(attempts_left=context["ti"].try_number < attempts):
             try:
                 with os_errors(layout.root):

@@ -18,7 +18,7 @@ from ddl_airflow.storage.transfer import publish
 
 
 class UploadResultsOperator(StepOperator):
-    """Publishes ``RESULT_DIR`` and the rank logs below ``<results>/<training_id>/``.
+    """Publishes results, rank logs and the experiment below ``<results>/<training_id>/``.
 
     A reader who finds the marker object ``_SUCCESS`` finds everything; without it there is
     nothing to read. ``lineage.json`` lies beside ``model/``.
@@ -56,6 +56,7 @@ class UploadResultsOperator(StepOperator):
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         files = _files(layout.result, "") | _files(layout.logs, "logs/")
+        files |= _files(layout.experiment, "experiment/")
         record = assemble(layout, self.manifest, context, files)
         path = layout.state / LINEAGE
         files[LINEAGE] = path

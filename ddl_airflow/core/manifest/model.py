@@ -1,10 +1,10 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, metrics, transform, parameters and code; ``ffdl.py`` translates another
-into it.
-Each field carries its description and an example; error messages and the reference page are made
-from them. What a single field cannot know is in ``rules.py``.
+schedule, retries, launcher, distribution, experiment, metrics, transform, parameters and code;
+``ffdl.py`` translates another into it. Each field carries its description and an example; error
+messages and the reference page are made from them. What a single field cannot know is in
+``rules.py``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.compute import COMPUTE
 from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines, Plain
@@ -445,7 +446,7 @@ class Parameter(Section):
 
 
 # Names in the trigger form that are ours.
-RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "dry_run")
+RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -495,6 +496,18 @@ class Manifest(Section):
     )
     launcher: Launcher = Field(
         default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
+    )
+    distribution: Literal["mpi", "parameter_server"] = Field(
+        default="mpi",
+        description="How the ranks work together: by MPI, or as a TF_CONFIG cluster of a master, "
+        "workers and parameter servers.",
+        examples=["parameter_server"],
+    )
+    experiment: Text | None = Field(
+        default=None,
+        description="EXPERIMENT_ID, and the folder of the experiment, which goes on where its last "
+        "training stopped; by default each training is an experiment of its own.",
+        examples=["digits-wide"],
     )
     metrics: tuple[Metric, ...] = Field(
         default=(),
@@ -576,7 +589,10 @@ class Manifest(Section):
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.slots * self.model_definition.execution.compute_configuration.nodes
+        nodes = self.model_definition.execution.compute_configuration.nodes
+        if self.distribution == "parameter_server":
+            return parameter_servers(nodes, self.slots).size
+        return self.slots * nodes
 
     @property
     def digest(self) -> str:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.layout import is_experiment
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.model import (
     REFERENCE,
@@ -168,6 +169,13 @@ def schedule_is_cron_or_preset(at: str, schedule: str | None) -> Findings:
         yield Finding(at, f"{schedule!r} names a date that never comes", fix)
     except CroniterError:
         yield Finding(at, f"{schedule!r} is not a cron expression", fix)
+
+
+@_rule("experiment")
+def experiment_is_a_folder_name(at: str, experiment: str | None) -> Findings:
+    if experiment is not None and not is_experiment(experiment):
+        fix = "Use up to 200 of A-Z, a-z, 0-9, _, dot and dash, with a letter or digit first."
+        yield Finding(at, f"{experiment[:40]!r} cannot be the name of a folder", fix)
 
 
 @_rule("metrics")

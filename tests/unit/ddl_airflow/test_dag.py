@@ -63,7 +63,9 @@ def shape(dag: DAG) -> dict:
     }
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
+@pytest.mark.parametrize(
+    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "parameter-server"]
+)
 def test_shape_of_the_examples(golden, example):
     path = ROOT / "dags" / example / "manifest.yml"
     text = json.dumps(shape(dag_from(load_manifest(path), path)), indent=2, sort_keys=True)
@@ -311,4 +313,7 @@ print([m for m in heavy if m in sys.modules])
     argv = [sys.executable, "-c", code, str(folder / "load_manifests.py")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['mnist-keras', 'mnist-tf1', 'mpi-collectives']", "[]"]
+    assert done.stdout.splitlines() == [
+        "['ffdl-digits', 'mnist-keras', 'mnist-tf1', 'mpi-collectives', 'parameter-server']",
+        "[]",
+    ]

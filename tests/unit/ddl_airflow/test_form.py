@@ -7,6 +7,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 
 from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.plan import plan
 from ddl_airflow.form import form
 
 FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.yml"
@@ -14,15 +15,17 @@ FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.ym
 
 @pytest.fixture
 def fields() -> ParamsDict:
-    return ParamsDict(form(load_manifest(FULL)))
+    manifest = load_manifest(FULL)
+    return ParamsDict(form(manifest, plan(manifest, FULL)))
 
 
 def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
-    ours = ["nodes", "checkpoint", "attempts", "dry_run"]
+    ours = ["nodes", "checkpoint", "attempts", "experiment_id", "dry_run"]
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
         **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
     assert rate.description == "Of the optimizer"
