@@ -87,7 +87,7 @@ def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
     assert (code, out) == (1, "") and f"{path}:1: learners: is 0, wanted at least 1" in err
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
+@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm"])
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
     assert code == 0

@@ -63,7 +63,7 @@ def shape(dag: DAG) -> dict:
     }
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
+@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm"])
 def test_shape_of_the_examples(golden, example):
     path = ROOT / "dags" / example / "manifest.yml"
     text = json.dumps(shape(dag_from(load_manifest(path), path)), indent=2, sort_keys=True)
@@ -309,4 +309,7 @@ print([m for m in ("tensorflow", "keras", "mpi4py", "ddl_ops", "moto") if m in s
     argv = [sys.executable, "-c", code, str(folder / "load_manifests.py")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['mnist-keras', 'mnist-tf1', 'mpi-collectives']", "[]"]
+    assert done.stdout.splitlines() == [
+        "['cray-dl-comm', 'mnist-keras', 'mnist-tf1', 'mpi-collectives']",
+        "[]",
+    ]
