@@ -58,9 +58,10 @@ class StageDataStep:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Run the manifest's first command under MPI.
+    """Run the manifest's first command on all ranks.
 
     Attributes:
+        distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
     """
 
@@ -68,6 +69,7 @@ class TrainStep:
     nodes: int
     slots: int
     launcher: str
+    distribution: str
     python: str
     framework: str
     tf1: bool
@@ -104,10 +106,20 @@ class UploadResultsStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """One manifest's training."""
+    """One manifest's training.
+
+    Attributes:
+        parameters: values of the script's parameters, where a run sets no others.
+        experiment: the experiment that its runs go on with; empty: each is one of its own.
+        experiments: whether the script is expected to work in experiments, so that a run may choose
+            one.
+    """
 
     dag_id: str
     manifest: Mapping[str, Any]
+    parameters: Mapping[str, bool | int | float | str]
+    experiment: str
+    experiments: bool
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
@@ -145,6 +157,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "dialect": manifest.dialect,
             "file": path.name,
         },
+        parameters={name: one.default for name, one in manifest.parameters.items()},
+        experiment=manifest.experiment or "",
+        experiments=manifest.experiment is not None or manifest.distribution != "mpi",
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
@@ -159,6 +174,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             nodes=definition.execution.compute_configuration.nodes,
             slots=manifest.slots,
             launcher=manifest.launcher.kind,
+            distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
             tf1=manifest.tf1,

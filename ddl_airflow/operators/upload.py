@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset
 
 from ddl_airflow.core.errors import TransformError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import LINEAGE, assemble
-from ddl_airflow.operators.base import StepOperator, TransferLog
+from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.transfer import publish
 
 
 class UploadResultsOperator(StepOperator):
-    """Publishes ``RESULT_DIR`` and the rank logs below ``<results>/<training_id>/``.
+    """Publishes results, rank logs and the experiment below ``<results>/<training_id>/``.
 
     A reader who finds the marker object ``_SUCCESS`` finds everything; without it there is
     nothing to read. ``lineage.json`` lies beside ``model/``.
@@ -41,8 +40,14 @@ class UploadResultsOperator(StepOperator):
         self.results = results.view()
         self.manifest = dict(manifest)
         # All trainings of this DAG are published below this key prefix.
-        uri = f"{results.uri}/{self.dag_id}"
-        self.outlets = [Asset(name=uri, uri=uri)]
+        self.outlets = [asset_of(f"{results.uri}/{self.dag_id}")]
+
+    def rehearse(self, layout: RunLayout) -> str:
+        """Where to. A bucket is asked whether it is there, and for us."""
+        store = store_of(self._reference)
+        if self._reference.connection is not None:  # a folder is made when it is needed
+            store.at(layout.training_id).list()
+        return f"would publish to {store.uri}/{layout.training_id}"
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
@@ -51,6 +56,7 @@ class UploadResultsOperator(StepOperator):
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         files = _files(layout.result, "") | _files(layout.logs, "logs/")
+        files |= _files(layout.experiment, "experiment/")
         record = assemble(layout, self.manifest, context, files)
         path = layout.state / LINEAGE
         files[LINEAGE] = path

@@ -11,6 +11,8 @@ namespace ddl {
 namespace {
 
 constexpr int kTag = 0;
+// All ranks are at it, so the next part is near; longer than messages take within a host.
+constexpr double kYieldS = 200e-6;
 constexpr int64_t kMaxCount = int64_t{1} << 30;  // MPI counts are int
 
 }  // namespace
@@ -33,6 +35,19 @@ MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> names, double timeout
 MpiTransport::~MpiTransport() {
   // With messages under way, freeing it could wait for ranks that are gone.
   if (broken_.ok()) MPI_Comm_free(&comm_);
+}
+
+Status MpiTransport::Kept(Status status) {
+  if (status.ok() || !broken_.ok()) return status;
+  broken_ = std::move(status);
+  for (Part& part : receives_) {
+    if (part.request == MPI_REQUEST_NULL) continue;
+    // What has begun to arrive is not stopped by this; but it arrives only while MPI is called.
+    int done = 0;
+    MPI_Cancel(&part.request);
+    MPI_Test(&part.request, &done, MPI_STATUS_IGNORE);
+  }
+  return broken_;
 }
 
 template <typename Begin>
@@ -84,7 +99,7 @@ Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
     Part& part = queue->front();
     last = part.last;
     if (part.nbytes == 0) continue;
-    const Pauses pauses;
+    const Pauses pauses(kYieldS);
     MPI_Status status;
     while (true) {
       int done = 0;

@@ -47,6 +47,10 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name == "keras" and has_legacy():  # it meant Keras 2 then
             return importlib.util.spec_from_loader(name, _Known("tf_keras.api._v1.keras"))
+        if name == "learn_runner" and PathFinder.find_spec(name, path, target) is None:
+            # Scripts for Experiments had it beside them, or in TensorFlow.
+            known = _Known("tensorflow.contrib.learn.python.learn.learn_runner")
+            return importlib.util.spec_from_loader(name, known)
         if name == "tensorflow":
             spec = PathFinder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
