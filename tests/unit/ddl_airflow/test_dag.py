@@ -64,7 +64,7 @@ def shape(dag: DAG) -> dict:
 
 
 @pytest.mark.parametrize(
-    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "parameter-server"]
+    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"]
 )
 def test_shape_of_the_examples(golden, example):
     path = ROOT / "dags" / example / "manifest.yml"
@@ -325,6 +325,7 @@ print([m for m in heavy if m in sys.modules])
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "['ffdl-digits', 'mnist-keras', 'mnist-tf1', 'mpi-collectives', 'parameter-server']",
+        "['cray-dl-comm', 'ffdl-digits', 'mnist-keras', 'mnist-tf1', 'mpi-collectives', "
+        "'parameter-server']",
         "[]",
     ]
