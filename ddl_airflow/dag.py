@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, BaseOperator, get_parsing_context
 
@@ -37,6 +38,7 @@ from ddl_airflow.core.manifest import (
 )
 from ddl_airflow.core.plan import EvaluateStep, Plan, plan
 from ddl_airflow.form import form
+from ddl_airflow.operators.base import asset_of
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -94,7 +96,7 @@ def dag_from(
     with ManifestDag(
         dag_id=steps.dag_id,
         description=manifest.model_definition.description or f"Training from {path.name}",
-        schedule=manifest.schedule,
+        schedule=_schedule(steps),
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
@@ -113,6 +115,32 @@ def dag_from(
     return dag
 
 
+def _schedule(steps: Plan) -> Any:
+    """Time, changed data, both, or None."""
+    cron = steps.schedule.cron
+    if not steps.schedule.on_data_change:
+        return cron or None
+    from airflow.sdk import AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
+
+    from ddl_airflow.triggers.data_change import DataChangeTrigger
+
+    dataset = steps.stage_data.dataset
+    watch = DataChangeTrigger(
+        dataset.uri,
+        dataset.connection.references() if dataset.connection else None,
+        conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
+    )
+    # Not the dataset's own asset: its events come from each run that stages it.
+    changed = asset_of(f"ddl-data-change://{steps.dag_id}")
+    changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
+    if not cron:
+        return [changed]
+    # Presets other than @once are cron expressions to this timetable too.
+    return AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[changed]
+    )
+
+
 def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
@@ -128,6 +156,8 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
             *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
         ],
         settings=settings,
+        results=steps.upload_results.results,
+        manifest=steps.manifest,
     )
     trained = TrainOperator(
         task_id="train",

@@ -22,8 +22,15 @@ def get_provider_info() -> dict[str, Any]:
                     "ddl_airflow.operators.stage",
                     "ddl_airflow.operators.train",
                     "ddl_airflow.operators.transform",
+                    "ddl_airflow.operators.evaluate",
                     "ddl_airflow.operators.upload",
                 ],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": "DDL",
+                "python-modules": ["ddl_airflow.triggers.data_change"],
             }
         ],
         "config": {
@@ -61,6 +68,16 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "default": "",
                         "example": "https://tensorboard.example.com",
+                        "version_added": "0.1.0",
+                    },
+                    "data_poll_interval": {
+                        "description": (
+                            "Seconds between two looks at the data of a manifest with "
+                            "`schedule: {on_data_change: true}`, by the triggerer."
+                        ),
+                        "type": "float",
+                        "default": "60",
+                        "example": None,
                         "version_added": "0.1.0",
                     },
                     "transfer_workers": {

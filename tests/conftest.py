@@ -82,7 +82,7 @@ def site(
     object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
 ) -> Iterator[AirflowSite]:
     """A running Airflow over both folders, connected to the object store."""
-    environment = connection_environment(object_store)
+    environment = connection_environment(object_store) | {"AIRFLOW__DDL__DATA_POLL_INTERVAL": "1"}
     local = {
         "name": "loader",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",

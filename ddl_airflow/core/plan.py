@@ -43,6 +43,19 @@ class StoreReference:
 
 
 @dataclass(frozen=True)
+class ScheduleStep:
+    """When the training runs by itself.
+
+    Attributes:
+        cron: cron expression or preset; empty for none.
+        on_data_change: whether it runs when the dataset has changed.
+    """
+
+    cron: str
+    on_data_change: bool
+
+
+@dataclass(frozen=True)
 class StageDataStep:
     """Bring the data and the code to where ranks find them.
 
@@ -141,6 +154,7 @@ class Plan:
 
     dag_id: str
     manifest: Mapping[str, Any]
+    schedule: ScheduleStep
     parameters: Mapping[str, bool | int | float | str]
     experiment: str
     experiments: bool
@@ -186,6 +200,10 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         parameters={name: one.default for name, one in manifest.parameters.items()},
         experiment=manifest.experiment or "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
+        schedule=ScheduleStep(
+            cron=(manifest.schedule and manifest.schedule.cron) or "",
+            on_data_change=bool(manifest.schedule and manifest.schedule.on_data_change),
+        ),
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),

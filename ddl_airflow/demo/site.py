@@ -200,6 +200,10 @@ class AirflowSite:
             timeout=60,
         )
 
+    def also(self, *words: str) -> Service:
+        """One process more, such as ``triggerer``, for the caller to stop."""
+        return Service(words[0], _airflow(*words), self._env, self.home / "logs" / "site")
+
     def stop(self) -> None:
         """Ends every process of the site, and of the tasks that it was running."""
         if self._client is not None:

@@ -30,8 +30,8 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> dict[str, Any] |
         name: ``latest`` or ``production``.
 
     Returns:
-        training_id, model (its URI), metrics, set (time, ISO 8601) and before: the same of earlier
-        trainings, the newest first, and whether each was withdrawn.
+        training_id, model (its URI), metrics, made_of, set (time, ISO 8601) and before: the same
+        of earlier trainings, the newest first, and whether each was withdrawn.
     """
     key = _key(dag_id, name)
     if not store.exists(key):
@@ -47,6 +47,7 @@ def point(
     training_id: str,
     metrics: Mapping[str, float],
     *,
+    made_of: Mapping[str, Any] | None = None,
     withdraw: bool = False,
 ) -> dict[str, Any]:
     """Lets the pointer name a published training, and returns it.
@@ -55,6 +56,7 @@ def point(
 
     Args:
         metrics: of its model.
+        made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         withdraw: whether the one named so far is not to be gone back to.
     """
     now = read_pointer(store, dag_id, name)
@@ -66,6 +68,7 @@ def point(
         "training_id": training_id,
         "model": f"{store.uri}/{training_id}/model",
         "metrics": dict(metrics),
+        "made_of": dict(made_of or {}),
         "set": datetime.now(UTC).isoformat(timespec="seconds"),
         "before": [one for one in before if one["training_id"] != training_id][:_KEPT],
     }
@@ -97,8 +100,16 @@ def rollback(store: ObjectStore, dag_id: str, to: str = "") -> dict[str, Any]:
         )
     if not store.at(wanted).exists(SUCCESS):
         raise NoSuchModel(f"{store.uri}/{wanted} is no longer there. Choose another with --to.")
-    metrics = known[wanted]["metrics"]
-    return point(store, dag_id, PRODUCTION, wanted, metrics, withdraw=True)
+    one = known[wanted]
+    return point(
+        store,
+        dag_id,
+        PRODUCTION,
+        wanted,
+        one["metrics"],
+        made_of=one["made_of"],
+        withdraw=True,
+    )
 
 
 def _key(dag_id: str, name: str) -> str:
@@ -106,5 +117,5 @@ def _key(dag_id: str, name: str) -> str:
 
 
 def _entry(pointer: Mapping[str, Any], withdrawn: bool) -> dict[str, Any]:
-    kept = {name: pointer[name] for name in ("training_id", "model", "metrics", "set")}
+    kept = {name: pointer[name] for name in ("training_id", "model", "metrics", "made_of", "set")}
     return kept | {"withdrawn": withdrawn}

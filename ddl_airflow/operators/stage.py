@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
+from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import check_settings
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.production import LATEST, read_pointer
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import CodeSnapshot, snapshot
-from ddl_airflow.storage.store import StoredObject
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.store import ObjectStore, StoredObject
+from ddl_airflow.storage.transfer import list_dataset, stage
 
 
 class StageDataOperator(StepOperator):
@@ -35,6 +37,9 @@ class StageDataOperator(StepOperator):
         python: the ranks' Python, for the checks; empty for the site's.
         commands: the manifest's commands, checked against the code.
         settings: names of all that a run may set; None if whoever made the DAG decides.
+        results: where trainings are published. A run that no person started does nothing if the
+            newest one there was made of the same. None: it always trains.
+        manifest: name, digest and dialect of the manifest, for that.
     """
 
     template_fields = ("dataset", "code", "commands")
@@ -49,6 +54,8 @@ class StageDataOperator(StepOperator):
         not_code: Sequence[Path] = (),
         python: str = "",
         settings: Sequence[str] | None = None,
+        results: StoreReference | None = None,
+        manifest: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
@@ -59,6 +66,8 @@ class StageDataOperator(StepOperator):
         self.python = python
         self.not_code = [str(folder) for folder in not_code]
         self.settings = None if settings is None else list(settings)
+        self._results = results
+        self.manifest = dict(manifest or {})
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step, if all that was set for the run is known: Airflow takes any name."""
@@ -77,6 +86,23 @@ class StageDataOperator(StepOperator):
             f"them, {_mib(missing)}"
         )
 
+    def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
+        run = context["dag_run"]
+        if self._results is None or getattr(run.run_type, "value", run.run_type) == "manual":
+            return
+        newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
+        made_of = {
+            "dataset": list_dataset(store).fingerprint,
+            "code": code.digest,
+            "manifest": self.manifest.get("digest"),
+            "parameters": dict(context["params"]),
+        }
+        if newest is not None and newest["made_of"] == made_of:
+            raise AirflowSkipException(
+                f"Data, code, manifest and parameters are those of {newest['training_id']}: there "
+                "is nothing new to train. A run that a person triggers trains all the same."
+            )
+
     def _take_code(self, layout: RunLayout) -> CodeSnapshot:
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         for command in self.commands:
@@ -88,6 +114,7 @@ class StageDataOperator(StepOperator):
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
         code = self._take_code(layout)
         store = store_of(self._reference)
+        self._skip_if_trained(store, code, context)
         self.log.info("staging %s to %s", store.uri, layout.staged)
         dataset = stage(
             store,

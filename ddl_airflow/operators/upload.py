@@ -87,7 +87,19 @@ class UploadResultsOperator(StepOperator):
         self.log.info("lineage: %s", places["lineage"])
         names = (LATEST, PRODUCTION) if self.promote else (LATEST,)
         for name in names:
-            point(store, self.dag_id, name, layout.training_id, record["result"]["metrics"])
+            point(
+                store,
+                self.dag_id,
+                name,
+                layout.training_id,
+                record["result"]["metrics"],
+                made_of={
+                    "dataset": record["dataset"]["fingerprint"],
+                    "code": record["code"]["digest"],
+                    "manifest": self.manifest["digest"],
+                    "parameters": record["run"]["parameters"],
+                },
+            )
             self.log.info("%s/%s/%s.json names it", store.uri, self.dag_id, name)
         context["outlet_events"][self.outlets[0]].extra = places | {
             "training_id": layout.training_id,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.cache import CACHED, Cache
@@ -127,6 +127,27 @@ def _for_each(
             raise
 
 
+class Listing(NamedTuple):
+    """What a dataset consists of, and the digest of that."""
+
+    objects: list[StoredObject]
+    fingerprint: str
+
+
+def list_dataset(store: ObjectStore) -> Listing:
+    """The objects of a dataset: all, but for those of size 0 that stand for folders.
+
+    Raises SourceMissing if there is no such bucket or folder, or nothing in it.
+    """
+    objects = [obj for obj in store.list() if obj.size or not _names_folder(obj.key)]
+    if not objects:
+        raise SourceMissing(
+            f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "
+            "prefix or path in the manifest."
+        )
+    return Listing(objects, fingerprint(objects))
+
+
 def stage(
     store: ObjectStore,
     cache: Cache,
@@ -146,14 +167,8 @@ def stage(
         NoSpace: the cache's disk has less room than there is to fetch; nothing was fetched then.
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """
-    listing = [obj for obj in store.list() if obj.size or not _names_folder(obj.key)]
-    if not listing:
-        raise SourceMissing(
-            f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "
-            "prefix or path in the manifest."
-        )
+    listing, digest = list_dataset(store)
     check_keys([*(obj.key for obj in listing), COMPLETE], store.uri)
-    digest = fingerprint(listing)
     checks = dict.fromkeys((obj.key for obj in listing), CACHED)
     nbytes = sum(obj.size for obj in listing)
     marker = json.dumps({"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}) + "\n"

@@ -110,6 +110,11 @@ def _truth(value: Any) -> Any:
     return truth
 
 
+def _schedule(value: Any) -> Any:
+    """``schedule: "@daily"`` is short for ``schedule: {cron: "@daily"}``."""
+    return {"cron": value} if isinstance(value, str) else value
+
+
 def _parameter(value: Any) -> Any:
     """``name: 0.1`` is short for ``name: {default: 0.1}``."""
     return value if isinstance(value, (Mapping, BaseModel)) else {"default": value}
@@ -265,6 +270,17 @@ class Connection(Section):
         default=None, description="Region, where the store asks for it.", examples=["eu-de"]
     )
 
+    def references(self) -> dict[str, str]:
+        """Returns the fields as written, to be stored. Raises ValueError if a key is among them."""
+        values: dict[str, str] = {}
+        for name, value in self:
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if isinstance(value, SecretStr) and not REFERENCE.fullmatch(str(text)):
+                raise ValueError(f"{name} is written out")
+            if text is not None:
+                values[name] = text
+        return values
+
     def resolve(self, environ: Mapping[str, str]) -> Credentials:
         """Returns the values themselves, with every ``${NAME}`` replaced from environ.
 
@@ -354,6 +370,19 @@ Reference: TypeAlias = DataReference | ResultsReference
 
 
 # --- the optional sections ------------------------------------------------------------------
+
+
+class Schedule(Section):
+    """When the training runs by itself."""
+
+    cron: Text | None = Field(
+        default=None, description="Cron expression or preset.", examples=["0 3 * * 0"]
+    )
+    on_data_change: Annotated[bool, BeforeValidator(_truth)] = Field(
+        default=False,
+        description="Whether it runs when the training data has changed.",
+        examples=[True],
+    )
 
 
 class Retries(Section):
@@ -534,9 +563,10 @@ class Manifest(Section):
             }
         ],
     )
-    schedule: Text | None = Field(
+    schedule: Annotated[Schedule, BeforeValidator(_schedule)] | None = Field(
         default=None,
-        description="Cron expression or preset; without it, only people start the training.",
+        description="Cron expression or preset, or a section; without it, only people start the "
+        "training.",
         examples=["0 3 * * 0"],
     )
     retries: Retries = Field(

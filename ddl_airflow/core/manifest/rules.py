@@ -35,6 +35,7 @@ from ddl_airflow.core.manifest.model import (
     Parameter,
     Reference,
     ResultsReference,
+    Schedule,
     slug,
     split_commands,
 )
@@ -145,9 +146,14 @@ def launcher_is_available(at: str, kind: str) -> Findings:
 
 
 @_rule("schedule")
-def schedule_is_cron_or_preset(at: str, schedule: str | None) -> Findings:
-    if schedule is None or schedule in PRESETS:
+def schedule_is_cron_or_preset(at: str, given: Schedule | None) -> Findings:
+    if given is not None and given.cron is None and not given.on_data_change:
+        yield Finding(at, "names no time", "Add cron: or on_data_change: true.")
+    if given is not None and given.cron == "@once" and given.on_data_change:
+        yield Finding(f"{at}.cron", "@once cannot go with on_data_change", "Delete one of them.")
+    if given is None or given.cron is None or given.cron in PRESETS:
         return
+    schedule = given.cron
     if schedule.startswith("@"):
         yield Finding(at, f"{schedule[:40]!r} is not a preset", suggestion(schedule, PRESETS))
         return
@@ -177,6 +183,20 @@ def experiment_is_a_folder_name(at: str, experiment: str | None) -> Findings:
     if experiment is not None and not is_experiment(experiment):
         fix = "Use up to 200 of A-Z, a-z, 0-9, _, dot and dash, with a letter or digit first."
         yield Finding(at, f"{experiment[:40]!r} cannot be the name of a folder", fix)
+
+
+@_rule("schedule", "training_data_reference.connection")
+def watched_data_has_no_literal_keys(
+    at: str, schedule: Schedule | None, connection: Connection | None
+) -> Findings:
+    if schedule is None or not schedule.on_data_change or connection is None:
+        return
+    for name in SECRET_FIELDS:
+        secret: SecretStr | None = getattr(connection, name)
+        if secret and not REFERENCE.fullmatch(secret.get_secret_value()):
+            fix = "Put the keys into an Airflow connection and write conn_id: its id."
+            message = "is written out, and schedule.on_data_change would store it in the database"
+            yield Finding(f"{at}.{name}", message, fix)
 
 
 @_rule("metrics")

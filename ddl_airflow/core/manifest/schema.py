@@ -28,9 +28,11 @@ def json_schema() -> dict[str, Any]:
     sections = _plain(schema["$defs"])
     for name, place in (("DataReference", "source"), ("ResultsReference", "target")):
         sections[name] |= _what_each_type_needs(place)
-    parameters = sections["Manifest"]["properties"]["parameters"]
-    whole = parameters["additionalProperties"]
-    parameters["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
+    fields = sections["Manifest"]["properties"]
+    # What may be written short.
+    fields["schedule"]["anyOf"].append({"type": "string"})
+    whole = fields["parameters"]["additionalProperties"]
+    fields["parameters"]["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
     return {
         "$schema": _DIALECT,
         "title": schema["title"],

@@ -77,6 +77,21 @@ def dag_of(tmp_path: Path, write_manifest, more: str = "", **fields: str) -> DAG
     return dag_from(load_manifest(path), path, path.read_text())
 
 
+def test_schedules(tmp_path, write_manifest):
+    assert dag_of(tmp_path, write_manifest).schedule is None
+    assert dag_of(tmp_path, write_manifest, "schedule: '@daily'\n").schedule == "@daily"
+    assert dag_of(tmp_path, write_manifest, "schedule: {cron: '@daily'}\n").schedule == "@daily"
+    dag = dag_of(tmp_path, write_manifest, "schedule: {on_data_change: true}\n")
+    (asset,) = dag.schedule
+    (watcher,) = asset.watchers
+    assert watcher.trigger.uri == (tmp_path / "data").as_uri()
+    # Else a run would start the next by staging its data.
+    assert asset.uri not in {one.uri for task in dag.tasks for one in task.outlets}
+    both = dag_of(tmp_path, write_manifest, "schedule: {cron: '@daily', on_data_change: true}\n")
+    assert type(both.schedule).__name__ == "AssetOrTimeSchedule"
+    DagSerialization.to_dict(both)
+
+
 def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):
     dag = dag_of(tmp_path, write_manifest, "evaluation: {metric: accuracy, minimum: 0.9}\n")
     assert [task.task_id for task in dag.topological_sort()] == [*STEPS[:3], "evaluate", STEPS[3]]

@@ -4,12 +4,14 @@ import json
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.storage import FolderStore
 
 
 @pytest.fixture
@@ -70,6 +72,30 @@ def test_a_setting_that_the_form_does_not_have_fails_before_anything_is_done(
     assert not layout.root.exists()
     context["dag_run"].conf = {"epochs": 7}
     assert stage(settings=["epochs", "nodes"]).execute(context)["files"] == 3
+
+
+def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_of, tmp_path):
+    task = stage()
+    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
+    results = FolderStore(tmp_path / "out")
+    context = context_of("staging", epochs=3)
+    context["dag_run"].run_type.value = "asset_triggered"
+    said = task.execute(context)  # nothing was published yet
+    made_of = {
+        "dataset": said["fingerprint"],
+        "code": said["code"],
+        "manifest": "m1",
+        "parameters": {"epochs": 3},
+    }
+    point(results, "staging", LATEST, "staging-1", {}, made_of=made_of)
+    with pytest.raises(AirflowSkipException, match="are those of staging-1: there is nothing new"):
+        task.execute(context)
+    context["dag_run"].run_type.value = "manual"
+    assert task.execute(context) == said
+    context["dag_run"].run_type.value = "scheduled"
+    for name, value in (("parameters", {}), ("manifest", "m2"), ("code", "c"), ("dataset", "d")):
+        point(results, "staging", LATEST, f"by {name}", {}, made_of={**made_of, name: value})
+        assert task.execute(context) == said, name
 
 
 def test_staging_again_gives_the_same_and_changed_code_another_digest(

@@ -1,0 +1,1 @@
+"""What the triggerer waits for, so that no worker has to."""
