@@ -77,6 +77,17 @@ def dag_of(tmp_path: Path, write_manifest, more: str = "", **fields: str) -> DAG
     return dag_from(load_manifest(path), path, path.read_text())
 
 
+def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):
+    dag = dag_of(tmp_path, write_manifest, "evaluation: {metric: accuracy, minimum: 0.9}\n")
+    assert [task.task_id for task in dag.topological_sort()] == [*STEPS[:3], "evaluate", STEPS[3]]
+    assert dag.get_task("upload_results").promote
+    dag = dag_of(tmp_path, write_manifest, "approval: {required: true}\n")
+    names = [task.task_id for task in dag.topological_sort()]
+    assert names == [*STEPS[:3], "evaluate", "approve", STEPS[3]]
+    assert dag.get_task("approve").downstream_task_ids == {"upload_results"}
+    assert not dag_of(tmp_path, write_manifest).get_task("upload_results").promote
+
+
 def test_steps_run_one_after_another(tmp_path, write_manifest):
     dag = dag_of(tmp_path, write_manifest, "schedule: '0 3 * * 0'\n", name="My model (v2)")
     assert dag.dag_id == "My-model-v2"
