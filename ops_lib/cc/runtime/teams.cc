@@ -191,11 +191,11 @@ void Teams::Account(const Key& key, const TeamPlan& plan, int64_t step, Clock::t
     const double per_step_ms = 1e3 / static_cast<double>(plan.report_every);
     std::snprintf(line, sizeof(line),
                   "dl_comm team %d \"%.100s\": step %lld of %lld, %s: %.3f MB a step, "
-                  "communication %.3f ms a step, of which training waited %.3f ms",
+                  "communication %.3f ms a step, %.3f ms of it hidden behind computing",
                   key.first, key.second.c_str(), static_cast<long long>(step),
                   static_cast<long long>(plan.max_steps), PhaseName(gradients.share),
                   static_cast<double>(nbytes) / 1e6, stream.communicating_s * per_step_ms,
-                  stream.waited_s * per_step_ms);
+                  (stream.communicating_s - stream.waited_s) * per_step_ms);
     stream.communicating_s = stream.waited_s = 0;
   }
   report_(line);

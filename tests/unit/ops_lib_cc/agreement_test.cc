@@ -135,6 +135,34 @@ TEST(ARankThatLeavesIsAnErrorForThoseThatStayForEver) {
   });
 }
 
+TEST(WhatNotAllRanksAskForGivesWay) {
+  const auto run = [](Rank& rank, int number) {
+    std::string ran;
+    for (int callers = 1; callers < 3; ++callers) {
+      if (number < callers) {
+        Request check = Sum("check", 1, false);
+        check.gives_way = true;
+        rank.negotiator.Add(check);
+        const Status status = rank.Next(&ran);
+        CHECK(status.code() == Code::kUnavailable && ran == "check", status.message());
+        const std::string part = "rank 2 waits with AllReduce \"average\" instead";
+        CHECK(status.message().find(part) != std::string::npos, status.message());
+      }
+      rank.negotiator.Add(Sum("average", 1));
+      Status status = rank.Next(&ran);
+      if (number >= callers) {  // it was asked for something that it lacks, which has given way
+        CHECK(status.code() == Code::kUnavailable, status.message());
+        rank.negotiator.Follow({});
+        status = rank.Next(&ran);
+      }
+      CHECK(status.ok() && ran == "average", status.message());
+    }
+    rank.negotiator.Add(Sum("after", 1));
+    CHECK(rank.Next(&ran).ok() && ran == "after", ran);
+  };
+  OnRanks(3, run, 2);  // a rank tells after a fourth of it what it has instead
+}
+
 TEST(ARankThatDoesNotComeIsNamed) {
   OnRanks(
       3,

@@ -164,3 +164,22 @@ def parts_of_a_batch_give_the_gradients_of_the_whole() -> None:
     (pair,) = ddl.grads_reduce([(gradient(my_part(x), my_part(y)), w)])
     np.testing.assert_array_equal(pair[0], mean)
     assert pair[1] is w
+
+
+@check
+def gradients_of_dl_comm_need_a_graph_and_take_arrays_anywhere() -> None:
+    import dl_comm as mc
+
+    mc.init(1, 1, 3, "tensorflow")
+    mc.config_team(0, 0, 1, 1)
+    try:
+        mc.gradients([tf.constant([1.0])], 0)
+    except RuntimeError as error:
+        assert "ddl-run --tf1" in str(error) and "ddl.grads_reduce()" in str(error), error
+    else:
+        raise AssertionError("no error")
+    (average,) = mc.gradients([np.array([RANK, 2 * RANK, 7], np.float32)], 0)
+    assert average.tolist() == [(SIZE - 1) / 2, SIZE - 1, 7]
+    with tf.Graph().as_default(), v1.Session() as session:
+        (average,) = mc.gradients([tf.constant([RANK, 4.0])], 0)
+        assert session.run(average).tolist() == [(SIZE - 1) / 2, 4]
