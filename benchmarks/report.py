@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -34,6 +35,15 @@ def compare(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, An
 def _quartiles(samples: list[float]) -> tuple[float, float]:
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return low, high
+
+
+def argument_parser(description: str, rounds: int, of: str) -> argparse.ArgumentParser:
+    """What all benchmarks ask: --ranks, --rounds (`rounds` samples `of` something), --json."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"samples of each {of}")
+    parser.add_argument("--json", type=Path, help="where to write every sample")
+    return parser
 
 
 def size_text(nbytes: int) -> str:

@@ -10,14 +10,14 @@ import logging
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG, Param, get_parsing_context
+from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -25,7 +25,6 @@ from ddl_airflow.core.errors import (
     ManifestIssue,
     ManifestSyntaxError,
 )
-from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import (
     Manifest,
     load_manifest_text,
@@ -33,6 +32,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
 )
 from ddl_airflow.core.plan import Plan, plan
+from ddl_airflow.form import form
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -59,9 +59,9 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
+        params=form(manifest),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
-        params=_params(steps),
         default_args={
             "retries": retries.retries,
             "retry_delay": retries.delay,
@@ -69,27 +69,11 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
             "max_retry_delay": max(timedelta(hours=1), retries.delay),
         },
     ) as dag:
-        _tasks(steps)
+        _tasks(steps, list(dag.params))
     return dag
 
 
-def _params(steps: Plan) -> dict[str, Param]:
-    """What a person may choose for a run."""
-    if not steps.experiments:
-        return {}
-    return {
-        "experiment_id": Param(
-            steps.experiment or None,
-            type=["null", "string"],
-            pattern=f"^{EXPERIMENT}$",
-            title="Experiment",
-            description="EXPERIMENT_ID. One that was used before goes on from its checkpoints; "
-            "none: an experiment of this run's own.",
-        )
-    }
-
-
-def _tasks(steps: Plan) -> None:
+def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         task_id="stage_data",
@@ -99,6 +83,7 @@ def _tasks(steps: Plan) -> None:
         not_code=steps.stage_data.not_code,
         python=train.python,
         commands=[train.command, *transform.commands],
+        settings=settings,
     )
     trained = TrainOperator(
         task_id="train",
@@ -111,6 +96,7 @@ def _tasks(steps: Plan) -> None:
         framework=train.framework,
         tf1=train.tf1,
         metrics=train.metrics,
+        parameters=steps.parameters,
     )
     transformed = TransformOperator(
         task_id="transform",
@@ -121,6 +107,7 @@ def _tasks(steps: Plan) -> None:
         sample=transform.sample,
         python=transform.python,
         tf1=transform.tf1,
+        parameters=steps.parameters,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",

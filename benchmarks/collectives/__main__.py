@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -107,11 +106,8 @@ def table(rows: list[dict[str, Any]], ranks: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures allreduce below TensorFlow.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15, help="samples of each size")
+    parser = report.argument_parser("Measures allreduce below TensorFlow.", 15, "size")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "driver"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "comm/mpi_connect.h"
+#include "require.h"
 
 namespace {
 
@@ -25,16 +26,6 @@ double ProcessorSeconds() {
   getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& time) { return time.tv_sec + time.tv_usec * 1e-6; };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-[[noreturn]] void Die(const std::string& why) {
-  std::fprintf(stderr, "%s\n", why.c_str());
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();
-}
-
-void Require(const ddl::Status& status) {
-  if (!status.ok()) Die(status.message());
 }
 
 }  // namespace

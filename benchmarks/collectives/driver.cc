@@ -18,6 +18,7 @@
 
 #include "comm/mpi_connect.h"
 #include "core/vector.h"
+#include "require.h"
 
 namespace {
 
@@ -28,16 +29,6 @@ constexpr int64_t kLargeBytes = int64_t{64} << 20;
 
 double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
-}
-
-[[noreturn]] void Die(const std::string& why) {
-  std::fprintf(stderr, "%s\n", why.c_str());
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();
-}
-
-void Require(const ddl::Status& status) {
-  if (!status.ok()) Die(status.message());
 }
 
 // As the engine does it: agreement and sum in one round where the tensor is small, else one after

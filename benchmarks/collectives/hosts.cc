@@ -23,21 +23,12 @@
 #include "algorithms/ring.h"
 #include "comm/mpi_communicator.h"
 #include "comm/mpi_connect.h"
+#include "require.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using Way = std::function<ddl::Status(const float*, float*, int64_t)>;
-
-[[noreturn]] void Die(const std::string& why) {
-  std::fprintf(stderr, "%s\n", why.c_str());
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();
-}
-
-void Require(const ddl::Status& status) {
-  if (!status.ok()) Die(status.message());
-}
 
 }  // namespace
 

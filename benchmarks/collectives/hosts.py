@@ -5,7 +5,6 @@ The hosts are network namespaces of this machine, so it needs root.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -15,6 +14,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks import report
 from benchmarks.collectives.__main__ import compile_driver
 from tests.integration.hosts import Hosts, available
 
@@ -23,12 +23,9 @@ SIZES = [4 << 2 * i for i in range(5, 13)]  # 4 KiB to 64 MiB
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures allreduce between hosts.")
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="on each host")
-    parser.add_argument("--rounds", type=int, default=7, help="samples of each size")
+    parser = report.argument_parser("Measures allreduce between hosts.", 7, "size")
+    parser.add_argument("--hosts", type=int, default=2, help="each with --ranks")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
     if reason := available():
         print(reason, file=sys.stderr)

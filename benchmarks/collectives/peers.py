@@ -188,9 +188,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures allreduce through TensorFlow.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9, help="samples of each case")
+    parser = report.argument_parser("Measures allreduce through TensorFlow.", 9, "case")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--sets", nargs="*", choices=GRADIENT_SETS, default=list(GRADIENT_SETS))
     parser.add_argument("--columns", nargs="+", choices=SET_COLUMNS, default=list(SET_COLUMNS))
@@ -199,7 +197,6 @@ def main() -> int:
         action="store_true",
         help="let glibc return memory between calls, as it does by default",
     )
-    parser.add_argument("--json", type=Path, help="where to write every sample")
     return run(parser.parse_args())
 
 

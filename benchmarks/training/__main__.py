@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks import environments, report, turns
@@ -118,9 +116,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures training on several ranks.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9, help="samples of each way")
+    parser = report.argument_parser("Measures training on several ranks.", 9, "way")
     parser.add_argument("--steps", type=int, default=5, help="of training in a sample")
     parser.add_argument("--model", choices=BATCHES, default="mnist")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
@@ -131,7 +127,6 @@ def main() -> int:
         default=[],
         help="also ddl with each of these as DDL_GROUP_SIZE",
     )
-    parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
     about = report.about()
     ranks, model = arguments.ranks, arguments.model

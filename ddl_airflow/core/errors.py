@@ -17,6 +17,7 @@
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
     │   └── JobLost              nobody knows how the ranks ended
+    ├── SettingUnknown           a run was given what its form has not  permanent
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
         └── ModelRejected        written, reloaded, and does not predict
@@ -161,6 +162,10 @@ class JobFailed(LaunchError):
 
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
+
+
+class SettingUnknown(DdlError):
+    """A run was given a parameter or setting that its trigger form does not have."""
 
 
 class TransformError(DdlError):

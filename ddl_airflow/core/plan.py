@@ -109,15 +109,12 @@ class Plan:
     """One manifest's training.
 
     Attributes:
-        experiment: the experiment that its runs go on with; empty: each is one of its own.
-        experiments: whether the script is expected to work in experiments, so that a run may choose
-            one.
+        parameters: values of the script's parameters, where a run sets no others.
     """
 
     dag_id: str
     manifest: Mapping[str, Any]
-    experiment: str
-    experiments: bool
+    parameters: Mapping[str, bool | int | float | str]
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
@@ -155,8 +152,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "dialect": manifest.dialect,
             "file": path.name,
         },
-        experiment=manifest.experiment or "",
-        experiments=manifest.experiment is not None or manifest.distribution != "mpi",
+        parameters={name: one.default for name, one in manifest.parameters.items()},
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),

@@ -11,6 +11,7 @@ from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
@@ -35,6 +36,7 @@ class TrainOperator(StepOperator):
         framework: shown only; what runs is what the ranks' Python has.
         tf1: whether the script is for TensorFlow 1: then `import tensorflow` gives it that API.
         metrics: name and regular expression of each metric to find in rank 0's output.
+        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
     """
 
     template_fields = (
@@ -47,9 +49,11 @@ class TrainOperator(StepOperator):
         "framework",
         "tf1",
         "metrics",
+        "parameters",
     )
     templated = ("command",)
-    template_fields_renderers = {"command": "bash", "metrics": "json"}
+    settable = ("nodes",)
+    template_fields_renderers = {"command": "bash", "metrics": "json", "parameters": "json"}
     ui_color = "#f7e3c3"
 
     def __init__(
@@ -64,6 +68,7 @@ class TrainOperator(StepOperator):
         framework: str = "tensorflow",
         tf1: bool = False,
         metrics: Sequence[Mapping[str, str]] = (),
+        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -76,30 +81,40 @@ class TrainOperator(StepOperator):
         self.framework = framework
         self.tf1 = tf1
         self.metrics = [dict(m) for m in metrics]
+        self.parameters = dict(parameters or {})
         self._job: RunningJob | None = None
 
-    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
-        """Returns the world size and the last value of each metric."""
-        python = rank_python(self.python)
-        check_command(self.command, layout.code, python)
-        try_number = context["ti"].try_number
+    def rehearse(self, layout: RunLayout) -> str:
+        """The line that would start the ranks."""
+        job = self._job_of(layout, 1)
+        check_command(job.command, job.folder, job.python)
+        return f"would start {job.world_size} rank(s): {launcher(self.launcher).render(job)}"
+
+    def _job_of(self, layout: RunLayout, try_number: int) -> JobSpec:
         servers = self.distribution == "parameter_server"
-        job = JobSpec(
+        return JobSpec(
             job_id=f"{layout.training_id}/train-{try_number}",
             command=self.command,
             nodes=self.nodes,
             slots=self.slots,
-            python=python,
+            python=rank_python(self.python),
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,
             env={
                 **layout.rank_environment(self.dag_id),
                 **tf1_environment(self.tf1),
+                **parameter_environment(self.parameters),
                 "DDL_METRICS": json.dumps(self.metrics),
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
         )
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the world size and the last value of each metric."""
+        try_number = context["ti"].try_number
+        job = self._job_of(layout, try_number)
+        check_command(job.command, job.folder, job.python)
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
         self._job = RunningJob(launcher(self.launcher), self.log)
         # An experiment of this training's own is nobody else's.

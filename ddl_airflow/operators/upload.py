@@ -44,6 +44,13 @@ class UploadResultsOperator(StepOperator):
         uri = f"{results.uri}/{self.dag_id}"
         self.outlets = [Asset(name=uri, uri=uri)]
 
+    def rehearse(self, layout: RunLayout) -> str:
+        """Where to. A bucket is asked whether it is there, and for us."""
+        store = store_of(self._reference)
+        if self._reference.connection is not None:  # a folder is made when it is needed
+            store.at(layout.training_id).list()
+        return f"would publish to {store.uri}/{layout.training_id}"
+
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
         if not (layout.model / "saved_model.pb").is_file():

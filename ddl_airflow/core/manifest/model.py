@@ -1,15 +1,17 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, distribution, experiment, metrics, transform and code; ``ffdl.py``
-translates another into it. Each field carries its description and an example; error messages and
-the reference page are made from them. What a single field cannot know is in ``rules.py``.
+schedule, retries, launcher, distribution, experiment, metrics, transform, parameters and code;
+``ffdl.py`` translates another into it. Each field carries its description and an example; error
+messages and the reference page are made from them. What a single field cannot know is in
+``rules.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,6 +75,31 @@ def _checkpoint(value: Any) -> int | str:
     raise ValueError("is neither latest nor a step, from 0")
 
 
+def _value(value: Any) -> bool | int | float | str:
+    """What a scalar means where its type is open: only an unquoted one may be no text."""
+    if isinstance(value, Plain):
+        if value in ("true", "false"):
+            return value == "true"
+        whole = _unquoted_whole(value)
+        if not isinstance(whole, Plain):
+            return int(whole)
+        if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", value[:400]):
+            number = float(value)
+            if math.isinf(number):
+                raise ValueError("is no number that a computer can hold")
+            return number
+    if isinstance(value, str):
+        return str(_tidy(value))
+    if isinstance(value, (bool, int, float)):
+        return value
+    raise ValueError("is neither a number, true or false, nor text")
+
+
+def _parameter(value: Any) -> Any:
+    """``name: 0.1`` is short for ``name: {default: 0.1}``."""
+    return value if isinstance(value, (Mapping, BaseModel)) else {"default": value}
+
+
 AnyText = Annotated[str, BeforeValidator(_tidy)]
 Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
 Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
@@ -80,6 +107,7 @@ Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
 Duration = Annotated[
     timedelta, PlainValidator(_duration), PlainSerializer(lambda value: value.total_seconds())
 ]
+Value = Annotated[bool | int | float | str, PlainValidator(_value)]
 Checkpoint = Annotated[int | str, PlainValidator(_checkpoint)]
 Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
 
@@ -373,6 +401,43 @@ class Transform(Section):
     )
 
 
+class Parameter(Section):
+    """A value that a run may change: in the trigger form, in the command, in the environment.
+
+    Whatever is given for a run has the type of the default.
+    """
+
+    default: Value = Field(description="Without another word this is it.", examples=[0.001])
+    description: AnyText = Field(
+        default="", description="Shown in the trigger form.", examples=["Of the optimizer"]
+    )
+    minimum: Value | None = Field(
+        default=None, description="Least number, itself allowed.", examples=[0]
+    )
+    maximum: Value | None = Field(
+        default=None, description="Largest number, itself allowed.", examples=[1]
+    )
+    choices: tuple[Value, ...] = Field(
+        default=(), description="The only values there are.", examples=[["adam", "sgd"]]
+    )
+
+    @property
+    def type(self) -> str:
+        """``boolean``, ``integer``, ``number`` or ``string``, as JSON Schema has them.
+
+        A whole default is a number if a bound or a choice is none.
+        """
+        given = [self.default, *self.choices, self.minimum, self.maximum]
+        if isinstance(self.default, int) and any(isinstance(one, float) for one in given):
+            return "boolean" if isinstance(self.default, bool) else "number"
+        return TYPES[type(self.default)]
+
+
+# Names in the trigger form that are ours.
+RUN_SETTINGS = ("nodes", "checkpoint", "experiment_id", "attempts", "dry_run")
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
 class Manifest(Section):
     """One training: from data in a store to a model in a store."""
 
@@ -441,6 +506,11 @@ class Manifest(Section):
         default=Transform(),
         description="How the checkpoint becomes a SavedModel.",
         examples=[{"checkpoint": "latest"}],
+    )
+    parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
+        default={},
+        description="Values that a run may change, by name; a value alone is its default.",
+        examples=[{"learning_rate": 0.001}],
     )
     code: Text = Field(
         default="./",

@@ -13,11 +13,14 @@ namespace ddl {
 // wait a thousand short polls a second.
 class Pauses {
  public:
+  // Up to `yield_s` the core is only offered to others; then this thread sleeps.
+  explicit Pauses(double yield_s) : yield_s_(yield_s) {}
+
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   void Pause() const {
     const double elapsed = elapsed_s();
-    if (elapsed < 200e-6) {
+    if (elapsed < yield_s_) {
       sched_yield();
     } else {
       usleep(static_cast<useconds_t>(std::clamp(elapsed / 8 * 1e6, 5.0, 1000.0)));
@@ -26,6 +29,7 @@ class Pauses {
 
  private:
   using Clock = std::chrono::steady_clock;
+  const double yield_s_;
   Clock::time_point start_ = Clock::now();
 };
 

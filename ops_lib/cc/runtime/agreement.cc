@@ -1,12 +1,10 @@
 #include "runtime/agreement.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "core/log.h"
+#include "core/pause.h"
 #include "core/stall.h"
 #include "runtime/description.h"
 
@@ -31,25 +29,8 @@ constexpr char kInstead = 'I';    // rank 0's choice is not here yet; then what 
 // Polls of a member between its limit and giving up; about 1 ms each.
 constexpr int kLatePolls = 100;
 
-// Time waited, and sleeps that grow with it: a late peer costs at most an eighth more, and a long
-// wait a thousand short polls a second.
-class Wait {
- public:
-  double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
-  void Pause() const {
-    const double elapsed = elapsed_s();
-    if (elapsed < 20e-6) {
-      sched_yield();
-    } else {
-      usleep(static_cast<useconds_t>(std::clamp(elapsed / 8 * 1e6, 5.0, 1000.0)));
-    }
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-};
+// Others compute while a rank waits here, often for milliseconds: soon leave them the core.
+constexpr double kYieldS = 20e-6;
 
 std::string Encode(const std::vector<Turn>& order) {
   std::string text(1, kChoice);
@@ -173,7 +154,7 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
       !together_ || Clock::now() - together_at_ > std::chrono::duration<double>(timeout_s_ / 2);
   std::vector<int> unanswered(size, 0);
 
-  const Wait wait;
+  const Pauses wait(kYieldS);
   WarningSchedule warnings(timeout_s_);
   double worker_since_s = 0, next_roll_call_s = timeout_s_ / 4;
   while (true) {
@@ -301,7 +282,7 @@ Status Agreement::SendToAll(const std::string& verdict) {
 
 Status Agreement::AgreeAsMember(const Ask& ask, Accord* accord) {
   DDL_RETURN_IF_ERROR(communicator_->Send(0, ask.message()));
-  const Wait wait;
+  const Pauses wait(kYieldS);
   WarningSchedule warnings(timeout_s_);
   double heard_s = 0;  // when rank 0 was last known to be here
   int late_polls = 0;

@@ -11,6 +11,8 @@ namespace ddl {
 namespace {
 
 constexpr int kTag = 0;
+// All ranks are at it, so the next part is near; longer than messages take within a host.
+constexpr double kYieldS = 200e-6;
 constexpr int64_t kMaxCount = int64_t{1} << 30;  // MPI counts are int
 
 }  // namespace
@@ -84,7 +86,7 @@ Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
     Part& part = queue->front();
     last = part.last;
     if (part.nbytes == 0) continue;
-    const Pauses pauses;
+    const Pauses pauses(kYieldS);
     MPI_Status status;
     while (true) {
       int done = 0;

@@ -21,6 +21,7 @@ RETRYABLE = {
     "SubmitFailed": True,
     "JobFailed": True,
     "JobLost": True,
+    "SettingUnknown": False,
     "TransformError": False,
     "CheckpointMissing": False,
     "ModelRejected": False,

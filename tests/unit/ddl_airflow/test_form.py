@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import ParamValidationError
+
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.form import form
+
+FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.yml"
+
+
+@pytest.fixture
+def fields() -> ParamsDict:
+    return ParamsDict(form(load_manifest(FULL)))
+
+
+def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
+    ours = ["nodes", "checkpoint", "experiment_id", "attempts", "dry_run"]
+    assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
+    assert fields.dump() == {
+        **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
+        **{"nodes": 3, "checkpoint": "200", "experiment_id": "digits-wide"},
+        **{"attempts": 5, "dry_run": False},
+    }
+    rate = fields.get_param("learning_rate")
+    assert rate.description == "Of the optimizer"
+    assert (rate.schema["type"], rate.schema["minimum"], rate.schema["maximum"]) == ("number", 0, 1)
+    types = {name: fields.get_param(name).schema["type"] for name in fields}
+    assert types["augment"] == "boolean" and types["note"] == "string"
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"learning_rate": 1},
+        {"optimizer": "sgd"},
+        {"augment": False},
+        {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": True},
+        {"checkpoint": "0"},
+        {"experiment_id": "digits-2_b.c"},
+        {"experiment_id": None},
+    ],
+)
+def test_what_the_manifest_allows_is_taken(fields, conf):
+    fields.update(conf)
+    assert conf.items() <= fields.validate().items()
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"learning_rate": 1.5},
+        {"learning_rate": "0.1"},
+        {"optimizer": "adamw"},
+        {"augment": "yes"},
+        {"nodes": 0},
+        {"nodes": 1.5},
+        {"checkpoint": "newest"},
+        {"checkpoint": "1; rm"},
+        {"attempts": 6},
+        {"dry_run": "true"},
+        {"experiment_id": "../x"},
+        {"experiment_id": ""},
+    ],
+)
+def test_what_it_does_not_allow_is_refused_by_airflow(fields, conf):
+    with pytest.raises(ParamValidationError):
+        fields.update(conf)
+        fields.validate()
+
+
+def test_experiment_is_asked_for_where_scripts_have_one():
+    folders = FULL.with_name("folders.yml").read_text()
+    assert "experiment_id" not in form(load_manifest_text(folders, "m.yml"))
+    servers = load_manifest_text(folders + "distribution: parameter_server\n", "m.yml")
+    fields = ParamsDict(form(servers))
+    assert fields["experiment_id"] is None
+    assert "a master, two workers" in fields.get_param("nodes").description
