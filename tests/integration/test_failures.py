@@ -183,7 +183,8 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     dag_id, run_id = f"fails-{name}", failed[name]
     tasks = site.task_instances(dag_id, run_id)
     assert tasks[case.task]["state"] == "failed"
-    assert tasks[case.task]["try_number"] == case.tries
+    first = site.task_log(dag_id, run_id, case.task, 1)
+    assert tasks[case.task]["try_number"] == case.tries, first
     log = site.task_log(dag_id, run_id, case.task, case.tries)
     for word in case.words:
         assert word in log
