@@ -8,11 +8,12 @@ from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
 
 
-def form(manifest: Manifest) -> dict[str, Param]:
+def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     """The fields of the trigger form, by name, with the manifest's values as defaults.
 
     Airflow holds what is entered, or sent as ``conf``, to them and refuses the rest (status 400).
@@ -36,16 +37,6 @@ def form(manifest: Manifest) -> dict[str, Param]:
             type="string",
             pattern="^(latest|0|[1-9][0-9]*)$",
         )
-    if manifest.experiment is not None or manifest.distribution == "parameter_server":
-        fields["experiment_id"] = Param(
-            manifest.experiment,
-            title="Experiment",
-            description="One that was used before goes on from its checkpoints; without a name "
-            "the run is an experiment of its own.",
-            section=_RUN,
-            type=["null", "string"],
-            pattern=f"^{EXPERIMENT}$",
-        )
     fields["attempts"] = Param(
         manifest.retries.attempts,
         title="Attempts",
@@ -55,6 +46,16 @@ def form(manifest: Manifest) -> dict[str, Param]:
         minimum=1,
         maximum=manifest.retries.attempts,
     )
+    if steps.experiments:
+        fields["experiment_id"] = Param(
+            steps.experiment or None,
+            title="Experiment",
+            description="EXPERIMENT_ID. One that was used before goes on from its checkpoints; "
+            "none: an experiment of this run's own.",
+            section=_RUN,
+            type=["null", "string"],
+            pattern=f"^{EXPERIMENT}$",
+        )
     fields["dry_run"] = Param(
         False,
         title="Dry run",
@@ -69,7 +70,7 @@ def form(manifest: Manifest) -> dict[str, Param]:
 def _nodes(manifest: Manifest) -> str:
     if manifest.distribution == "parameter_server":
         return (
-            f"The first runs a master, two workers and a parameter server; each other "
+            "The first runs a master, two workers and a parameter server; each other "
             f"{manifest.slots} worker(s) and a parameter server."
         )
     return f"Each runs {manifest.slots} rank(s)."

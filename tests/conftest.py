@@ -70,10 +70,26 @@ def dags_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(object_store: StoreUnderTest, dags_folder: Path) -> Iterator[AirflowSite]:
-    """A running Airflow over ``dags_folder``, connected to the object store."""
+def loader_folder(dags_folder: Path) -> Path:
+    """A folder of Python files, as Airflow has without our bundle."""
+    folder = dags_folder.parent / "loader"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def site(
+    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
+) -> Iterator[AirflowSite]:
+    """A running Airflow over both folders, connected to the object store."""
     environment = connection_environment(object_store)
-    airflow = AirflowSite(dags_folder.parent / "home", dags_folder, environment, port=18080)
+    local = {
+        "name": "loader",
+        "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+        "kwargs": {"path": str(loader_folder)},
+    }
+    home = dags_folder.parent / "home"
+    airflow = AirflowSite(home, dags_folder, environment, port=18080, bundles=[local])
     with running(airflow):
         yield airflow
 

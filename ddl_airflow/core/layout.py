@@ -133,7 +133,7 @@ class RunLayout:
             folder.mkdir(parents=True, exist_ok=True)
 
     def rank_environment(self, job_name: str) -> dict[str, str]:
-        """What every rank and the transform find in their environment, design.md section 2."""
+        """What every rank and the transform find in their environment: docs/process-contract.md."""
         return {
             "DATA_DIR": str(self.staged),
             "RESULT_DIR": str(self.result),

@@ -110,11 +110,16 @@ class Plan:
 
     Attributes:
         parameters: values of the script's parameters, where a run sets no others.
+        experiment: the experiment that its runs go on with; empty: each is one of its own.
+        experiments: whether the script is expected to work in experiments, so that a run may choose
+            one.
     """
 
     dag_id: str
     manifest: Mapping[str, Any]
     parameters: Mapping[str, bool | int | float | str]
+    experiment: str
+    experiments: bool
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
@@ -153,6 +158,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "file": path.name,
         },
         parameters={name: one.default for name, one in manifest.parameters.items()},
+        experiment=manifest.experiment or "",
+        experiments=manifest.experiment is not None or manifest.distribution != "mpi",
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),

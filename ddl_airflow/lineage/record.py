@@ -1,4 +1,4 @@
-"""The lineage record: which data, code, manifest and run made a model (design.md section 6).
+"""The lineage record: which data, code, manifest and run made a model (docs/process-contract.md).
 
 Each task writes the part that it knows to ``<run>/ddl/lineage/``; the upload puts them together
 and publishes the whole beside the model. No part holds a key, a token or an environment.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import BaseOperator
+from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.boundary import airflow_errors
@@ -39,6 +39,19 @@ def rank_python(configured: str) -> str:
 def tf1_environment(tf1: bool) -> dict[str, str]:
     """What gives a script the 1.x API of TensorFlow; see ``ddl_ops.tf1``."""
     return {"DDL_TF1": "1"} if tf1 else {}
+
+
+def asset_of(uri: str) -> Asset:
+    """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
+
+    For an ``s3://`` URI Airflow would import boto3 at each parse, only to see whether there is a
+    bucket. So the URI is made regular as a ``file://`` one, which no provider owns.
+    """
+    scheme, _, place = uri.partition("://")
+    asset = Asset(name=uri, uri=f"file://{place}")
+    # Past attrs' converter, which is what loads the provider.
+    object.__setattr__(asset, "uri", scheme + asset.uri.removeprefix("file"))
+    return asset
 
 
 class StepOperator(BaseOperator):

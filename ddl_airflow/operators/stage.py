@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
@@ -15,7 +14,7 @@ from ddl_airflow.core.parameters import check_settings
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import CodeSnapshot, snapshot
@@ -52,8 +51,7 @@ class StageDataOperator(StepOperator):
         settings: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        asset = Asset(name=dataset.uri, uri=dataset.uri)
-        super().__init__(outlets=[asset], **kwargs)
+        super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)

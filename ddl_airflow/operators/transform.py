@@ -11,7 +11,6 @@ from ddl_airflow.core import errors
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
-from ddl_airflow.launchers.local import OnceLauncher
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
@@ -115,6 +114,9 @@ class TransformOperator(StepOperator):
                 **parameter_environment(self.parameters),
             },
         )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
         self._job = RunningJob(OnceLauncher(), self.log)
         self._job.run(job)
 

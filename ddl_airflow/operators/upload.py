@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset
 
 from ddl_airflow.core.errors import TransformError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import LINEAGE, assemble
-from ddl_airflow.operators.base import StepOperator, TransferLog
+from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.transfer import publish
 
 
@@ -41,8 +40,7 @@ class UploadResultsOperator(StepOperator):
         self.results = results.view()
         self.manifest = dict(manifest)
         # All trainings of this DAG are published below this key prefix.
-        uri = f"{results.uri}/{self.dag_id}"
-        self.outlets = [Asset(name=uri, uri=uri)]
+        self.outlets = [asset_of(f"{results.uri}/{self.dag_id}")]
 
     def rehearse(self, layout: RunLayout) -> str:
         """Where to. A bucket is asked whether it is there, and for us."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 OPS_LIB = REPOSITORY / "ops_lib"
 LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
+# What scripts/every_check.py runs, in its order.
+CHECKS = [
+    name
+    for path in sorted((SCRIPTS / "checks").glob("*.py"))
+    for name in re.findall(r"^@check\ndef (\w+)", path.read_text(), re.MULTILINE)
+]
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def test_the_documents_experiment_trains_on_a_parameter_server(ddl_run, tmp_path
 
 @pytest.mark.parametrize("own_ddl", [False, True], ids=["our ddl", "its own ddl.py"])
 def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkeypatch):
-    """Document [000], byte for byte: training on two ranks, then the transform, then a server."""
+    """WML's document, byte for byte: training on two ranks, the transform, then a server."""
     document = wml_document()
     from ddl_airflow.demo.digits import write_digits
 

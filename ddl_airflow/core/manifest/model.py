@@ -30,6 +30,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     Strict,
+    WithJsonSchema,
 )
 
 from ddl_airflow.core.cluster import parameter_servers
@@ -105,10 +106,21 @@ Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
 Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
 Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
 Duration = Annotated[
-    timedelta, PlainValidator(_duration), PlainSerializer(lambda value: value.total_seconds())
+    timedelta,
+    PlainValidator(_duration),
+    PlainSerializer(lambda value: value.total_seconds()),
+    WithJsonSchema({"type": "string", "pattern": "^ *[0-9.]+ ?[a-z]+ *$"}),
 ]
-Value = Annotated[bool | int | float | str, PlainValidator(_value)]
-Checkpoint = Annotated[int | str, PlainValidator(_checkpoint)]
+Checkpoint = Annotated[
+    int | str,
+    PlainValidator(_checkpoint),
+    WithJsonSchema({"anyOf": [{"const": "latest"}, {"type": "integer", "minimum": 0}]}),
+]
+Value = Annotated[
+    bool | int | float | str,
+    PlainValidator(_value),
+    WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
 Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
 
 
@@ -434,7 +446,7 @@ class Parameter(Section):
 
 
 # Names in the trigger form that are ours.
-RUN_SETTINGS = ("nodes", "checkpoint", "experiment_id", "attempts", "dry_run")
+RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 

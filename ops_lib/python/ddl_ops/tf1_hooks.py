@@ -51,11 +51,13 @@ def _hook_optimizers() -> None:
 def join() -> None:
     """For front-ends whose scripts hook their optimizers: starts communication and equal starts.
 
-    Nothing happens where it has started before, or where no launcher started this process.
+    Each happens once; nothing where no launcher started this process.
     """
-    if PLACEMENT.launched and not lifecycle.initialised():
+    if not PLACEMENT.launched:
+        return
+    if not lifecycle.initialised():
         lifecycle.init(by_import=True)
-        hook_initialisers()
+    hook_initialisers()
 
 
 @functools.cache

@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from ddl_airflow import __version__, cli
+from ddl_airflow.core.manifest import looks_like_manifest
 from ddl_airflow.demo.site import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +62,86 @@ def test_warning_is_said_and_is_no_error(call, tmp_path, literal_keys):
     assert code == 0
     assert re.search(rf"warning: {path}:\d+: .*a key is written out", err)
     assert not [key for key in keys if key in out + err]
+
+
+def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
+    call, tmp_path, write_manifest
+):
+    a = write_manifest(tmp_path / "a", "same name")
+    b = write_manifest(tmp_path / "deep" / "b", "same-name")
+    c = write_manifest(tmp_path / "c", "other")
+    (tmp_path / "compose.yml").write_text("services: {}\n")
+    code, out, err = call("validate", tmp_path)
+    assert code == 1
+    assert out == f"{c}: good: DAG other, 2 ranks, 1 command(s)\n"
+    assert err.splitlines() == [
+        f"{one}:2: model_definition.name: the DAG id 'same-name' is also claimed by {other}. "
+        "Give each manifest its own name."
+        for one, other in ((a, b), (b, a))
+    ]
+    assert call("validate", a, a)[0] == 0  # the same file twice is one
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("validate", tmp_path / "empty")
+    assert (code, out) == (2, "") and "there is no manifest below" in err
+
+
+def test_reports_for_programs(call, tmp_path, write_manifest, literal_keys):
+    bad = write_manifest(tmp_path / "a,b: 100%", "bad", more="shedule: '@daily'\n")
+    literal = tmp_path / "literal.yml"
+    literal.write_text(literal_keys[0])
+    line = bad.read_text().splitlines().index("shedule: '@daily'") + 1
+    code, out, err = call("validate", "--format", "json", bad, literal)
+    first, second = json.loads(out)["manifests"]
+    assert (code, err) == (1, "")
+    assert first == {
+        "file": str(bad),
+        "good": False,
+        "dag_id": None,
+        "errors": [
+            {
+                "line": line,
+                "field": "shedule",
+                "message": "unknown field",
+                "fix": "Did you mean schedule?",
+            }
+        ],
+        "warnings": [],
+    }
+    assert (second["good"], second["dag_id"]) == (True, "literal")
+    assert len(second["warnings"]) == 2
+    code, out, err = call("validate", "--format", "github", bad, literal)
+    assert (code, err) == (1, "")
+    file = str(bad).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    assert out.splitlines()[0] == (
+        f"::error file={file},line={line}::shedule: unknown field. Did you mean schedule?"
+    )
+    assert out.splitlines()[1].startswith(f"::warning file={literal},line=")
+    assert call("validate", literal)[0] == 0
+    code, out, err = call("validate", "--strict", literal)
+    assert (code, out) == (1, "") and "a key is written out" in err
+
+
+def test_schema_is_printed(call):
+    code, out, err = call("schema")
+    assert (code, err) == (0, "")
+    assert out == (ROOT / "docs" / "manifest.schema.json").read_text()
+
+
+def test_hook_for_pre_commit_calls_what_is_there(call, write_manifest, tmp_path):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *words = hook["entry"].split()
+    assert program in {p.name for p in metadata.entry_points(group="console_scripts")}
+    assert call(*words, write_manifest(tmp_path))[0] == 0
+    for name, meant in (
+        ("manifest.yml", True),
+        ("a/manifest-2.yaml", True),
+        ("a/weekly.manifest.yml", True),
+        ("a/my-manifest.yml", False),
+        ("manifest.yml.py", False),
+        ("manifests/compose.yml", False),
+    ):
+        assert bool(re.search(hook["files"], name)) is meant, name
+        assert looks_like_manifest(name, "") is meant
 
 
 def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):

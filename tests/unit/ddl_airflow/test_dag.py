@@ -305,8 +305,10 @@ def forbid(event, args):
 
 sys.addaudithook(forbid)
 found = runpy.run_path(sys.argv[1])
-print(sorted(name for name, value in found.items() if type(value).__name__ == "DAG"))
-print([m for m in ("tensorflow", "keras", "mpi4py", "ddl_ops", "moto") if m in sys.modules])
+print(sorted(name for name, value in found.items() if type(value).__name__ == "ManifestDag"))
+heavy = ("tensorflow", "keras", "mpi4py", "ddl_ops", "moto", "boto3", "botocore", "awscrt",
+         "ddl_airflow.launchers.local", "ddl_airflow.launchers.mpirun")
+print([m for m in heavy if m in sys.modules])
 """
     argv = [sys.executable, "-c", code, str(folder / "load_manifests.py")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

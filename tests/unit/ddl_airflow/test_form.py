@@ -7,6 +7,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.plan import plan
 from ddl_airflow.form import form
 
 FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.yml"
@@ -14,16 +15,17 @@ FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.ym
 
 @pytest.fixture
 def fields() -> ParamsDict:
-    return ParamsDict(form(load_manifest(FULL)))
+    manifest = load_manifest(FULL)
+    return ParamsDict(form(manifest, plan(manifest, FULL)))
 
 
 def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
-    ours = ["nodes", "checkpoint", "experiment_id", "attempts", "dry_run"]
+    ours = ["nodes", "checkpoint", "attempts", "experiment_id", "dry_run"]
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "experiment_id": "digits-wide"},
-        **{"attempts": 5, "dry_run": False},
+        **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
     assert rate.description == "Of the optimizer"
@@ -73,9 +75,11 @@ def test_what_it_does_not_allow_is_refused_by_airflow(fields, conf):
 
 
 def test_experiment_is_asked_for_where_scripts_have_one():
-    folders = FULL.with_name("folders.yml").read_text()
-    assert "experiment_id" not in form(load_manifest_text(folders, "m.yml"))
-    servers = load_manifest_text(folders + "distribution: parameter_server\n", "m.yml")
-    fields = ParamsDict(form(servers))
+    path = FULL.with_name("folders.yml")
+    alone = load_manifest(path)
+    assert "experiment_id" not in form(alone, plan(alone, path))
+    text = path.read_text() + "distribution: parameter_server\n"
+    servers = load_manifest_text(text, path.name)
+    fields = ParamsDict(form(servers, plan(servers, path)))
     assert fields["experiment_id"] is None
     assert "a master, two workers" in fields.get_param("nodes").description

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "operators": {"core", "storage", "launchers", "hooks", "lineage", "boundary"},
     "form": {"core"},
     "dag": {"core", "operators", "form"},
+    "bundle": {"core", "dag"},
     "plugin": {"core", "operators", "dag"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "cli": {"core", "storage", "lineage", "demo"},

@@ -226,7 +226,14 @@ def always_mnist_comes_in_batches() -> None:
 
     again = input_data.read_data_sets(str(folder), validation_size=3, seed=7)
     assert again.train.next_batch(28)[1].tolist() == labels.tolist()
-    assert input_data.read_data_sets(str(folder), validation_size=0).validation.num_examples == 0
+    nothing = input_data.read_data_sets(str(folder), validation_size=0).validation
+    assert nothing.num_examples == 0
+    try:
+        nothing.next_batch(1)
+    except ValueError as error:
+        assert "no images" in str(error), error
+    else:
+        raise AssertionError("a batch of nothing")
     plain = input_data.read_data_sets(
         str(folder), one_hot=True, dtype=tf.uint8, reshape=False, validation_size=0
     ).train
