@@ -24,6 +24,7 @@ from ddl_airflow.core.manifest import (
     shared_dag_id,
 )
 from ddl_airflow.core.plan import StoreReference, plan
+from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
@@ -95,6 +96,25 @@ def _parser() -> argparse.ArgumentParser:
     tensorboard.add_argument("--host", default="localhost", help="default: localhost")
     tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
     tensorboard.set_defaults(run=_tensorboard)
+
+    production = commands.add_parser(
+        "production",
+        help="print which training of a DAG is in production, and those before",
+        epilog="s3:// as for lineage.",
+    )
+    production.add_argument(
+        "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
+    )
+    production.set_defaults(run=_production)
+
+    back = commands.add_parser(
+        "rollback",
+        help="put the training before into production again",
+        epilog="s3:// as for lineage.",
+    )
+    back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    back.add_argument("--to", default="", metavar="TRAINING_ID", help="one that was there before")
+    back.set_defaults(run=_rollback)
 
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
@@ -238,6 +258,28 @@ def _lineage(options: argparse.Namespace) -> int:
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _production(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = read_pointer(store, dag_id, PRODUCTION)
+    if pointer is None:
+        print(f"ddl-airflow: {options.uri}: nothing is in production", file=sys.stderr)
+        return 1
+    print(json.dumps(pointer, indent=2))
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = rollback(store, dag_id, options.to)
+    print(f"in production again: {pointer['model']}")
+    return 0
+
+
+def _results_of(uri: str) -> tuple[ObjectStore, str]:
+    results, _, dag_id = uri.rstrip("/").rpartition("/")
+    return _open(results), dag_id
 
 
 def _open(uri: str) -> ObjectStore:

@@ -123,6 +123,11 @@ class RunLayout:
     def transform_report(self) -> Path:
         return self.state / "transform.json"
 
+    @property
+    def evaluation(self) -> Path:
+        """Where the manifest's evaluation leaves its metrics."""
+        return self.state / "evaluation.json"
+
     def records(self, try_number: int) -> Path:
         """Where the ranks of one try leave their records."""
         return self.state / f"try-{try_number}"

@@ -1,6 +1,7 @@
 """Manifest to plan: the steps of one training and their settings. No Airflow words.
 
-``stage_data -> train -> transform -> upload_results``. Same manifest, same plan.
+``stage_data -> train -> transform (-> evaluate (-> approve)) -> upload_results``. Same manifest,
+same plan.
 """
 
 from __future__ import annotations
@@ -98,10 +99,33 @@ class TransformStep:
 
 
 @dataclass(frozen=True)
+class EvaluateStep:
+    """Ask whether the model is good enough.
+
+    Attributes:
+        command: run once; empty for none.
+        metric: that decides; empty if none does, and a person is only shown all.
+        minimum, maximum: its bounds.
+        not_worse: whether the model in production is one too.
+    """
+
+    command: str = ""
+    metric: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    not_worse: bool = False
+
+
+@dataclass(frozen=True)
 class UploadResultsStep:
-    """Publish the results with their lineage."""
+    """Publish the results with their lineage.
+
+    Attributes:
+        promote: whether what is published goes into production: it was looked at before.
+    """
 
     results: StoreReference
+    promote: bool
 
 
 @dataclass(frozen=True)
@@ -123,6 +147,8 @@ class Plan:
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
+    evaluate: EvaluateStep | None
+    approve: bool
     upload_results: UploadResultsStep
 
 
@@ -189,7 +215,24 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             python=manifest.launcher.python or "",
             tf1=manifest.tf1,
         ),
+        evaluate=_evaluate(manifest),
+        approve=manifest.approval.required,
         upload_results=UploadResultsStep(
-            results=_store(manifest.training_results_reference, path.parent)
+            results=_store(manifest.training_results_reference, path.parent),
+            promote=_evaluate(manifest) is not None,
         ),
+    )
+
+
+def _evaluate(manifest: Manifest) -> EvaluateStep | None:
+    """The step, also where there are no bounds but a person who wants to see."""
+    asked = manifest.evaluation
+    if asked is None:
+        return EvaluateStep() if manifest.approval.required else None
+    return EvaluateStep(
+        command=asked.command or "",
+        metric=asked.metric,
+        minimum=asked.minimum,
+        maximum=asked.maximum,
+        not_worse=asked.not_worse_than_production,
     )

@@ -12,6 +12,7 @@ from ddl_airflow.core.errors import TransformError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.lineage.record import LINEAGE, assemble
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.transfer import publish
@@ -26,19 +27,26 @@ class UploadResultsOperator(StepOperator):
     Args:
         results: where to publish. Its keys are never serialised nor rendered.
         manifest: name, digest and dialect of the manifest, for the lineage.
+        promote: whether the model goes into production.
     """
 
-    template_fields = ("results", "manifest")
+    template_fields = ("results", "manifest", "promote")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
 
     def __init__(
-        self, *, results: StoreReference, manifest: Mapping[str, Any], **kwargs: Any
+        self,
+        *,
+        results: StoreReference,
+        manifest: Mapping[str, Any],
+        promote: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._reference = results
         self.results = results.view()
         self.manifest = dict(manifest)
+        self.promote = promote
         # All trainings of this DAG are published below this key prefix.
         self.outlets = [asset_of(f"{results.uri}/{self.dag_id}")]
 
@@ -77,8 +85,13 @@ class UploadResultsOperator(StepOperator):
         }
         self.log.info("model: %s", places["model"])
         self.log.info("lineage: %s", places["lineage"])
+        names = (LATEST, PRODUCTION) if self.promote else (LATEST,)
+        for name in names:
+            point(store, self.dag_id, name, layout.training_id, record["result"]["metrics"])
+            self.log.info("%s/%s/%s.json names it", store.uri, self.dag_id, name)
         context["outlet_events"][self.outlets[0]].extra = places | {
             "training_id": layout.training_id,
+            "production": self.promote,
             "dataset": record["dataset"]["fingerprint"],
             "code": record["code"]["digest"],
             "manifest": self.manifest["digest"],

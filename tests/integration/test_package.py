@@ -59,6 +59,7 @@ def test_wheel_holds_the_compiled_ops_and_no_sources_of_them(environment):
     learn = "ddl_ops/tf1/overlay/contrib/learn/python/learn"
     assert {f"{learn}/experiment.py", f"{learn}/estimators/iris.csv"} <= set(names)
     assert "mpi_collectives/python/ops/mpi_ops.py" in names
+    assert {"dl_comm/__init__.py", "ml_comm/__init__.py"} <= set(names)
     assert "ddl_airflow/plugin/training.html" in names
     assert not [n for n in names if n.endswith((".cc", ".h")) or n.startswith("tests")]
 

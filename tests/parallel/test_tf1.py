@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,6 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MPI_COLLECTIVES = re.findall(
     r"^@check\ndef (\w+)", (SCRIPTS / "mpi_collectives.py").read_text(), re.MULTILINE
 )
-
-
-@pytest.fixture(scope="module")
-def ddl_run(mpirun, run_command):
-    """ddl_run(*words, **environment) -> Ended."""
-
-    def run(*words, timeout_s=240, **environment):
-        call = "import sys; from ddl_airflow.run import main; sys.exit(main())"
-        return run_command([sys.executable, "-c", call, *map(str, words)], environment, timeout_s)
-
-    return run
 
 
 def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):

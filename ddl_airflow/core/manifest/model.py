@@ -1,10 +1,10 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, distribution, experiment, metrics, transform, parameters and code;
-``ffdl.py`` translates another into it. Each field carries its description and an example; error
-messages and the reference page are made from them. What a single field cannot know is in
-``rules.py``.
+schedule, retries, launcher, distribution, experiment, metrics, transform, evaluation, approval,
+parameters and code; ``ffdl.py`` translates another into it. Each field carries its description and
+an example; error messages and the reference page are made from them. What a single field cannot
+know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -94,6 +94,20 @@ def _value(value: Any) -> bool | int | float | str:
     if isinstance(value, (bool, int, float)):
         return value
     raise ValueError("is neither a number, true or false, nor text")
+
+
+def _number(value: Any) -> Any:
+    number = _value(value) if isinstance(value, Plain) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ValueError("is not a number")
+    return number
+
+
+def _truth(value: Any) -> Any:
+    truth = _value(value) if isinstance(value, Plain) else value
+    if not isinstance(truth, bool):
+        raise ValueError("is neither true nor false")
+    return truth
 
 
 def _parameter(value: Any) -> Any:
@@ -413,6 +427,40 @@ class Transform(Section):
     )
 
 
+class Evaluation(Section):
+    """What a model must be worth to be published."""
+
+    metric: Text = Field(
+        description="Name of the number that decides: accuracy of the reloaded model, a metric of "
+        "the training, or one that the command writes.",
+        examples=["accuracy"],
+    )
+    minimum: Annotated[float, BeforeValidator(_number)] | None = Field(
+        default=None, description="Below it nothing is published.", examples=[0.95]
+    )
+    maximum: Annotated[float, BeforeValidator(_number)] | None = Field(
+        default=None, description="Above it nothing is published.", examples=[0.2]
+    )
+    not_worse_than_production: Annotated[bool, BeforeValidator(_truth)] = Field(
+        default=False,
+        description="Whether it must be as good as that of the model in production.",
+        examples=[True],
+    )
+    command: Text | None = Field(
+        default=None,
+        description="Runs once, and writes a JSON object of numbers to $EVALUATION.",
+        examples=["python evaluate.py"],
+    )
+
+
+class Approval(Section):
+    """Whether a person decides over publishing."""
+
+    required: Annotated[bool, BeforeValidator(_truth)] = Field(
+        default=True, description="Whether the run waits for a person.", examples=[True]
+    )
+
+
 class Parameter(Section):
     """A value that a run may change: in the trigger form, in the command, in the environment.
 
@@ -518,6 +566,16 @@ class Manifest(Section):
         default=Transform(),
         description="How the checkpoint becomes a SavedModel.",
         examples=[{"checkpoint": "latest"}],
+    )
+    evaluation: Evaluation | None = Field(
+        default=None,
+        description="What a model must be worth to be published.",
+        examples=[{"metric": "accuracy", "minimum": 0.95}],
+    )
+    approval: Approval = Field(
+        default=Approval(required=False),
+        description="Whether a person decides over publishing.",
+        examples=[{"required": True}],
     )
     parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
         default={},

@@ -28,6 +28,7 @@ from ddl_airflow.core.manifest.model import (
     TYPES,
     Connection,
     DataReference,
+    Evaluation,
     Launcher,
     Location,
     Metric,
@@ -205,6 +206,18 @@ def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
         elif first.setdefault(metric.name, i) != i:
             message = f"{metric.name[:40]!r} is also the name of {at}[{first[metric.name]}]"
             yield Finding(field, message, "Choose another name.")
+
+
+@_rule("evaluation")
+def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is None:
+        return
+    low, high = evaluation.minimum, evaluation.maximum
+    if low is None and high is None and not evaluation.not_worse_than_production:
+        fix = "Add minimum: 0.95, maximum: or not_worse_than_production: true."
+        yield Finding(at, "asks for nothing", fix)
+    if low is not None and high is not None and low > high:
+        yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
 
 
 @_rule("parameters")

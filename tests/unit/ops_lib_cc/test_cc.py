@@ -45,6 +45,7 @@ def test_cc_tests_pass(variant: str, tmp_path: Path) -> None:
         SOURCES / "runtime" / "fused_allreduce.cc",
         SOURCES / "runtime" / "negotiator.cc",
         SOURCES / "runtime" / "statistics.cc",
+        SOURCES / "runtime" / "teams.cc",
         SOURCES / "runtime" / "timeline.cc",
     ]
     program = tmp_path / "tests"

@@ -5,6 +5,7 @@ Standard library only: it is there before the script's first line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -17,6 +18,8 @@ from types import ModuleType
 
 from ddl_ops.tf1 import gone
 
+_LEGACY = ("tf_keras", "tf_slim", "tensorflow_estimator")
+
 
 def install() -> None:
     """From here on `import tensorflow` gives the 1.x API. Raises RuntimeError if it comes late."""
@@ -25,9 +28,10 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+@functools.cache
 def has_legacy() -> bool:
-    """Whether Keras 2, and with it all of the extra `legacy`, is installed."""
-    return importlib.util.find_spec("tf_keras") is not None
+    """Whether all of the extra `legacy` is installed: its parts need each other."""
+    return all(importlib.util.find_spec(name) is not None for name in _LEGACY)
 
 
 @contextmanager

@@ -125,6 +125,29 @@ def always_mpi_collectives_outside_mpirun_is_one_rank() -> None:
 
 
 @check
+def always_dl_comm_outside_mpirun_is_one_rank() -> None:
+    import dl_comm as mc
+    import numpy as np
+
+    mc.init_mpi()
+    mc.init(1, 1, 10, "tensorflow")
+    mc.config_team(0, 1, -5, 10, 1, 100)
+    assert (mc.get_rank(), mc.get_nranks(), mc.get_local_rank()) == (0, 1, 0)
+    array = np.array([1.5, 2.5], np.float32)
+    mc.average(array)
+    mc.barrier()
+    (same,) = mc.gradients([array], 0)
+    assert same is not array and same.tolist() == array.tolist() == [1.5, 2.5]
+    assert mc.broadcast([array], 0)[0] is array and mc.check_buffers_match([array], 1) == 0
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.Variable([1.0, 3.0])
+        session.run(x.initializer)
+        assert session.run(mc.gradients([x * 2, None], 0)[0]).tolist() == [2.0, 6.0]
+        assert session.run(mc.broadcast([x], 0)[0]).tolist() == [1.0, 3.0]
+    mc.finalize()
+
+
+@check
 def without_legacy_what_needs_it_says_how_to_get_it() -> None:
     for code in (
         "tf.layers.dense",
