@@ -22,7 +22,7 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     fields["nodes"] = Param(
         manifest.model_definition.execution.compute_configuration.nodes,
         title="Nodes",
-        description=f"Each runs {manifest.slots} rank(s).",
+        description=_nodes(manifest),
         section=_RUN,
         type="integer",
         minimum=1,
@@ -65,6 +65,15 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
         type="boolean",
     )
     return fields
+
+
+def _nodes(manifest: Manifest) -> str:
+    if manifest.distribution == "parameter_server":
+        return (
+            "The first runs a master, two workers and a parameter server; each other "
+            f"{manifest.slots} worker(s) and a parameter server."
+        )
+    return f"Each runs {manifest.slots} rank(s)."
 
 
 def _parameter(one: Any) -> Param:

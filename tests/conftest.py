@@ -16,7 +16,7 @@ from tests.integration.ceph import CephObjectStore, available
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
-TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm")
+TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm", "ffdl-digits", "parameter-server")
 # What a person enters when triggering them.
 ENTERED = {"mnist-keras": {"epochs": 3, "learning_rate": 0.003}}
 

@@ -43,6 +43,17 @@ def _between(text: str, start: str, end: str) -> str:
     return "".join(lines[first + 1 : last])
 
 
+def experiment_document(output: Path) -> str:
+    """The script of document [003], its output redirected; skips where the text is not at hand.
+
+    Args:
+        output: in the place of /data/tensorflow-output, where not everybody may write.
+    """
+    script = _between(_text(3), "```python", "```").lstrip("\n")
+    assert script.count("/data/tensorflow-output/") == 1
+    return script.replace("/data/tensorflow-output", str(output))
+
+
 def with_real_connection(manifest: str) -> str:
     """The manifest with the template's placeholders filled in, as its user had to."""
     for placeholder, variable in (

@@ -46,7 +46,9 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     assert record["result"]["accuracy"] >= 0.90
     assert record["result"]["rows"] > 300
     assert set(record["result"]["signatures"]) == {"predict_images", "serving_default"}
-    assert record["environment"]["world_size"] == 2
+    servers = dag_id == "parameter-server"  # a master, two workers and the server
+    assert record["environment"]["world_size"] == (4 if servers else 2)
+    assert ("experiment/checkpoint" in keys) == servers
     assert record["dataset"]["uri"] == "s3://mnist-training-data"
     assert record["run"]["run_id"] == run_id
     assert record["run"]["triggered_by"] == "admin"
@@ -166,6 +168,26 @@ def test_killed_rank_ends_the_try_and_the_retry_succeeds(site, finished):
     assert marked("DDL_JOB_ID", f"{layout.training_id}/train-2") == []
 
 
+def test_killed_worker_is_named_and_the_retry_goes_on_with_the_experiment(site, finished):
+    dag_id = "parameter-server"
+    run_id = site.trigger(dag_id, {"experiment_id": "killed-once"})
+    job_id = f"{training_id(dag_id, run_id)}/train-1"
+    experiment = site.workspace / "experiments" / "killed-once"
+    _wait(lambda: len(list(experiment.glob("model.ckpt-*.index"))) > 1, 120)
+    os.kill(_process(job_id, b'"task": {"type": "worker", "index": 1}'), signal.SIGKILL)
+    _wait(lambda: site.task_instances(dag_id, run_id)["train"]["state"] != "running", 30)
+    assert marked("DDL_JOB_ID", job_id) == []
+    first = site.task_log(dag_id, run_id, "train", 1)
+    assert "worker 1 (rank 2 of 4)" in first and "SIGKILL" in first
+    _wait(lambda: site.task_instances(dag_id, run_id)["train"]["state"] == "success", 120)
+    second = site.task_log(dag_id, run_id, "train", 2)
+    resumed = re.search(rf"Restoring parameters from {experiment}/model.ckpt-(\d+)", second)
+    assert resumed and int(resumed[1]) >= 300
+    assert "test accuracy= 0.9" in second
+    # Its model would be as that of the example.
+    site.call("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", json={"state": "failed"})
+
+
 def test_the_wml_document_runs_as_a_dag(site, object_store, dags_folder, finished):
     """Its manifest and both scripts as printed, but for the connection, which it leaves open."""
     document = wml_document()
@@ -197,13 +219,18 @@ def _step(layout):
 
 def _rank_process(job_id, rank):
     """The script of a rank, beneath its shim."""
+    return _process(job_id, f"\0OMPI_COMM_WORLD_RANK={rank}\0".encode())
+
+
+def _process(job_id, mark):
+    """The train.py of the job that has the mark in its environment."""
     for pid in marked("DDL_JOB_ID", job_id):
         with open(f"/proc/{pid}/environ", "rb") as file:
-            mine = f"OMPI_COMM_WORLD_RANK={rank}".encode() in file.read().split(b"\0")
+            mine = mark in b"\0" + file.read()
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             if mine and b"train.py" in file.read().split(b"\0"):
                 return pid
-    raise AssertionError(f"no rank {rank} in {job_id}")
+    raise AssertionError(f"nobody with {mark!r} in {job_id}")
 
 
 def _wait(done, timeout_s):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 MANIFEST = """\
 model_definition:
   name: {name}
-  framework: {{name: tensorflow, version: "2.21"}}
+  framework: {{name: tensorflow, version: "{version}"}}
   execution:
     command: {command}
     compute_configuration: {{name: cpu, nodes: 2}}
@@ -71,6 +71,7 @@ class Case:
     results: str = BUCKET
     connection: str = "{conn_id: ddl_object_store}"
     bucket: str = "mnist-training-data"
+    version: str = "2.21"
     more: str = ""
     needs_real_store: bool = False
     absent: tuple[str, ...] = field(default=())
@@ -111,6 +112,19 @@ CASES = {
     "missing-import": Case(
         "train", 1, ("ModuleNotFoundError", "no_such_module"), script="import no_such_module\n"
     ),
+    "gone-from-tensorflow": Case(
+        "train",
+        1,
+        (
+            "LeftTensorFlow",
+            "tensorflow.contrib.data is gone",
+            "Use tf.data",
+            "train.py:2",
+            "Not retried",
+        ),
+        script="import tensorflow as tf\nmap_and_batch = tf.contrib.data.map_and_batch\n",
+        version="1.13",
+    ),
     "missing-command": Case("train", 1, ("command not found", "pythom"), command="pythom train.py"),
     "raises": Case(
         "train",
@@ -148,6 +162,7 @@ def failed(site, object_store, dags_folder):
             connection=case.connection.replace("ENDPOINT", object_store.endpoint_url),
             bucket=case.bucket,
             results=case.results,
+            version=case.version,
             more=case.more,
         )
         (folder / "manifest.yml").write_text(manifest)
@@ -168,7 +183,8 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     dag_id, run_id = f"fails-{name}", failed[name]
     tasks = site.task_instances(dag_id, run_id)
     assert tasks[case.task]["state"] == "failed"
-    assert tasks[case.task]["try_number"] == case.tries
+    first = site.task_log(dag_id, run_id, case.task, 1)
+    assert tasks[case.task]["try_number"] == case.tries, first
     log = site.task_log(dag_id, run_id, case.task, case.tries)
     for word in case.words:
         assert word in log
@@ -194,6 +210,7 @@ def test_cancelled_task_ends_every_rank(site, dags_folder):
             connection="{conn_id: ddl_object_store}",
             bucket="mnist-training-data",
             results=BUCKET,
+            version="2.21",
             more="",
         )
     )
@@ -239,6 +256,7 @@ def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp
             connection="{conn_id: ddl_object_store}",
             bucket="mnist-training-data",
             results=f"{{type: fs, target: {{path: {disk}/results}}}}",
+            version="2.21",
             more="",
         )
         (folder / "manifest.yml").write_text(manifest)

@@ -56,6 +56,8 @@ def test_wheel_holds_the_compiled_ops_and_no_sources_of_them(environment):
     assert "ddl_ops/_ddl_ops.so" in names
     assert "ddl_ops/startup/sitecustomize.py" in names
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names
+    learn = "ddl_ops/tf1/overlay/contrib/learn/python/learn"
+    assert {f"{learn}/experiment.py", f"{learn}/estimators/iris.csv"} <= set(names)
     assert "mpi_collectives/python/ops/mpi_ops.py" in names
     assert {"dl_comm/__init__.py", "ml_comm/__init__.py"} <= set(names)
     assert "ddl_airflow/plugin/training.html" in names

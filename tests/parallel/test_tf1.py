@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.documents import wml_document
+from tests.documents import experiment_document, wml_document
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MPI_COLLECTIVES = re.findall(
@@ -42,6 +43,38 @@ def test_check_of_mpi_collectives_passes_on_every_rank(mpi_collectives, name):
     assert [line for line in said if line.startswith(f"{name}:")] == [f"{name}: ok"] * 2, (
         mpi_collectives.output
     )
+
+
+def test_the_documents_experiment_trains_on_a_parameter_server(ddl_run, tmp_path, monkeypatch):
+    """Document [003], as printed but for where it writes."""
+    if importlib.util.find_spec("tensorflow_estimator") is None:
+        pytest.skip("tensorflow_estimator not installed: pip install -r requirements/legacy.txt")
+    (tmp_path / "experiment.py").write_text(experiment_document(tmp_path / "output"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "output" / "irises"
+    ended = ddl_run(
+        *("--tf1", "--tf-config", "master=1,ps=1,worker=2", "python", "experiment.py"),
+        EXPERIMENT_ID="irises",
+    )
+    assert ended.returncode == 0, ended.output[-5000:]
+    import tensorflow as tf
+
+    newest = tf.train.latest_checkpoint(str(folder))
+    # Of all three together; each may have been in the middle of a step when it was reached.
+    assert 1000 <= int(newest.rpartition("-")[2]) <= 1003
+    state = [(path, path.stat().st_mtime_ns) for path in sorted(folder.glob("model.ckpt*"))]
+    # A used EXPERIMENT_ID: what is there is gone on with, and it was done.
+    ended = ddl_run("--tf1", "python", "experiment.py", EXPERIMENT_ID="irises")
+    assert ended.returncode == 0, ended.output[-5000:]
+    assert state == [(p, p.stat().st_mtime_ns) for p in sorted(folder.glob("model.ckpt*"))]
+    values = {
+        value.tag: value.simple_value
+        for file in sorted((folder / "eval").glob("events*"))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+    # 0.5 is what not learning gives; its net of twice three units may do no better than 0.25.
+    assert values["average_loss"] < 0.3, values
 
 
 @pytest.mark.parametrize("own_ddl", [False, True], ids=["our ddl", "its own ddl.py"])

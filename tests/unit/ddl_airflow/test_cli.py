@@ -176,7 +176,11 @@ def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
 
 
 @pytest.mark.parametrize(
-    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"]
+    "example",
+    [
+        *("mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"),
+        "ffdl-digits",
+    ],
 )
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")

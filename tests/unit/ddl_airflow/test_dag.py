@@ -64,7 +64,11 @@ def shape(dag: DAG) -> dict:
 
 
 @pytest.mark.parametrize(
-    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"]
+    "example",
+    [
+        *("mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"),
+        "ffdl-digits",
+    ],
 )
 def test_shape_of_the_examples(golden, example):
     path = ROOT / "dags" / example / "manifest.yml"

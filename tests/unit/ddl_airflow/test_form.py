@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.form import form
 
@@ -42,6 +42,8 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
         {"augment": False},
         {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": True},
         {"checkpoint": "0"},
+        {"experiment_id": "digits-2_b.c"},
+        {"experiment_id": None},
     ],
 )
 def test_what_the_manifest_allows_is_taken(fields, conf):
@@ -62,9 +64,22 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"checkpoint": "1; rm"},
         {"attempts": 6},
         {"dry_run": "true"},
+        {"experiment_id": "../x"},
+        {"experiment_id": ""},
     ],
 )
 def test_what_it_does_not_allow_is_refused_by_airflow(fields, conf):
     with pytest.raises(ParamValidationError):
         fields.update(conf)
         fields.validate()
+
+
+def test_experiment_is_asked_for_where_scripts_have_one():
+    path = FULL.with_name("folders.yml")
+    alone = load_manifest(path)
+    assert "experiment_id" not in form(alone, plan(alone, path))
+    text = path.read_text() + "distribution: parameter_server\n"
+    servers = load_manifest_text(text, path.name)
+    fields = ParamsDict(form(servers, plan(servers, path)))
+    assert fields["experiment_id"] is None
+    assert "a master, two workers" in fields.get_param("nodes").description

@@ -78,9 +78,39 @@ def test_one_rank_by_default_with_the_callers_options_and_its_exit_code(tmp_path
     assert done.returncode == 9
 
 
+def test_each_task_of_a_cluster_has_its_own_tf_config(tmp_path):
+    script = (
+        "import json, os, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
+        "task['type'] == 'ps' and time.sleep(60);"
+        "seen = [task, os.environ['MY_OWN'], 'DDL_OPTIONS' in os.environ];"
+        "print(json.dumps(seen) + '\\n', end='')"
+    )
+    words = ("--tf-config", "worker=2,ps=1,master=1", "python", "-c", script)
+    done = ddl_run(*words, folder=tmp_path, MY_OWN="kept")
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(rest == ["kept", False] for _, *rest in said)
+    tasks = sorted((task["type"], task["index"]) for task, *_ in said)
+    assert tasks == [("master", 0), ("worker", 0), ("worker", 1)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exit_code_of_a_cluster_is_that_of_the_task_that_failed(tmp_path):
+    script = (
+        "import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
+        "sys.exit(9) if task['index'] else time.sleep(60)"
+    )
+    done = ddl_run("--tf-config", "worker=2", "python", "-c", script, folder=tmp_path)
+    assert done.returncode == 9
+    assert "worker 1 ended with exit code 9" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--tf-config", "wroker=1", "python", "a.py"], "'wroker' is no kind of task"),
+        (["--tf-config", "worker=1", "--np", "2", "python", "a.py"], "not allowed with"),
+        (["--tf-config", "worker=1", "--timeline", "t", "python", "a.py"], "--timeline records"),
         ([], "no COMMAND given"),
         (["--np", "2"], "no COMMAND given"),
         (["--"], "no COMMAND given"),

@@ -25,6 +25,7 @@ def code(tmp_path):
     [
         "python train.py",
         "python3.11 -u train.py --epochs 3",
+        "python3 train.py --images ${DATA_DIR}/images",
         "/usr/bin/python ./train.py",
         "python 'my train.py'",
         "python lib/net.py",
@@ -48,9 +49,10 @@ def test_words_that_a_shell_expands_are_not_taken_for_names(code, command):
     check_command(command, code, sys.executable)
 
 
-def test_missing_script_is_named_with_the_nearest(code):
+@pytest.mark.parametrize("python", ["python", "python3"])
+def test_missing_script_is_named_with_the_nearest(code, python):
     with pytest.raises(CommandInvalid) as caught:
-        check_command("python trian.py --x", code, sys.executable)
+        check_command(f"{python} trian.py --x", code, sys.executable)
     assert "'trian.py'" in str(caught.value)
     assert "Did you mean 'train.py'?" in str(caught.value)
     assert caught.value.retryable is False

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.storage.filesystem import alone_in
 
 
 @pytest.fixture
@@ -187,3 +188,53 @@ def test_on_kill_ends_every_rank(train, layout, context_of):
 
 def test_on_kill_before_the_start_is_nothing(train):
     train("1").on_kill()
+
+
+CLUSTER = """
+    import json, os, sys, time
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    with open(os.environ["RESULT_DIR"] + f"/{task['type']}-{task['index']}", "w") as file:
+        file.write(os.environ["EXPERIMENT_DIR"])
+    if task["type"] == "ps":
+        time.sleep(60)
+    print("step 5 loss= 0.2" if task["type"] == "master" else "step 9 loss= 0.9")
+    if task == FAILS:
+        sys.exit(7)
+"""
+
+
+def test_cluster_runs_as_ranks_do(train, layout, context_of):
+    task = train(
+        CLUSTER.replace("FAILS", "None"), nodes=2, distribution="parameter_server", metrics=METRICS
+    )
+    result = task.execute(context_of("training", experiment_id="wide"))
+    # On the first node a master, two workers and a server; on the other a worker and a server.
+    assert result == {"world_size": 6, "metrics": {"loss": 0.2}}
+    experiment = layout.workspace / "experiments" / "wide"
+    for name in ("master-0", "worker-0", "worker-1", "worker-2"):
+        assert (layout.result / name).read_text() == str(experiment)
+    about = json.loads((layout.state / "lineage" / "train.json").read_text())["environment"]
+    assert (about["world_size"], about["distribution"]) == (6, "parameter_server")
+    tasks = [
+        json.loads((layout.records(1) / f"rank-{n}.json").read_text())["task"] for n in range(6)
+    ]
+    assert tasks == ["master 0", "worker 0", "worker 1", "worker 2", "ps 0", "ps 1"]
+
+
+def test_failed_task_is_named_and_its_last_lines_are_shown(train, layout, context_of, capsys):
+    fails = '{"type": "worker", "index": 1}'
+    task = train(CLUSTER.replace("FAILS", fails), nodes=1, distribution="parameter_server")
+    with pytest.raises(AirflowException, match=r"worker 1 \(rank 2 of 4\) on .* code 7"):
+        task.execute(context_of("training"))
+    assert "rank-2 | step 9 loss= 0.9" in capsys.readouterr().out
+    assert marked("DDL_JOB_ID", f"{layout.training_id}/train-1") == []
+
+
+def test_two_trainings_in_one_experiment_are_refused(train, layout, context_of):
+    task = train("", nodes=1)
+    with (
+        alone_in(layout.workspace / "experiments" / "wide"),
+        pytest.raises(AirflowException, match="another training works in this experiment"),
+    ):
+        task.execute(context_of("training", experiment_id="wide"))
+    task.execute(context_of("training", experiment_id="wide"))

@@ -50,6 +50,8 @@ def trained(tmp_path, workspace, context_of, write_manifest):
     (layout.model / "variables").mkdir(parents=True)
     (layout.model / "saved_model.pb").write_text("graph")
     (layout.model / "variables" / "v").write_text("weights")
+    layout.experiment.mkdir(parents=True)
+    (layout.experiment / "checkpoint").write_text("model.ckpt-7")
     write_part(layout, "transform", {"result": {}, "tries": {"transform": 2}})
     return dag, context, layout
 
@@ -103,6 +105,7 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     there = {o.key for o in FolderStore(training).list()}
     assert {
         "_SUCCESS",
+        "experiment/checkpoint",
         "lineage.json",
         "checkpoints/model-7",
         "model/saved_model.pb",

@@ -96,6 +96,10 @@ def always_what_is_gone_names_its_replacement() -> None:
         assert "Use tf.data" in error_of(code), code
     for code in ("tf.contrib.no_such", "from tensorflow.contrib.no_such import x"):
         assert error_of(code).startswith("tensorflow.contrib.no_such left TensorFlow"), code
+    try:
+        tf.contrib.data  # noqa: B018
+    except AttributeError as error:  # by this name it is known that another try will not help
+        assert type(error).__name__ == "LeftTensorFlow"
     assert "tf.estimator" in error_of("from tensorflow.python.estimator import estimator")
     assert "no attribute 'no_such'" in error_of("tf.no_such")
     assert "no_such" in error_of("from tensorflow import no_such")
@@ -339,6 +343,73 @@ def legacy_keras_is_2() -> None:
 
 
 @check
+def legacy_experiments_run_over_estimators() -> None:
+    import learn_runner  # beside the scripts of then, or in contrib.learn
+    from tensorflow.contrib.layers.python.layers import feature_column
+    from tensorflow.contrib.learn.python.learn import RunConfig, experiment
+    from tensorflow.contrib.learn.python.learn.estimators import dnn, test_data
+
+    assert learn_runner is tf.contrib.learn.learn_runner
+    config = RunConfig(log_device_placement=False, save_checkpoints_steps=100)
+    column = feature_column.real_valued_column("feature", dimension=4)
+
+    def make(output_dir: str) -> experiment.Experiment:
+        return experiment.Experiment(
+            dnn.DNNClassifier([8], [column], output_dir, 3, config=config),
+            train_input_fn=test_data.iris_input_multiclass_fn,
+            eval_input_fn=test_data.iris_input_multiclass_fn,
+            train_steps=200,
+            eval_steps=1,
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        (metrics, exports) = learn_runner.run(make, folder)
+        assert metrics["accuracy"] > 0.6 and metrics["global_step"] == 200, metrics
+        assert exports == []
+        again, _ = learn_runner.run(make, folder)  # it was done: nothing is trained
+        assert again == metrics
+    for wrong in (
+        {"eval_metrics": {"a": 1}},
+        {"export_strategies": [1]},
+        {"checkpoint_and_export": True},
+    ):
+        try:
+            experiment.Experiment(None, None, None, **wrong)
+        except AttributeError as error:
+            assert next(iter(wrong)) in str(error) and "Use" in str(error)
+        else:
+            raise AssertionError(wrong)
+    assert "Use tf.estimator.LinearClassifier" in error_of("tf.contrib.learn.LinearClassifier")
+    assert "input_data" in error_of("tf.contrib.learn.datasets")
+
+
+@check
+def legacy_run_config_of_a_cluster_sees_servers_and_itself() -> None:
+    import json
+
+    cluster = {"master": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": 1}, "environment": "cloud"}
+    )
+    try:
+        config = tf.contrib.learn.RunConfig(log_device_placement=True, gpu_memory_fraction=0.5)
+        own = tf.contrib.learn.RunConfig(
+            session_config=tf.ConfigProto(device_filters=["/job:ps"]), save_checkpoints_secs=7
+        )
+    finally:
+        del os.environ["TF_CONFIG"]
+    assert (config.task_type, config.task_id, config.is_chief) == ("worker", 1, False)
+    assert config.master == "grpc://a:4" and config.num_ps_replicas == 1
+    session = config.session_config
+    assert list(session.device_filters) == ["/job:ps", "/job:worker/task:1"]
+    assert session.log_device_placement
+    assert session.gpu_options.per_process_gpu_memory_fraction == 0.5
+    assert config.save_checkpoints_secs == 600
+    assert list(own.session_config.device_filters) == ["/job:ps"]
+    assert own.save_checkpoints_secs == 7
+
+
+@check
 def legacy_estimators_learn() -> None:
     import tensorflow.estimator as estimators
 
@@ -363,8 +434,8 @@ def legacy_estimators_learn() -> None:
     assert result["right"] > 0.9 and result["global_step"] == 60, result
     try:
         tf.estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy())
-    except NotImplementedError as error:
-        assert "TF_CONFIG" in str(error)
+    except AttributeError as error:
+        assert type(error).__name__ == "LeftTensorFlow" and "TF_CONFIG" in str(error)
     else:
         raise AssertionError("no error")
 
