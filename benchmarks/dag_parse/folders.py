@@ -25,7 +25,8 @@ schedule: "{minute} 3 * * 0"
 retries: {{attempts: 3, delay: 30s}}
 metrics: [{{name: loss, regex: "loss= ([0-9.]+)"}}]
 """
-# The same shape: four tasks in a chain, with the same schedule, retries, tags and description.
+# An equal DAG: four tasks in a chain, with the same schedule, retries, assets, tags, description.
+# dag-factory, too, puts its YAML into the DAG's documentation.
 _FACTORY = """\
 {dag_id}:
   description: Digits, training {number}
@@ -36,12 +37,14 @@ _FACTORY = """\
   tags: [ddl, tensorflow]
   default_args:
     retries: 2
-    retry_delay_sec: 30
-    retry_exponential_backoff: true
+    retry_delay: {{__type__: datetime.timedelta, seconds: 30}}
+    retry_exponential_backoff: 2.0
+    max_retry_delay: {{__type__: datetime.timedelta, seconds: 3600}}
   tasks:
     - task_id: stage_data
       operator: airflow.providers.standard.operators.bash.BashOperator
       bash_command: stage s3://digits/{number}
+      outlets: ["s3://digits/{number}"]
     - task_id: train
       operator: airflow.providers.standard.operators.bash.BashOperator
       bash_command: python train.py --seed {number}
@@ -53,6 +56,7 @@ _FACTORY = """\
     - task_id: upload_results
       operator: airflow.providers.standard.operators.bash.BashOperator
       bash_command: upload s3://models/{dag_id}
+      outlets: ["s3://models/{dag_id}"]
       dependencies: [transform]
 """
 _OUR_LOADER = """\
