@@ -26,6 +26,9 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "bundles": [
+            {"integration-name": "DDL", "python-modules": ["ddl_airflow.bundle"]},
+        ],
         "config": {
             "ddl": {
                 "description": "Distributed TensorFlow training from manifests.",

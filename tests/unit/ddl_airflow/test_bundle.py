@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.file import list_py_file_paths
+from airflow.utils.module_loading import import_string
 
 from ddl_airflow.bundle import ManifestBundle
 from ddl_airflow.dag import ManifestProblem
@@ -406,3 +408,13 @@ def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_m
     write_manifest(folder / "b", "second")
     bundle.refresh()
     assert len(list((bundle.base_dir / "manifests").iterdir())) == 2
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/manifests.md"])
+def test_what_the_documentation_configures_is_this_bundle(page):
+    text = (Path(__file__).parents[3] / page).read_text()
+    (written,) = re.findall(r"^dag_bundle_config_list = (\[.*?\])$", text, re.M | re.S)
+    (entry,) = json.loads(written)
+    made = import_string(entry["classpath"])(name=entry["name"], **entry["kwargs"])
+    assert type(made) is ManifestBundle
+    assert made.refresh_interval == 30
