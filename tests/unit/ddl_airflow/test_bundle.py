@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.file import list_py_file_paths
-from airflow.utils.module_loading import import_string
 
 from ddl_airflow.bundle import ManifestBundle
 from ddl_airflow.dag import ManifestProblem
@@ -415,6 +415,7 @@ def test_what_the_documentation_configures_is_this_bundle(page):
     text = (Path(__file__).parents[3] / page).read_text()
     (written,) = re.findall(r"^dag_bundle_config_list = (\[.*?\])$", text, re.M | re.S)
     (entry,) = json.loads(written)
-    made = import_string(entry["classpath"])(name=entry["name"], **entry["kwargs"])
+    module, _, name = entry["classpath"].rpartition(".")
+    made = getattr(import_module(module), name)(name=entry["name"], **entry["kwargs"])
     assert type(made) is ManifestBundle
     assert made.refresh_interval == 30
