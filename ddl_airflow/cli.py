@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 from ddl_airflow import __version__
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
+from ddl_airflow.core.layout import experiments
 from ddl_airflow.core.manifest import (
     Manifest,
     converted,
@@ -22,6 +24,7 @@ from ddl_airflow.core.manifest import (
     shared_dag_id,
 )
 from ddl_airflow.core.plan import StoreReference, plan
+from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
@@ -80,6 +83,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     lineage.add_argument("uri", help="s3://bucket/training_id, or the folder")
     lineage.set_defaults(run=_lineage)
+
+    tensorboard = commands.add_parser(
+        "tensorboard", help="show the curves of all experiments in a workspace"
+    )
+    tensorboard.add_argument(
+        "--workspace",
+        type=Path,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
+    )
+    tensorboard.add_argument("--host", default="localhost", help="default: localhost")
+    tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
+    tensorboard.set_defaults(run=_tensorboard)
+
+    production = commands.add_parser(
+        "production",
+        help="print which training of a DAG is in production, and those before",
+        epilog="s3:// as for lineage.",
+    )
+    production.add_argument(
+        "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
+    )
+    production.set_defaults(run=_production)
+
+    back = commands.add_parser(
+        "rollback",
+        help="put the training before into production again",
+        epilog="s3:// as for lineage.",
+    )
+    back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    back.add_argument("--to", default="", metavar="TRAINING_ID", help="one that was there before")
+    back.set_defaults(run=_rollback)
 
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
@@ -225,12 +260,55 @@ def _lineage(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _production(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = read_pointer(store, dag_id, PRODUCTION)
+    if pointer is None:
+        print(f"ddl-airflow: {options.uri}: nothing is in production", file=sys.stderr)
+        return 1
+    print(json.dumps(pointer, indent=2))
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = rollback(store, dag_id, options.to)
+    print(f"in production again: {pointer['model']}")
+    return 0
+
+
+def _results_of(uri: str) -> tuple[ObjectStore, str]:
+    results, _, dag_id = uri.rstrip("/").rpartition("/")
+    return _open(results), dag_id
+
+
 def _open(uri: str) -> ObjectStore:
     scheme, _, _rest = uri.partition("://")
     if scheme == "s3":
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
     return open_store(uri if scheme == "file" else Path(uri).resolve().as_uri())
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    """Becomes TensorBoard. Returns only when that cannot be."""
+    if options.workspace is None:
+        print("ddl-airflow: which workspace? Give --workspace DIR.", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("tensorboard") is None:
+        said = "TensorBoard is not installed. Run: pip install 'ddl-airflow[tensorboard]'"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 2
+    folder = experiments(Path(options.workspace)).absolute()
+    if not folder.is_dir():
+        said = f"{folder}: no training has left an experiment there"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 1
+    # Not its own script, which need not be on PATH.
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    argv += ["--host", options.host, "--port", str(options.port)]
+    sys.stdout.flush()
+    os.execv(sys.executable, argv)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, get_parsing_context
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -37,7 +37,9 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     shared_dag_id,
 )
-from ddl_airflow.core.plan import Plan, plan
+from ddl_airflow.core.plan import EvaluateStep, Plan, plan
+from ddl_airflow.form import form
+from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -98,6 +100,7 @@ def dag_from(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
+        params=form(manifest, steps),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -108,11 +111,11 @@ def dag_from(
         },
     ) as dag:
         dag.shown_as_code = shown_as_code
-        _tasks(steps)
+        _tasks(steps, list(dag.params))
     return dag
 
 
-def _tasks(steps: Plan) -> None:
+def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         task_id="stage_data",
@@ -121,7 +124,12 @@ def _tasks(steps: Plan) -> None:
         code=steps.stage_data.code,
         not_code=steps.stage_data.not_code,
         python=train.python,
-        commands=[train.command, *transform.commands],
+        commands=[
+            train.command,
+            *transform.commands,
+            *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
+        ],
+        settings=settings,
     )
     trained = TrainOperator(
         task_id="train",
@@ -129,10 +137,12 @@ def _tasks(steps: Plan) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        distribution=train.distribution,
         python=train.python,
         framework=train.framework,
         tf1=train.tf1,
         metrics=train.metrics,
+        parameters=steps.parameters,
     )
     transformed = TransformOperator(
         task_id="transform",
@@ -143,14 +153,48 @@ def _tasks(steps: Plan) -> None:
         sample=transform.sample,
         python=transform.python,
         tf1=transform.tf1,
+        parameters=steps.parameters,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",
         task_display_name="upload-results",
         results=steps.upload_results.results,
         manifest=steps.manifest,
+        promote=steps.upload_results.promote,
     )
-    stage_data >> trained >> transformed >> uploaded
+    stage_data >> trained >> transformed
+    last: BaseOperator = transformed
+    if steps.evaluate is not None:
+        last = last >> _evaluated(steps, steps.evaluate)
+    if steps.approve:
+        last = last >> _approved()
+    last >> uploaded
+
+
+def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
+    return EvaluateOperator(
+        task_id="evaluate",
+        results=steps.upload_results.results,
+        command=evaluate.command,
+        metric=evaluate.metric,
+        minimum=evaluate.minimum,
+        maximum=evaluate.maximum,
+        not_worse=evaluate.not_worse,
+        python=steps.train.python,
+        tf1=steps.train.tf1,
+        parameters=steps.parameters,
+    )
+
+
+def _approved() -> BaseOperator:
+    """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
+    from airflow.providers.standard.operators.hitl import ApprovalOperator
+
+    return ApprovalOperator(
+        task_id="approve",
+        subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
+        body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+    )
 
 
 def _documentation(manifest: Manifest, path: Path, text: str) -> str:

@@ -16,7 +16,9 @@ from tests.integration.ceph import CephObjectStore, available
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
-TRAINED = (*EXAMPLES, "mpi-collectives")
+TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm")
+# What a person enters when triggering them.
+ENTERED = {"mnist-keras": {"epochs": 3, "learning_rate": 0.003}}
 
 
 @dataclass
@@ -98,6 +100,6 @@ def finished(site: AirflowSite) -> dict[str, tuple[str, str]]:
     runs = {}
     for dag_id in TRAINED:
         site.wait_for_dag(dag_id)
-        run_id = site.trigger(dag_id)
+        run_id = site.trigger(dag_id, ENTERED.get(dag_id))
         runs[dag_id] = (run_id, site.wait_for_run(dag_id, run_id, 300))
     return runs

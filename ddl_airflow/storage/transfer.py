@@ -374,12 +374,19 @@ def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) ->
     left = []
     for key in keys:
         try:
-            if target.exists(key):
-                target.delete([key])
+            target.delete([key])  # also one that never came to be: its folder did
         except StagingError as exc:
-            left.append(f"{key} ({exc})")
+            if _may_exist(target, key):
+                left.append(f"{key} ({exc})")
     if left and isinstance(cause, StagingError):
         raise type(cause)(
             f"{cause} Could not remove, without {SUCCESS}: {', '.join(left)}",
             retryable=cause.retryable,
         ) from cause
+
+
+def _may_exist(target: ObjectStore, key: str) -> bool:
+    try:
+        return target.exists(key)
+    except StagingError:
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 OPS_LIB = REPOSITORY / "ops_lib"
 LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
+# What scripts/every_check.py runs, in its order.
+CHECKS = [
+    name
+    for path in sorted((SCRIPTS / "checks").glob("*.py"))
+    for name in re.findall(r"^@check\ndef (\w+)", path.read_text(), re.MULTILINE)
+]
 
 
 @dataclass(frozen=True)
@@ -107,5 +114,16 @@ def run_alone() -> Callable[..., Ended]:
 
     def run(script: str, *arguments: str, **environment: str) -> Ended:
         return _run([sys.executable, str(SCRIPTS / script), *arguments], environment, 120)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ddl_run(mpirun: str) -> Callable[..., Ended]:
+    """ddl_run(*words, timeout_s=, **environment) -> Ended: as a person starts ranks."""
+
+    def run(*words: object, timeout_s: float = 240, **environment: str) -> Ended:
+        call = "import sys; from ddl_airflow.run import main; sys.exit(main())"
+        return _run([sys.executable, "-c", call, *map(str, words)], environment, timeout_s)
 
     return run

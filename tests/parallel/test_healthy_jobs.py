@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent / "scripts" / "every_check.py"
-CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
+from tests.parallel.conftest import CHECKS
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"np{ranks}")

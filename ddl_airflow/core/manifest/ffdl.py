@@ -493,13 +493,16 @@ def _reference(store: DataStore, container: Container, place: str) -> dict[str, 
 def _metrics(metrics: EvaluationMetrics) -> Iterator[tuple[dict[str, str], str, str]]:
     """Yields each metric, and FfDL's names of the group and of the value that it reads."""
     uses = Counter(name for group in metrics.groups.values() for name in group.scalars)
-    taken: set[str] = set()
+    taken = {name for name, number in uses.items() if number == 1}
     for label, group in metrics.groups.items():
         around = child("evaluation_metrics.groups", label)
         if any(_group_findings(around, group)):
             continue
         for name, one in group.scalars.items():
             title = f"{label}_{name}" if uses[name] > 1 else name
+            while uses[name] > 1 and title in taken:
+                title += "_"
+            taken.add(title)
             yield (
                 {"name": title, "regex": _one_group(group.regex, one.value[1:])},
                 around,
@@ -531,4 +534,6 @@ def _one_group(regex: str, name: str) -> str:
         return "(?:" if match["plain"] else match[0]
 
     text = _REGEX_PIECE.sub(piece, regex)
-    return text if text.startswith("^") else f"^(?:{text})"
+    start = re.search(r"^(?:\(\?[aiLmsux]+\))*", text)
+    flags = start[0] if start else ""  # they must come first
+    return f"{flags}^(?:{text[len(flags) :]})"

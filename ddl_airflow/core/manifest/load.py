@@ -219,7 +219,8 @@ def _part(root: type[BaseModel], value: Any, path: list[str]) -> Any:
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     """Returns the section in ``Section | None``, ``tuple[Section, ...]`` or the like."""
-    for candidate in (annotation, *get_args(annotation)):
+    inner = get_args(annotation)
+    for candidate in (annotation, *inner, *(get_args(one)[0] for one in inner if get_args(one))):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

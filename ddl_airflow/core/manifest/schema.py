@@ -28,6 +28,9 @@ def json_schema() -> dict[str, Any]:
     sections = _plain(schema["$defs"])
     for name, place in (("DataReference", "source"), ("ResultsReference", "target")):
         sections[name] |= _what_each_type_needs(place)
+    parameters = sections["Manifest"]["properties"]["parameters"]
+    whole = parameters["additionalProperties"]
+    parameters["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
     return {
         "$schema": _DIALECT,
         "title": schema["title"],
@@ -57,7 +60,10 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = {
-        name: _plain(item)
+        # Below "properties" are names of fields, which may be those of a schema.
+        name: {field: _plain(one) for field, one in item.items()}
+        if name in ("properties", "$defs")
+        else _plain(item)
         for name, item in value.items()
         if not (name == "title" and isinstance(item, str))
         and not (name == "default" and ("pattern" in value or not isinstance(item, (str, int))))

@@ -47,7 +47,8 @@ class MpiTransport : public Transport {
   template <typename Begin>
   Status Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin);
   Status Await(const char* what, std::deque<Part>* queue);
-  Status Kept(Status status) { return broken_ = std::move(status); }
+  // Keeps the first error. From then on nothing is received into memory that callers may have freed.
+  Status Kept(Status status);
 
   MPI_Comm comm_;
   int rank_ = 0;

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
 from ddl_airflow import __version__, cli
 from ddl_airflow.core.manifest import looks_like_manifest
+from ddl_airflow.demo.site import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -170,7 +175,9 @@ def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
     assert (code, out) == (1, "") and f"{path}:1: learners: is 0, wanted at least 1" in err
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
+@pytest.mark.parametrize(
+    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"]
+)
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
     assert code == 0
@@ -202,6 +209,52 @@ def test_lineage_checks_the_files_of_a_folder(call, tmp_path):
     assert code == 1
     assert json.loads(out)["result"]["files"] == [file]
     assert "model/saved_model.pb is not the file that was published" in err
+
+
+def test_tensorboard_serves_all_experiments_of_a_workspace(tmp_path):
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("TensorBoard is not installed: pip install tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for name in ("narrow", "wide"):
+        writer = EventFileWriter(str(tmp_path / "experiments" / name))
+        loss = Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+        writer.add_event(Event(wall_time=1.0, step=1, summary=loss))
+        writer.close()
+    port = free_port()
+    argv = [sys.executable, "-m", "ddl_airflow.cli", "tensorboard", "--port", str(port)]
+    # It does without TensorFlow, and is there ten seconds earlier.
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('not here')\n")
+    environment = os.environ | {
+        "AIRFLOW__DDL__WORKSPACE": str(tmp_path),
+        "PYTHONPATH": str(tmp_path),
+    }
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            deadline, found = time.monotonic() + 60, []
+            while found != ["narrow", "wide"]:
+                assert time.monotonic() < deadline and server.poll() is None, found
+                try:
+                    with urlopen(f"http://localhost:{port}/data/runs") as answer:
+                        found = sorted(json.load(answer))
+                except OSError:
+                    time.sleep(0.1)
+        finally:
+            server.terminate()
+
+
+def test_tensorboard_says_what_it_needs(call, tmp_path, monkeypatch):
+    monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
+    assert call("tensorboard")[0] == 2
+    code, _, err = call("tensorboard", "--workspace", tmp_path)
+    if importlib.util.find_spec("tensorboard") is not None:
+        assert code == 1 and f"{tmp_path}/experiments: no training has left" in err
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    code, _, err = call("tensorboard", "--workspace", tmp_path)
+    assert code == 2 and "pip install 'ddl-airflow[tensorboard]'" in err
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

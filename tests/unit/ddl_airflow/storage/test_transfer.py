@@ -290,6 +290,19 @@ def test_publish_that_fails_over_an_older_one_leaves_no_marker(tmp_path, results
     assert not (tmp_path / "out" / "_SUCCESS").exists()
 
 
+def test_publish_whose_files_all_fail_half_way_leaves_no_folder(tmp_path, results):
+    class Garbles(FolderStore):
+        def at(self, prefix):
+            return Garbles(self.path, prefix)
+
+        def put(self, path, key, sha256, advance):
+            return super().put(path, key, "0" * 64, advance)
+
+    with pytest.raises(TransferCorrupt, match="changed while it was copied"):
+        publish(results, Garbles(tmp_path / "out"), "m")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_publish_names_what_it_could_not_take_back(tmp_path, results):
     class Keeps(BreakingFolder):
         def delete(self, keys):

@@ -1,0 +1,90 @@
+"""What works in a healthy job, by subject; here what the subjects share.
+
+Inputs differ by rank and index, so that a wrong peer, root or offset shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from speech import RANK, SIZE
+
+v1 = tf.compat.v1
+
+# Made before ddl is imported, with a seed of its own on each rank.
+EARLY_GRAPH = tf.Graph()
+with EARLY_GRAPH.as_default():
+    v1.disable_resource_variables()
+    v1.set_random_seed(RANK + 1)
+    EARLY = v1.get_variable("early", [5, 3], initializer=v1.random_normal_initializer())
+    EARLY_LOCAL = v1.Variable(
+        float(RANK), collections=[v1.GraphKeys.LOCAL_VARIABLES], name="early_local"
+    )
+v1.enable_resource_variables()
+
+import ddl  # noqa: E402
+
+CHECKS: list[Callable[[], None]] = []
+DTYPES = ["float32", "float64", "int32", "int64"]
+HALVES = ["float16", "bfloat16"]
+PLAIN = [
+    *DTYPES,
+    *HALVES,
+    *"int8 uint8 int16 uint16 uint32 uint64 bool complex64 complex128".split(),
+]
+# Scalar, empty, one element, odd, more than the fusion limit, more than a piece.
+SHAPES = [(), (0,), (3, 0), (1,), (7, 3), (70_001,), (1_100_003,)]
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def values(shape: tuple[int, ...], dtype: str, rank: int, salt: int = 0) -> np.ndarray:
+    """index * SIZE + rank, small enough to be exact in float32 after a sum over ranks."""
+    index = np.arange(int(np.prod(shape))) % 100_003
+    return (index * SIZE + rank + 7 * salt).reshape(shape).astype(dtype)
+
+
+def total(shape: tuple[int, ...], dtype: str, salt: int = 0) -> np.ndarray:
+    return sum(values(shape, "float64", rank, salt) for rank in range(SIZE)).astype(dtype)
+
+
+def on_all_ranks(text: str) -> list[str]:
+    """`text` of every rank, through the collectives: a length, then bytes."""
+    encoded = np.zeros((SIZE, 64), np.int32)
+    encoded[RANK, : len(text)] = list(text.encode())
+    # In a graph of its own, whatever the check has open.
+    with tf.Graph().as_default(), v1.Session() as session:
+        rows = session.run(ddl.allreduce_n([encoded], average=False)[0])
+    return [bytes(row[row > 0].tolist()).decode() for row in rows]
+
+
+def digest(arrays: list[np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+
+
+def assert_same_everywhere(arrays: list[np.ndarray]) -> None:
+    digests = on_all_ranks(digest(arrays)[:60])
+    assert len(set(digests)) == 1, digests
+
+
+def whole_batch() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.RandomState(9)
+    return generator.randn(12, 5).astype("float32"), generator.randn(12, 3).astype("float32")
+
+
+def my_part(batch: np.ndarray) -> np.ndarray:
+    return np.split(batch, SIZE)[RANK]
+
+
+def mismatch(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    raise AssertionError("no error")

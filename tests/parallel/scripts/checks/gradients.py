@@ -1,0 +1,166 @@
+"""Gradients through the collectives, and of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import ddl
+import numpy as np
+import tensorflow as tf
+from ddl_ops.gradients import reduce_gradients
+from speech import RANK, SIZE, say
+
+from checks import assert_same_everywhere, check, mismatch, my_part, v1, values, whole_batch
+
+
+@check
+def gradients_may_travel_as_halves() -> None:
+    # Magnitudes over four decades, and what float16 has no numbers for but 0.
+    count = 50_000
+    exponents = np.random.RandomState(4).uniform(-3, 1, count)
+    parts = [np.random.RandomState(60 + r).randn(count) * 10.0**exponents for r in range(SIZE)]
+    mean, magnitude = np.mean(parts, axis=0), np.mean(np.abs(parts), axis=0)
+    whole = tf.constant([RANK, 7])
+    for wire, u, step in (("float16", 2.0**-11, 2.0**-24), ("bfloat16", 2.0**-8, 0.0)):
+        os.environ["DDL_WIRE_DTYPE"] = wire
+        try:
+            for dtype in (tf.float32, tf.float64):
+                mine = [tf.constant(parts[RANK], dtype), tf.fill([3], tf.cast(1e-9, dtype)), whole]
+                got, tiny, untouched = reduce_gradients(mine)
+                assert got.dtype == tiny.dtype == dtype and untouched.dtype == tf.int32
+                error = np.abs(got.numpy() - mean)
+                assert (error <= 2 * u * magnitude * 1.01 + step).all(), (error / magnitude).max()
+                assert error.max() > 0
+                assert (tiny.numpy() == 0).all() == (wire == "float16")
+                np.testing.assert_array_equal(untouched, [sum(range(SIZE)) // SIZE, 7])
+                assert_same_everywhere([got.numpy()])
+                if RANK == 0 and dtype == tf.float32:
+                    relative = np.linalg.norm(error) / np.linalg.norm(mean)
+                    say(f"{wire}: norm of the error / norm of the mean {relative:.2e}")
+        finally:
+            del os.environ["DDL_WIRE_DTYPE"]
+
+
+def weighted(outputs: list[tf.Tensor]) -> tf.Tensor:
+    """A loss in which each rank and element counts differently, and not linearly."""
+    loss = tf.zeros([], tf.float64)
+    for i, output in enumerate(outputs):
+        count = tf.size(output)
+        weights = tf.cast(tf.range(count), tf.float64) + tf.constant(RANK + 1.5 + i, tf.float64)
+        loss += tf.reduce_sum(tf.square(tf.reshape(output, [-1])) * weights)
+    return loss
+
+
+LOSSES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "bcast": lambda x: weighted([ddl.bcast(x[:1])]),
+    "sum": lambda x: weighted([ddl.allreduce(x[:1], average=False)]),
+    "average": lambda x: weighted([ddl.allreduce(x[:1])]),
+    "n": lambda x: weighted(ddl.allreduce_n([x[:1], x[0] * x[0]], average=False)),
+    "n average, one unused": lambda x: weighted(ddl.allreduce_n([x[:1], x[0, :1] ** 3.0])[1:]),
+    "gather": lambda x: weighted([ddl.allgather(x)]),
+    "several": lambda x: weighted([ddl.bcast(x[0]), ddl.allgather(ddl.allreduce(x[:1]) * x)]),
+}
+
+
+def my_gradients(loss: Callable[[tf.Tensor], tf.Tensor], x: np.ndarray) -> dict[str, np.ndarray]:
+    """Of this rank's x, in each of TensorFlow's ways."""
+
+    def tape(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as recorded:
+            recorded.watch(at)
+            found = function(at)
+        return recorded.gradient(found, at)
+
+    here = tf.constant(x)
+    gradients = {
+        "eager": tape(loss, here).numpy(),
+        "around a function": tape(tf.function(loss), here).numpy(),
+        "in a function": tf.function(lambda at: tape(loss, at))(here).numpy(),
+    }
+    with tf.Graph().as_default(), v1.Session() as session:
+        at = v1.placeholder(tf.float64, x.shape)
+        gradients["graph"] = session.run(tf.gradients(loss(at), at)[0], {at: x})
+    return gradients
+
+
+@check
+def gradients_are_those_of_the_sum_of_all_losses() -> None:
+    starts = [values((rank + 1, 2), "float64", rank) / 10 + 0.3 for rank in range(SIZE)]
+    step = 1e-5
+    for name, loss in LOSSES.items():
+
+        def sum_of_losses(
+            rank: int, index: int, move: float, loss: Callable[[tf.Tensor], tf.Tensor] = loss
+        ) -> float:
+            x = starts[RANK].copy()
+            if rank == RANK:
+                x.flat[index] += move
+            return float(ddl.allreduce(loss(tf.constant(x)), average=False))
+
+        want = np.zeros_like(starts[RANK])
+        for rank in range(SIZE):
+            for index in range(starts[rank].size):
+                up, down = (sum_of_losses(rank, index, move) for move in (step, -step))
+                if rank == RANK:
+                    want.flat[index] = (up - down) / (2 * step)
+        for way, got in my_gradients(loss, starts[RANK]).items():
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=f"{name} {way}")
+
+
+@check
+def gradients_of_independent_collectives_keep_one_order() -> None:
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        parts = [ddl.allreduce(x * float(i), average=False) * float(i) for i in range(1, 16)]
+        return tf.add_n([tf.reduce_sum(part) for part in parts])
+
+    for _ in range(5):
+        for way, got in my_gradients(lambda x: tf.cast(loss(x), tf.float64), np.ones([3])).items():
+            np.testing.assert_allclose(got, [SIZE * sum(i * i for i in range(1, 16))] * 3), way
+
+
+@check
+def gradients_of_complex_and_half_tensors() -> None:
+    mine = tf.constant([1 + 2j, 3 - 1j], tf.complex64) * (RANK + 1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(mine)
+        gathered = ddl.allgather(mine)
+        loss = tf.reduce_sum(tf.math.real(gathered * tf.math.conj(gathered)))
+    np.testing.assert_allclose(tape.gradient(loss, mine), 2 * SIZE * mine, rtol=1e-6)
+    half = tf.Variable(tf.ones([3], tf.bfloat16))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(ddl.bcast(half)) * (RANK + 1.0)
+    want = sum(range(1, SIZE + 1)) if RANK == 0 else 0
+    assert tape.gradient(loss, half).numpy().tolist() == [want] * 3
+
+
+@check
+def xla_beside_is_not_disturbed() -> None:
+    compiled = tf.function(lambda x: tf.tanh(x) * 2.0, jit_compile=True)
+    beside = tf.function(lambda x: ddl.allreduce(compiled(x), average=False), jit_compile=False)
+    mine = values((5,), "float32", RANK) / 10
+    want = sum(2 * np.tanh(values((5,), "float32", rank) / 10) for rank in range(SIZE))
+    np.testing.assert_allclose(beside(mine), want, rtol=1e-5)
+    message = mismatch(
+        lambda: tf.function(lambda x: ddl.allreduce(x) + 1.0, jit_compile=True)(mine)
+    )
+    assert "unsupported operations" in message and "AllReduce" in message, message
+    assert "checks/gradients.py" in message, message  # the line at which it was called
+    np.testing.assert_allclose(beside(mine), want, rtol=1e-5)
+
+
+@check
+def parts_of_a_batch_give_the_gradients_of_the_whole() -> None:
+    x, y = whole_batch()
+    w = tf.Variable(np.random.RandomState(3).randn(5, 3).astype("float32"))
+
+    def gradient(inputs: np.ndarray, targets: np.ndarray) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(inputs @ w) - targets))
+        return tape.gradient(loss, w)
+
+    (mean,) = reduce_gradients([gradient(my_part(x), my_part(y))])
+    np.testing.assert_allclose(mean, gradient(x, y), rtol=0, atol=1e-6)
+    (pair,) = ddl.grads_reduce([(gradient(my_part(x), my_part(y)), w)])
+    np.testing.assert_array_equal(pair[0], mean)
+    assert pair[1] is w

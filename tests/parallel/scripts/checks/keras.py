@@ -1,0 +1,154 @@
+"""Keras: optimizer, callbacks, saving."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import ddl
+import ddl.keras
+import keras
+import numpy as np
+import tensorflow as tf
+from speech import RANK, SIZE
+
+from checks import assert_same_everywhere, check, mismatch, my_part, whole_batch
+
+
+def keras_model(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((5,)), keras.layers.Dense(7, activation="tanh"), keras.layers.Dense(3)]
+    return keras.Sequential(layers)
+
+
+@check
+def keras_parts_of_a_batch_train_as_the_whole() -> None:
+    x, y = whole_batch()
+    together, alone = keras_model(1), keras_model(1)
+    together.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    alone.compile(keras.optimizers.SGD(0.5), "mse")
+    for eagerly in (False, True):
+        together.run_eagerly = alone.run_eagerly = eagerly
+        together.make_train_function(force=True)
+        alone.make_train_function(force=True)
+        together.train_on_batch(my_part(x), my_part(y))
+        alone.train_on_batch(x, y)
+        for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, want, rtol=0, atol=1e-6)
+
+
+@check
+def keras_fit_ends_with_equal_weights_and_reports() -> None:
+    model = keras_model(RANK + 1)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(40, 5), generator.randn(40, 3)
+    progress = Path(os.environ["DDL_PROGRESS"])
+    before = progress.read_text().count('"keras"') if RANK == 0 else 0
+    callbacks = [
+        ddl.keras.BroadcastCallback(),
+        ddl.keras.MetricAverageCallback(),
+        ddl.keras.ProgressCallback(every=0.0, batch_size=8),
+    ]
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    assert_same_everywhere(model.get_weights())
+    assert_same_everywhere([np.asarray(v) for v in optimizer.variables])
+    assert_same_everywhere([np.array(history.history[name]) for name in ("loss", "mae")])
+    if RANK == 0:
+        lines = [json.loads(line) for line in progress.read_text().splitlines()]
+        mine = [line for line in lines if line["source"] == "keras"][before:]
+        assert [line["step"] for line in mine] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10]
+        assert {line["steps"] for line in mine} == {10}
+        assert [line["epoch"] for line in mine] == [1] * 6 + [2] * 6
+        assert all(line["loss"] > 0 and line["mae"] > 0 for line in mine)
+        assert mine[0]["examples_per_s"] > 0
+
+
+@check
+def keras_custom_loop_ends_with_equal_weights() -> None:
+    model = keras_model(RANK + 3)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    ddl.keras.broadcast_variables(model.weights)
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - 1.0))
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
+        )
+
+    for i in range(4):
+        step(tf.constant(np.random.RandomState(10 * i + RANK).randn(4, 5), tf.float32))
+    assert_same_everywhere(model.get_weights())
+
+
+@check
+def keras_saved_model_is_free_of_ddl() -> None:
+    model = keras_model(4)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.train_on_batch(np.ones((2, 5)), np.ones((2, 3)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    assert type(model.optimizer) is keras.optimizers.Adam
+    assert int(loaded.optimizer.iterations) == 1
+    assert "ddl" not in json.dumps(loaded.get_compile_config())
+    loaded.train_on_batch(np.ones((2, 5)), np.ones((2, 3)))  # alone: no other rank is asked
+
+
+@check
+def keras_wraps_once_and_turns_xla_off() -> None:
+    import warnings
+
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.Adam())
+    try:
+        ddl.keras.DistributedOptimizer(optimizer)
+    except ValueError as error:
+        assert "distributed already" in str(error)
+    else:
+        raise AssertionError("wrapped twice")
+    model = keras_model(6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.compile(optimizer, "mse", jit_compile=True)
+    assert any("XLA cannot compile" in str(w.message) for w in caught), caught
+    assert model.jit_compile is False
+    free = keras_model(6)
+    free.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
+    assert free.jit_compile is True
+
+
+@check
+def keras_loss_scaling_reduces_before_it_decides() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras_model(8)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+    overflow = np.full((2, 5), np.inf if RANK == 0 else 1.0, "float32")
+    model.train_on_batch(overflow, np.ones((2, 3)))
+    model.train_on_batch(np.ones((2, 5)) * (RANK + 1), np.ones((2, 3)))
+    assert_same_everywhere(model.get_weights())
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@check
+def keras_models_that_differ_are_named() -> None:
+    if SIZE == 1:
+        return
+    variable = keras.Variable(np.zeros(2 + RANK), dtype="float32", name="kernel")
+    message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
+    assert "kernel" in message, message
+    assert "rank 1 sent float32[3] as tensor 0, rank 0 float32[2]." in message, message

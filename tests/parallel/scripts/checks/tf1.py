@@ -1,0 +1,405 @@
+"""Graphs and sessions of TensorFlow 1: order, starts, optimizers, sparse gradients."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import ddl
+import keras
+import numpy as np
+import tensorflow as tf
+from ddl_ops import collectives
+from ddl_ops.loader import operations
+from speech import RANK, SIZE
+
+from checks import (
+    EARLY,
+    EARLY_GRAPH,
+    EARLY_LOCAL,
+    assert_same_everywhere,
+    check,
+    digest,
+    on_all_ranks,
+    v1,
+    values,
+)
+
+
+class Delays:
+    """Makes tensors of a TF1 graph ready after times that differ by rank, tensor and run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(1000 * seed + RANK)
+
+    def __call__(self, value: tf.Tensor, longest_s: float = 0.003) -> tf.Tensor:
+        def wait(x: np.ndarray) -> np.ndarray:
+            time.sleep(self.random.random() * longest_s)
+            return x
+
+        late = v1.py_func(wait, [value], value.dtype)
+        late.set_shape(value.shape)
+        return late
+
+
+@check
+def tf1_fetches_of_a_train_op_and_the_mean_loss_agree_on_their_order() -> None:
+    os.environ["DDL_GROUP_SIZE"] = "8"
+    try:
+        with tf.Graph().as_default():
+            v1.set_random_seed(3)
+            inputs, targets = v1.placeholder(tf.float32, [None, 4]), v1.placeholder(tf.float32)
+            w, b = v1.get_variable("w", [4, 3]), v1.get_variable("b", [3])
+            loss = tf.reduce_mean(tf.square(tf.matmul(inputs, w) + b - targets))
+            train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            mean_loss = collectives.allreduce(loss, name="mean_loss")
+            # A second model beside it, as in adversarial training.
+            other = v1.get_variable("other", [3], initializer=v1.zeros_initializer())
+            distance = tf.reduce_sum(tf.square(other - tf.reduce_mean(targets)))
+            train_other = v1.train.AdamOptimizer(0.01).minimize(distance, var_list=[other])
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                own, means = [], []
+                for step in range(40):
+                    generator = np.random.RandomState(step * SIZE + RANK)
+                    feed = {inputs: generator.randn(6, 4), targets: generator.randn(6, 3)}
+                    fetches = [train, train_other, mean_loss, loss]
+                    _, _, mean, mine = session.run(fetches, feed)
+                    own.append(mine)
+                    means.append(mean)
+                weights = session.run([w, b, other])
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+    assert_same_everywhere(weights)
+    np.testing.assert_array_equal(means, ddl.allreduce(np.array(own)))
+    assert means[-1] < means[0]
+
+
+@check
+def tf1_free_standing_collectives_are_known_by_name() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2])
+        delay = Delays(1)
+        # Small ones travel with the agreement, large ones after it.
+        inputs = [delay(tf.tile(x, [1 if i % 3 else 4000, 1]) + float(i)) for i in range(20)]
+        makers = [lambda t: ddl.allreduce(t, average=False), ddl.allgather, ddl.bcast]
+        outputs = [makers[i % 3](t) for i, t in enumerate(inputs)]
+        for run in range(6):
+            parts = [values((3, 2), "float32", rank, run) for rank in range(SIZE)]
+            got = session.run(outputs, {x: parts[RANK]})
+            for i, output in enumerate(got):
+                mine = [np.tile(part, [1 if i % 3 else 4000, 1]) + i for part in parts]
+                want = [sum(mine), np.concatenate(mine), mine[0]][i % 3]
+                np.testing.assert_array_equal(output, want)
+
+
+@check
+def tf1_inputs_ready_in_opposite_order_on_the_ranks() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        delay = Delays(2)
+        inputs: dict[int, tf.Tensor] = {}
+        for i in range(6) if RANK % 2 == 0 else reversed(range(6)):
+            with tf.control_dependencies(list(inputs.values())):
+                inputs[i] = delay(x * (i + 1.0))
+        # Raw, as in scripts that load the library themselves; several tensors each.
+        sums = [
+            operations().all_reduce_n([inputs[i], -inputs[i]], op="sum", name=f"crossed_{i}")
+            for i in range(6)
+        ]
+        for run in range(4):
+            got = session.run(sums, {x: RANK + run})
+            want = sum(range(SIZE)) + SIZE * run
+            assert got == [[want * (i + 1), -want * (i + 1)] for i in range(6)], got
+
+
+@check
+def tf1_iterations_of_a_loop_are_told_apart() -> None:
+    def outputs() -> tf.Tensor:
+        delay = Delays(4)
+
+        def body(i: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            mine = delay(tf.cast(10 * i + RANK, tf.float32))
+            both = ddl.allreduce(mine, average=False), ddl.allgather([delay(mine)])
+            return i + 1, found.write(i, tf.concat([both[0][tf.newaxis], both[1]], 0))
+
+        found = tf.TensorArray(tf.float32, 8, element_shape=[None])
+        return tf.while_loop(lambda i, _: i < 8, body, (0, found), parallel_iterations=4)[1].stack()
+
+    want = [
+        [10 * i * SIZE + sum(range(SIZE)), *(10 * i + rank for rank in range(SIZE))]
+        for i in range(8)
+    ]
+    for version in (1, 2):
+        (v1.disable_control_flow_v2 if version == 1 else v1.enable_control_flow_v2)()
+        try:
+            with tf.Graph().as_default(), v1.Session() as session:
+                got = outputs()
+                for _ in range(3):
+                    np.testing.assert_array_equal(session.run(got), want)
+        finally:
+            v1.enable_control_flow_v2()
+
+
+@check
+def tf1_threads_may_run_one_collective_at_a_time_each() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        delay = Delays(5)
+        total_op = ddl.allreduce(delay(tf.constant([1.0, RANK])), average=False)
+        other_op = ddl.allgather(delay(tf.constant([RANK])))
+        want = [[SIZE, sum(range(SIZE))], list(range(SIZE))]
+        with ThreadPoolExecutor(4) as pool:
+            runs = [pool.submit(session.run, [total_op, other_op]) for _ in range(12)]
+            for run in runs:
+                assert [part.tolist() for part in run.result()] == want
+
+
+def train_tf1(variables: list[tf.Variable], loss: tf.Tensor, x: tf.Tensor) -> list[np.ndarray]:
+    step = v1.train.get_or_create_global_step()
+    train = v1.train.AdamOptimizer(0.05).minimize(loss, step)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        starts = session.run(variables)
+        assert_same_everywhere(starts)
+        for i in range(8):
+            session.run(train, {x: np.random.RandomState(50 * i + RANK).randn(6, 5)})
+        ends = session.run(variables)
+        assert session.run(step) == 8
+    assert digest(starts) != digest(ends)
+    assert_same_everywhere(ends)
+    return ends
+
+
+@check
+def tf1_ranks_end_with_equal_weights() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 77)
+        x = v1.placeholder(tf.float32, [None, 5])
+        w = v1.get_variable("w", [5, 3], use_resource=True)
+        b = v1.get_variable("b", [3], initializer=v1.random_normal_initializer())
+        unused = v1.get_variable("unused", [2], initializer=v1.random_normal_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b - 1.0))
+        train_tf1([w, b, unused], loss, x)
+
+
+@check
+def tf1_variables_made_before_import_start_equal() -> None:
+    with EARLY_GRAPH.as_default():
+        x = v1.placeholder(tf.float32, [None, 5])
+        late = v1.get_variable("late", [3], initializer=v1.random_normal_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, EARLY) + late - 1.0))
+        train_tf1([EARLY, late], loss, x)
+        with v1.Session() as session:  # a local variable is each rank's own
+            session.run(v1.local_variables_initializer())
+            assert session.run(EARLY_LOCAL) == float(RANK)
+
+
+@check
+def tf1_late_initialiser_leaves_trained_variables_alone() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 7)
+        w = v1.get_variable("w", [4], initializer=v1.random_normal_initializer())
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.assign_add(w, tf.ones([4])))
+            trained = session.run(w)
+            late = v1.get_variable("late", [2], initializer=v1.random_normal_initializer())
+            session.run(v1.variables_initializer([late]))
+            assert_same_everywhere([session.run(late)])
+            np.testing.assert_array_equal(session.run(w), trained)
+
+
+@check
+def tf1_single_initialisers_start_equal() -> None:
+    def random_variable(name: str, **options: object) -> tf.Variable:
+        return v1.get_variable(name, [3], initializer=v1.random_normal_initializer(), **options)
+
+    for kind in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(RANK + 9)
+            first, second, third = (random_variable(n, use_resource=kind) for n in "abc")
+            session.run(first.initializer)
+            # From rank to rank in another order, which a run of several does not have.
+            rest = [second.initializer, third.initializer]
+            session.run(rest if RANK % 2 == 0 else rest[::-1])
+            starts = session.run([first, second, third])
+            assert_same_everywhere(starts)
+            assert first.initializer is first.initializer
+            local = random_variable("d", collections=[v1.GraphKeys.LOCAL_VARIABLES])
+            session.run(local.initializer)
+            if SIZE > 1:
+                assert len(set(on_all_ranks(digest([session.run(local)])[:60]))) == SIZE
+            # One rank alone: a variable's load() is no start.
+            if RANK == 0:
+                first.load([7.0, 8.0, 9.0], session)
+            want = [7, 8, 9] if RANK == 0 else starts[0]
+            np.testing.assert_array_equal(session.run(first), want)
+
+
+@check
+def tf1_exported_graphs_are_made_after_the_graph_is_finalised() -> None:
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        w = v1.get_variable("w", [2])
+        session.run(v1.global_variables_initializer())
+        late = v1.get_variable("late", [2])
+        graph.finalize()
+        saved = v1.train.export_meta_graph()
+        names = {node.name for node in saved.graph_def.node}
+        assert {w.initializer.name, late.initializer.name} <= names
+
+
+@check
+def tf1_monitored_session_starts_equal() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK + 5)
+        w = v1.get_variable("w", [4], initializer=v1.random_normal_initializer())
+        v1.train.get_or_create_global_step()
+        with v1.train.MonitoredTrainingSession() as session:
+            assert_same_everywhere([session.run(w)])
+
+
+@check
+def tf1_groups_sparse_and_missing_gradients() -> None:
+    os.environ["DDL_GROUP_SIZE"] = "10"
+    try:
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(RANK)
+            table = v1.get_variable("table", [6, 2])
+            rest = [v1.get_variable(f"w{i}", [2 + i], dtype=tf.float32) for i in range(4)]
+            half = v1.get_variable("half", [3], dtype=tf.float16)
+            rows = tf.gather(table, [RANK % 6, 2])  # other rows on each rank
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(tf.cast(half, tf.float32))
+            loss += tf.add_n([tf.reduce_sum(w) * (i + 1.0) for i, w in enumerate(rest)])
+            idle = v1.get_variable("idle", [2])
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            pairs = optimizer.compute_gradients(loss, [table, *rest, half, idle])
+            assert pairs[-1][0] is None
+            train = optimizer.apply_gradients(pairs)
+            nodes = [op.name for op in graph.get_operations() if op.type == "AllReduceN"]
+            # From the end: 5 and 4 elements; 3 and 2; the table's 12 alone; half's 3, by dtype.
+            assert len(nodes) == 4, nodes
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                before = session.run([table, *rest, half, idle])
+                session.run(train)
+                after = session.run([table, *rest, half, idle])
+        moved = before[0] - after[0]
+        want = np.zeros((6, 2))
+        for rank in range(SIZE):
+            want[rank % 6] += 1 / SIZE
+            want[2] += 1 / SIZE
+        np.testing.assert_allclose(moved, want, atol=1e-6)
+        for i in range(4):
+            np.testing.assert_allclose(before[1 + i] - after[1 + i], i + 1.0, rtol=1e-5)
+        np.testing.assert_array_equal(before[-1], after[-1])
+        assert_same_everywhere(after)
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+
+
+@check
+def tf1_groups_need_only_their_own_gradients() -> None:
+    def ancestors(op: tf.Operation) -> set[str]:
+        seen: set[str] = set()
+        ops = [op]
+        while ops:
+            for before in {t.op for t in ops[-1].inputs} | set(ops.pop().control_inputs):
+                if before.name not in seen:
+                    seen.add(before.name)
+                    ops.append(before)
+        return seen
+
+    os.environ["DDL_GROUP_SIZE"] = "9"
+    try:
+        with tf.Graph().as_default() as graph:
+            layer = tf.ones([2, 3])
+            for i in range(3):
+                layer = tf.tanh(tf.matmul(layer, v1.get_variable(f"w{i}", [3, 3])))
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            pairs = optimizer.compute_gradients(tf.reduce_sum(layer))
+            optimizer.apply_gradients(pairs)
+            groups = [op for op in graph.get_operations() if op.type == "AllReduceN"]
+    finally:
+        del os.environ["DDL_GROUP_SIZE"]
+    assert len(groups) == 3
+    # The last layer's first: while it is reduced, the other gradients are still being computed.
+    for number, group in enumerate(groups):
+        needed = [gradient.op.name in ancestors(group) for gradient, _ in pairs]
+        assert needed == [i >= 2 - number for i in range(3)], needed
+
+
+@check
+def tf1_sparse_gradients_may_stay_sparse() -> None:
+    def train(**options: bool) -> tuple[list[np.ndarray], list[str], list[bool]]:
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(5)
+            table = v1.get_variable("table", [7, 2])
+            second = v1.get_variable("second", [5, 1])
+            bias = v1.get_variable("bias", [2])
+            loss = tf.reduce_sum(tf.square(tf.gather(table, [2] * (RANK + 1) + [RANK % 7]) + bias))
+            loss += tf.reduce_sum(tf.square(tf.gather(second, [RANK % 5, 3])))
+            optimizer = v1.train.GradientDescentOptimizer(0.1)
+            pairs = optimizer.compute_gradients(loss, [table, second, bias])
+            reduced = ddl.grads_reduce(pairs, **options)
+            updates = [v.assign_sub(0.1 * tf.convert_to_tensor(g)) for g, v in reduced]
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(updates)
+                ends = session.run([table, second, bias])
+            ops = [op.type for op in graph.get_operations()]
+            return ends, ops, [isinstance(g, tf.IndexedSlices) for g, _ in reduced]
+
+    dense, ops, stayed = train()
+    assert "AllGather" not in ops and not any(stayed)
+    sparse, ops, stayed = train(sparse_as_dense=False)
+    assert ops.count("AllGather") == 4 and ops.count("AllReduceN") == 1
+    assert stayed == [True, True, False]
+    os.environ["DDL_SPARSE_AS_DENSE"] = "0"
+    try:
+        by_setting, ops, _ = train()
+        assert ops.count("AllGather") == 4
+        _, ops, _ = train(sparse_as_dense=True)
+        assert "AllGather" not in ops
+    finally:
+        del os.environ["DDL_SPARSE_AS_DENSE"]
+    for a, b, c in zip(dense, sparse, by_setting, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        np.testing.assert_array_equal(b, c)
+    assert_same_everywhere(sparse)
+
+
+@check
+def tf1_optimizers_and_keras_take_sparse_gradients() -> None:
+    def tf1_adam() -> list[np.ndarray]:
+        with tf.Graph().as_default():
+            v1.set_random_seed(11)
+            table = v1.get_variable("table", [6, 2])
+            loss = tf.reduce_sum(tf.square(tf.gather(table, [RANK % 6, 2]) - 1.0))
+            train = v1.train.AdamOptimizer(0.05).minimize(loss)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train)
+                return [session.run(table)]
+
+    def keras_embedding() -> list[np.ndarray]:
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential(
+            [keras.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3), keras.layers.Flatten()]
+        )
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+        for _ in range(3):
+            model.train_on_batch(np.array([[RANK % 6, 2]]), np.ones((1, 6)))
+        return model.get_weights()
+
+    for train in (tf1_adam, keras_embedding):
+        dense = train()
+        os.environ["DDL_SPARSE_AS_DENSE"] = "0"
+        try:
+            sparse = train()
+        finally:
+            del os.environ["DDL_SPARSE_AS_DENSE"]
+        assert_same_everywhere(sparse)
+        np.testing.assert_allclose(sparse[0], dense[0], rtol=1e-4, atol=1e-6)
