@@ -20,6 +20,7 @@ from typing import Any
 
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, BaseOperator, get_parsing_context
+from airflow.sdk.definitions.param import ParamsDict
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -100,7 +101,6 @@ def dag_from(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
-        params=form(manifest, steps),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -111,7 +111,10 @@ def dag_from(
         },
     ) as dag:
         dag.shown_as_code = shown_as_code
-        _tasks(steps, list(dag.params))
+        fields = form(manifest, steps)
+        _tasks(steps, list(fields))
+    # After the tasks: each would make its own copy, and a run takes the DAG's.
+    dag.params = ParamsDict(fields)
     return dag
 
 

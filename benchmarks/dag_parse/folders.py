@@ -35,6 +35,16 @@ _FACTORY = """\
   catchup: false
   max_active_runs: 1
   tags: [ddl, tensorflow]
+  params:
+    nodes: {{__type__: airflow.sdk.Param, default: 2, type: integer, minimum: 1, maximum: 4096,
+      title: Nodes, section: This run, description: Each runs 1 rank(s).}}
+    checkpoint: {{__type__: airflow.sdk.Param, default: latest, type: string, title: Checkpoint,
+      section: This run, pattern: "^(latest|0|[1-9][0-9]*)$",
+      description: "Which one becomes the model: latest, or a step."}}
+    attempts: {{__type__: airflow.sdk.Param, default: 3, type: integer, minimum: 1, maximum: 3,
+      title: Attempts, section: This run, description: Tries of each task in all.}}
+    dry_run: {{__type__: airflow.sdk.Param, default: false, type: boolean, title: Dry run,
+      section: This run, description: Check scripts and data and say what would be done.}}
   default_args:
     retries: 2
     retry_delay: {{__type__: datetime.timedelta, seconds: 30}}

@@ -46,6 +46,7 @@ def shape_of(bag: Any) -> list[Any]:
     shape = [dag_id, dag.description, dag.schedule, dag.catchup, dag.max_active_runs]
     tags = sorted(dag.tags - {"dagfactory"})  # which dag-factory adds
     shape += [str(dag.start_date), tags, bool(dag.doc_md)]
+    shape.append(sorted(dag.params.dump().items()))
     for task in dag.topological_sort():
         shape.append([task.task_id, task.retries, float(task.retry_exponential_backoff)])
         shape.append([task.retry_delay.total_seconds(), task.max_retry_delay.total_seconds()])
