@@ -203,6 +203,14 @@ def test_generated_bad_manifests_are_refused_soon_and_in_little_memory() -> None
     assert _most["bytes"] < _LIMIT_BYTES
 
 
+def test_a_name_with_a_line_end_ends_no_line_of_a_message() -> None:
+    text = GOOD["ffdl"].partition("evaluation_metrics:")[0]
+    text += 'evaluation_metrics: {type: regex, groups: {"\\r": }}\n'
+    with pytest.raises(ManifestError) as caught:
+        load_manifest_text(text, "m.yml")
+    assert len(str(caught.value).splitlines()) == len(caught.value.issues)
+
+
 @pytest.mark.parametrize("style", [None, '"', "'", "|", ">"])
 def test_no_way_to_write_a_name_hides_its_dag_id(style: str | None) -> None:
     @settings(max_examples=100, deadline=None, database=None)
