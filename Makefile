@@ -9,8 +9,8 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: help install ops demo up test test-gpu soak bench bench-peers bench-training check check-nccl
-.PHONY: format lock clean
+.PHONY: help install ops demo up test fuzz test-gpu soak bench bench-peers bench-dags bench-training
+.PHONY: check check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 test: install  ## All tests; says loudly what it has to skip
 	@$(BIN)/python -m pytest $(TESTS)
 
+fuzz: install  ## 10,000 generated bad manifests; some minutes
+	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest
+
 test-gpu: install  ## The tests that need GPUs, on as many as there are
 	@$(BIN)/python -m pytest tests/gpu
 
@@ -49,6 +52,9 @@ bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet 
 
 bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
 	@$(BIN)/python -m benchmarks.collectives.peers
+
+bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs it once
+	@$(BIN)/python -m benchmarks.dag_parse
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training

@@ -89,6 +89,12 @@ def gloo() -> Environment:
     return Environment(_make("gloo", ["gloo.txt"], []))
 
 
+@functools.cache
+def dag_factory() -> Environment:
+    """dag-factory on an Airflow of its own. Raises subprocess.CalledProcessError if pip fails."""
+    return Environment(_make("dag-factory", ["dag-factory.txt"], []))
+
+
 def _make(name: str, wheels: list[str], sources: list[str]) -> Path:
     folder = CACHE / name
     python = folder / "bin" / "python"

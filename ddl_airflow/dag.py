@@ -6,11 +6,13 @@ Airflow gets the DAGs from a loader file (``dags_from``) or from a bundle (``ddl
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, BaseOperator, get_parsing_context
+from airflow.sdk.definitions.param import ParamsDict
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -100,7 +103,6 @@ def dag_from(
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
-        params=form(manifest, steps),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -111,7 +113,10 @@ def dag_from(
         },
     ) as dag:
         dag.shown_as_code = shown_as_code
-        _tasks(steps, list(dag.params))
+        fields = form(manifest, steps)
+        _tasks(steps, list(fields))
+    # After the tasks: each would make its own copy, and a run takes the DAG's.
+    dag.params = ParamsDict(fields)
     return dag
 
 
@@ -284,6 +289,19 @@ class BrokenManifest(DAG):
         """A broken manifest has no tags."""
 
 
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Saves the garbage collector its search: what is made here stays, thousands of DAGs of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_garbage()
 def dags_from(folder: str | Path) -> dict[str, DAG]:
     """A DAG for each manifest below the folder; for a broken one, a DAG that says what is wrong.
 

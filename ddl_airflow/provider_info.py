@@ -27,11 +27,11 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "bundles": [
+            {"integration-name": "DDL", "python-modules": ["ddl_airflow.bundle"]},
+        ],
         "triggers": [
-            {
-                "integration-name": "DDL",
-                "python-modules": ["ddl_airflow.triggers.data_change"],
-            }
+            {"integration-name": "DDL", "python-modules": ["ddl_airflow.triggers.data_change"]},
         ],
         "config": {
             "ddl": {

@@ -15,7 +15,10 @@ from benchmarks import report, turns
 from benchmarks.collectives import peer_rank, peers
 from benchmarks.collectives.__main__ import SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
+from benchmarks.dag_parse import __main__ as dag_parse
+from benchmarks.dag_parse import folders
 from benchmarks.training import __main__ as training
+from ddl_airflow.core.manifest import load_manifest
 
 LINES = [
     "# stream-copy together 8e9",
@@ -129,6 +132,32 @@ def test_pipelined_steps_are_compared_with_blocking_ones() -> None:
     rows = training.make_rows(samples, dict.fromkeys(training.TEAMS, 2), batch=100)
     text = training.table(rows).splitlines()
     assert text[-1] == "pipelined × blocking: 1.50 (1.50–1.50)"
+
+
+def test_ways_to_a_dag_are_compared_within_rounds() -> None:
+    def samples(*seconds: float) -> list[dict[str, float]]:
+        return [{"seconds": one} for one in seconds]
+
+    ours = {"whole": samples(1, 2), "own": samples(0.01, 0.01)}
+    theirs = {"whole": samples(4, 10), "own": samples(1, 1)}
+    rows = dag_parse.make_rows(
+        [
+            {"count": 1000, "ways": {"loader": ours, "bundle": ours, "dag-factory": theirs}},
+            {"count": 5000, "ways": {"loader": ours, "bundle": ours}},
+        ]
+    )
+    text = dag_parse.table(rows, "whole").splitlines()
+    assert text[0] == "| manifests | 1,000 | 5,000 |"
+    assert text[2] == "| loader | 1.5 s | 1.5 s |"
+    assert text[4:6] == ["| dag-factory | 7 s |  |", "| loader × dag-factory | 4.5 (4.2–4.8) |  |"]
+    assert "| bundle × dag-factory | 100.0 (100.0–100.0) |  |" in dag_parse.table(rows, "own")
+
+
+def test_manifests_of_the_benchmark_are_good(tmp_path: Path) -> None:
+    folders.write_manifests(tmp_path, 3)
+    manifests = [load_manifest(path) for path in sorted(tmp_path.glob("*/manifest.yml"))]
+    assert [m.dag_id for m in manifests] == [folders.dag_id(number) for number in range(3)]
+    assert not any(m.warnings for m in manifests)
 
 
 def test_different_weights_end_a_training() -> None:

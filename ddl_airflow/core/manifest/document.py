@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 import yaml.reader
@@ -33,8 +33,7 @@ class Plain(str):
     """A scalar written without quotes, so it may also be meant as a number."""
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A value at characters [start, end) of the text."""
 
     value: str | None
@@ -44,14 +43,12 @@ class Scalar:
     anchor: str | None
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     items: list[Node]
     line: int
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     pairs: list[tuple[Scalar, Node]]
     line: int
 

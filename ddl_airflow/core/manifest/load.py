@@ -265,7 +265,11 @@ def _words(
     if kind == "extra_forbidden":
         return "unknown field", suggestion(name, fields)
     field = fields.get(name)
-    example = f"{name}: {_flow(field.examples[0])}" if field and field.examples else f"{name}: text"
+    example = (
+        f"{name}: {_flow(field.examples[0])}"
+        if field and field.examples
+        else f"{child('', name)}: text"
+    )
     for_example = f"Write for example {example}."
     shown = _shown(value, quote="connection" not in loc)
     if kind == "missing":

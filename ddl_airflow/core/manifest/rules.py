@@ -8,6 +8,7 @@ one look at a manifest shows everything.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import shlex
 import time
@@ -157,25 +158,28 @@ def schedule_is_cron_or_preset(at: str, given: Schedule | None) -> Findings:
     if schedule.startswith("@"):
         yield Finding(at, f"{schedule[:40]!r} is not a preset", suggestion(schedule, PRESETS))
         return
-    # Airflow itself reads schedules with croniter, so it is there and it is the judge.
-    from croniter import (
-        CroniterBadDateError,
-        CroniterError,
-        croniter,
-    )
-
     fix = 'Write minute, hour, day, month, weekday, for example "0 3 * * 0", or a preset: @daily.'
     fields = schedule.split()
     # H and R (hashed, random) would give another schedule at each parse.
     if len(schedule) > 100 or len(fields) != 5 or any(f[0] in "hHrR" for f in fields):
         yield Finding(at, f"{schedule[:40]!r} is not a cron expression of five fields", fix)
         return
+    if problem := _cron_problem(schedule):
+        yield Finding(at, f"{schedule!r} {problem}", fix)
+
+
+@functools.lru_cache(1000)  # thousands of manifests have some dozens of schedules
+def _cron_problem(schedule: str) -> str:
+    # Airflow itself reads schedules with croniter, so it is there and it is the judge.
+    from croniter import CroniterBadDateError, CroniterError, croniter
+
     try:
         croniter(schedule, time.time()).get_next(float)
     except CroniterBadDateError:
-        yield Finding(at, f"{schedule!r} names a date that never comes", fix)
+        return "names a date that never comes"
     except CroniterError:
-        yield Finding(at, f"{schedule!r} is not a cron expression", fix)
+        return "is not a cron expression"
+    return ""
 
 
 @_rule("experiment")

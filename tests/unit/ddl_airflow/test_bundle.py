@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -406,3 +408,14 @@ def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_m
     write_manifest(folder / "b", "second")
     bundle.refresh()
     assert len(list((bundle.base_dir / "manifests").iterdir())) == 2
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/manifests.md"])
+def test_what_the_documentation_configures_is_this_bundle(page):
+    text = (Path(__file__).parents[3] / page).read_text()
+    (written,) = re.findall(r"^dag_bundle_config_list = (\[.*?\])$", text, re.M | re.S)
+    (entry,) = json.loads(written)
+    module, _, name = entry["classpath"].rpartition(".")
+    made = getattr(import_module(module), name)(name=entry["name"], **entry["kwargs"])
+    assert type(made) is ManifestBundle
+    assert made.refresh_interval == 30

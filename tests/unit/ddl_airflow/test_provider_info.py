@@ -19,8 +19,9 @@ def test_airflows_schema_accepts_it():
 
 
 def test_every_module_that_it_names_is_there():
-    for operators in get_provider_info()["operators"]:
-        for name in operators["python-modules"]:
+    info = get_provider_info()
+    for part in (*info["operators"], *info["bundles"]):
+        for name in part["python-modules"]:
             importlib.import_module(name)
 
 
