@@ -47,7 +47,6 @@ class MpiTransport : public Transport {
   template <typename Begin>
   Status Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin);
   Status Await(const char* what, std::deque<Part>* queue);
-  Status Kept(Status status) { return broken_ = std::move(status); }
 
   MPI_Comm comm_;
   int rank_ = 0;
@@ -55,7 +54,6 @@ class MpiTransport : public Transport {
   const double timeout_s_;
   std::deque<Part> sends_, receives_;
   int64_t pending_sends_ = 0;
-  Status broken_;
 };
 
 }  // namespace ddl

@@ -86,12 +86,9 @@ class ThreadTransport : public Transport {
                            Seconds(network_.timeout_s_) + "."));
   }
 
-  Status Kept(Status status) { return broken_ = std::move(status); }
-
   ThreadNetwork& network_;
   const int rank_;
   std::deque<std::shared_ptr<Message>> sends_, receives_;
-  Status broken_;
 };
 
 ThreadNetwork::ThreadNetwork(int size, double timeout_s)
