@@ -11,17 +11,25 @@ from ddl_airflow.core.errors import DdlError
 
 
 @contextmanager
-def airflow_errors() -> Iterator[None]:
+def airflow_errors(attempts_left: bool = True) -> Iterator[None]:
     """Raises what Airflow understands.
 
+    Args:
+        attempts_left: whether this run may try again.
+
     Raises:
-        AirflowFailException: a DdlError that trying again cannot mend; the task fails at once.
+        AirflowFailException: a DdlError that trying again cannot mend, or that came in the last
+            attempt; the task fails at once.
         AirflowException: any other DdlError; the task's retries apply.
     """
     try:
         yield
     except DdlError as error:
         kind = type(error).__name__
+        if error.retryable and not attempts_left:
+            raise AirflowFailException(
+                f"{kind}: {error} (Not retried: this run was given no more attempts.)"
+            ) from error
         if error.retryable:
             raise AirflowException(f"{kind}: {error}") from error
         raise AirflowFailException(

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddl_airflow import __version__
-from ddl_airflow.core.errors import DdlError, ManifestError
-from ddl_airflow.core.manifest import converted, load_manifest
+from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
+from ddl_airflow.core.layout import experiments
+from ddl_airflow.core.manifest import (
+    Manifest,
+    converted,
+    json_schema,
+    load_manifest,
+    manifests_in,
+    shared_dag_id,
+)
 from ddl_airflow.core.plan import StoreReference, plan
+from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
@@ -35,9 +45,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    validate = commands.add_parser("validate", help="say everything that is wrong in manifests")
-    validate.add_argument("manifest", nargs="+", type=Path)
+    validate = commands.add_parser(
+        "validate",
+        help="say everything that is wrong in manifests",
+        epilog="Ends with 0 when all are good, 1 when one is not, 2 when there is none to look at.",
+    )
+    validate.add_argument(
+        "manifest", nargs="+", type=Path, help="a file, or a folder with all that are below it"
+    )
+    validate.add_argument(
+        "--format",
+        choices=_REPORTS,
+        default="text",
+        help="text for people, json for programs, github for its annotations (default: text)",
+    )
+    validate.add_argument("--strict", action="store_true", help="count a warning as an error")
     validate.set_defaults(run=_validate)
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of manifests, for editors")
+    schema.set_defaults(run=_schema)
 
     show = commands.add_parser("plan", help="print the steps that a manifest becomes, as JSON")
     show.add_argument("manifest", type=Path)
@@ -58,6 +84,38 @@ def _parser() -> argparse.ArgumentParser:
     lineage.add_argument("uri", help="s3://bucket/training_id, or the folder")
     lineage.set_defaults(run=_lineage)
 
+    tensorboard = commands.add_parser(
+        "tensorboard", help="show the curves of all experiments in a workspace"
+    )
+    tensorboard.add_argument(
+        "--workspace",
+        type=Path,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
+    )
+    tensorboard.add_argument("--host", default="localhost", help="default: localhost")
+    tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
+    tensorboard.set_defaults(run=_tensorboard)
+
+    production = commands.add_parser(
+        "production",
+        help="print which training of a DAG is in production, and those before",
+        epilog="s3:// as for lineage.",
+    )
+    production.add_argument(
+        "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
+    )
+    production.set_defaults(run=_production)
+
+    back = commands.add_parser(
+        "rollback",
+        help="put the training before into production again",
+        epilog="s3:// as for lineage.",
+    )
+    back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    back.add_argument("--to", default="", metavar="TRAINING_ID", help="one that was there before")
+    back.set_defaults(run=_rollback)
+
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
     demo.add_argument("--home", type=Path, default=Path(".demo"), help="default: .demo")
@@ -68,21 +126,106 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    wrong = 0
-    for path in options.manifest:
-        try:
-            manifest = load_manifest(path)
-        except ManifestError as error:
-            wrong += 1
-            print(error, file=sys.stderr)
-            continue
-        for issue in manifest.warnings:
-            print(f"warning: {issue.render(str(path))}", file=sys.stderr)
-        print(
-            f"{path}: good: DAG {manifest.dag_id}, {manifest.world_size} ranks, "
-            f"{len(manifest.commands)} command(s)"
-        )
-    return 1 if wrong else 0
+    files = list(_files(options.manifest))
+    if not files:
+        folders = ", ".join(map(str, options.manifest))
+        print(f"ddl-airflow: there is no manifest below {folders}", file=sys.stderr)
+        return 2
+    looks = [_look(path) for path in files]
+    _find_shared_ids(looks)
+    if options.strict:
+        for look in looks:
+            look.errors, look.warnings = [*look.errors, *look.warnings], []
+    _REPORTS[options.format](looks)
+    return 1 if any(look.errors for look in looks) else 0
+
+
+@dataclasses.dataclass
+class _Look:
+    """A look at one file; manifest is None if it is none."""
+
+    file: str
+    manifest: Manifest | None
+    errors: list[ManifestIssue]
+    warnings: list[ManifestIssue]
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from (found for found, _ in manifests_in(path))
+        else:
+            yield path
+
+
+def _look(path: Path) -> _Look:
+    try:
+        manifest = load_manifest(path)
+    except ManifestError as error:
+        return _Look(str(path), None, list(error.issues), [])
+    return _Look(str(path), manifest, [], list(manifest.warnings))
+
+
+def _find_shared_ids(looks: Sequence[_Look]) -> None:
+    claims: dict[str, list[_Look]] = {}
+    for look in looks:
+        if look.manifest is not None:
+            claims.setdefault(look.manifest.dag_id, []).append(look)
+    for sharing in claims.values():
+        for look in sharing:
+            if others := [other.file for other in sharing if other.file != look.file]:
+                look.errors.append(shared_dag_id(cast(Manifest, look.manifest), others))
+
+
+def _report_text(looks: Sequence[_Look]) -> None:
+    for look in looks:
+        for issue in look.errors:
+            print(issue.render(look.file), file=sys.stderr)
+        for issue in look.warnings:
+            print(f"warning: {issue.render(look.file)}", file=sys.stderr)
+        if look.manifest is not None and not look.errors:
+            print(
+                f"{look.file}: good: DAG {look.manifest.dag_id}, {look.manifest.world_size} ranks, "
+                f"{len(look.manifest.commands)} command(s)"
+            )
+
+
+def _report_json(looks: Sequence[_Look]) -> None:
+    def entry(look: _Look) -> dict[str, Any]:
+        good = look.manifest is not None and not look.errors
+        return {
+            "file": look.file,
+            "good": good,
+            "dag_id": look.manifest.dag_id if look.manifest else None,
+            "errors": [dataclasses.asdict(issue) for issue in look.errors],
+            "warnings": [dataclasses.asdict(issue) for issue in look.warnings],
+        }
+
+    print(json.dumps({"manifests": [entry(look) for look in looks]}, indent=2))
+
+
+def _report_github(looks: Sequence[_Look]) -> None:
+    """Workflow commands: GitHub shows each at its line of the change."""
+
+    def escaped(text: str, *more: str) -> str:
+        for char in ("%", "\r", "\n", *more):
+            text = text.replace(char, f"%{ord(char):02X}")
+        return text
+
+    for look in looks:
+        for kind, issues in (("error", look.errors), ("warning", look.warnings)):
+            for issue in issues:
+                place = f"file={escaped(look.file, ':', ',')},line={issue.line or 1}"
+                said = f"{issue.field}: " if issue.field else ""
+                print(f"::{kind} {place}::{escaped(f'{said}{issue.message}. {issue.fix}')}")
+
+
+_REPORTS = {"text": _report_text, "json": _report_json, "github": _report_github}
+
+
+def _schema(options: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
+    return 0
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -117,12 +260,55 @@ def _lineage(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _production(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = read_pointer(store, dag_id, PRODUCTION)
+    if pointer is None:
+        print(f"ddl-airflow: {options.uri}: nothing is in production", file=sys.stderr)
+        return 1
+    print(json.dumps(pointer, indent=2))
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = rollback(store, dag_id, options.to)
+    print(f"in production again: {pointer['model']}")
+    return 0
+
+
+def _results_of(uri: str) -> tuple[ObjectStore, str]:
+    results, _, dag_id = uri.rstrip("/").rpartition("/")
+    return _open(results), dag_id
+
+
 def _open(uri: str) -> ObjectStore:
     scheme, _, _rest = uri.partition("://")
     if scheme == "s3":
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
     return open_store(uri if scheme == "file" else Path(uri).resolve().as_uri())
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    """Becomes TensorBoard. Returns only when that cannot be."""
+    if options.workspace is None:
+        print("ddl-airflow: which workspace? Give --workspace DIR.", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("tensorboard") is None:
+        said = "TensorBoard is not installed. Run: pip install 'ddl-airflow[tensorboard]'"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 2
+    folder = experiments(Path(options.workspace)).absolute()
+    if not folder.is_dir():
+        said = f"{folder}: no training has left an experiment there"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 1
+    # Not its own script, which need not be on PATH.
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    argv += ["--host", options.host, "--port", str(options.port)]
+    sys.stdout.flush()
+    os.execv(sys.executable, argv)
 
 
 def _demo(options: argparse.Namespace) -> int:

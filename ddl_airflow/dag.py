@@ -1,23 +1,23 @@
 """Plan to DAG, and a folder of manifests to DAGs.
 
 Parsing reads manifests and nothing else: no network, no connection, no TensorFlow, no process.
+Airflow gets the DAGs from a loader file (``dags_from``) or from a bundle (``ddl_airflow.bundle``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, get_parsing_context
 
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -26,38 +26,79 @@ from ddl_airflow.core.errors import (
     ManifestSyntaxError,
 )
 from ddl_airflow.core.manifest import (
+    REDACTED,
     Manifest,
+    label,
     load_manifest_text,
-    looks_like_manifest,
+    manifests_in,
+    may_have_dag_id,
     redacted_text,
+    shared_dag_id,
 )
-from ddl_airflow.core.plan import Plan, plan
+from ddl_airflow.core.plan import EvaluateStep, Plan, plan
+from ddl_airflow.form import form
+from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 
-_LARGEST_MANIFEST = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
+class ManifestDag(DAG):
+    """A DAG whose code, in Airflow's UI, is its manifest and not the Python file around it.
+
+    Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
+    ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
+    """
+
+    shown_as_code: Path | None = None
+    _fileloc = ""
+    _relative_fileloc: str | None = None
+
+    @property
+    def fileloc(self) -> str:
+        """The Python file until Airflow has noted it; then what is to be shown as code."""
+        if self.shown_as_code is not None and self._relative_fileloc is not None:
+            return str(self.shown_as_code)
+        return self._fileloc
+
+    @fileloc.setter
+    def fileloc(self, value: str) -> None:
+        self._fileloc = value
+
+    @property
+    def relative_fileloc(self) -> str | None:
+        """The Python file, relative to its bundle."""
+        return self._relative_fileloc
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, value: str | None) -> None:
+        self._relative_fileloc = value
+
+
+def dag_from(
+    manifest: Manifest, path: Path, text: str = "", shown_as_code: Path | None = None
+) -> DAG:
     """The DAG of one manifest.
 
     Args:
         manifest: as loaded.
         path: its file; code and folders are relative to it.
         text: the manifest as written, shown (without keys) in the DAG's documentation.
+        shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
     retries = manifest.retries
-    with DAG(
+    with ManifestDag(
         dag_id=steps.dag_id,
         description=manifest.model_definition.description or f"Training from {path.name}",
         schedule=manifest.schedule,
         start_date=datetime(2024, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
+        params=form(manifest, steps),
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
         default_args={
@@ -67,11 +108,12 @@ def dag_from(manifest: Manifest, path: Path, text: str = "") -> DAG:
             "max_retry_delay": max(timedelta(hours=1), retries.delay),
         },
     ) as dag:
-        _tasks(steps)
+        dag.shown_as_code = shown_as_code
+        _tasks(steps, list(dag.params))
     return dag
 
 
-def _tasks(steps: Plan) -> None:
+def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         task_id="stage_data",
@@ -80,7 +122,12 @@ def _tasks(steps: Plan) -> None:
         code=steps.stage_data.code,
         not_code=steps.stage_data.not_code,
         python=train.python,
-        commands=[train.command, *transform.commands],
+        commands=[
+            train.command,
+            *transform.commands,
+            *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
+        ],
+        settings=settings,
     )
     trained = TrainOperator(
         task_id="train",
@@ -88,10 +135,12 @@ def _tasks(steps: Plan) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        distribution=train.distribution,
         python=train.python,
         framework=train.framework,
         tf1=train.tf1,
         metrics=train.metrics,
+        parameters=steps.parameters,
     )
     transformed = TransformOperator(
         task_id="transform",
@@ -102,14 +151,48 @@ def _tasks(steps: Plan) -> None:
         sample=transform.sample,
         python=transform.python,
         tf1=transform.tf1,
+        parameters=steps.parameters,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",
         task_display_name="upload-results",
         results=steps.upload_results.results,
         manifest=steps.manifest,
+        promote=steps.upload_results.promote,
     )
-    stage_data >> trained >> transformed >> uploaded
+    stage_data >> trained >> transformed
+    last: BaseOperator = transformed
+    if steps.evaluate is not None:
+        last = last >> _evaluated(steps, steps.evaluate)
+    if steps.approve:
+        last = last >> _approved()
+    last >> uploaded
+
+
+def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
+    return EvaluateOperator(
+        task_id="evaluate",
+        results=steps.upload_results.results,
+        command=evaluate.command,
+        metric=evaluate.metric,
+        minimum=evaluate.minimum,
+        maximum=evaluate.maximum,
+        not_worse=evaluate.not_worse,
+        python=steps.train.python,
+        tf1=steps.train.tf1,
+        parameters=steps.parameters,
+    )
+
+
+def _approved() -> BaseOperator:
+    """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
+    from airflow.providers.standard.operators.hitl import ApprovalOperator
+
+    return ApprovalOperator(
+        task_id="approve",
+        subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
+        body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+    )
 
 
 def _documentation(manifest: Manifest, path: Path, text: str) -> str:
@@ -127,29 +210,37 @@ class ManifestProblem(SerializationError):
 class BrokenManifest(DAG):
     """Stands in for the DAG of a manifest that has none, and tells Airflow why.
 
-    An error raised while the loader file is parsed would make all its DAGs stale. So the loader
-    never raises; instead this DAG raises while Airflow serialises it, and Airflow then files the
-    error under ``relative_fileloc``: the manifest's own path, beside the DAGs that are well.
+    It raises while Airflow serialises it, which makes an import error of our words, without the
+    traceback that an error of the file itself would bring. In a loader there is one more reason:
+    an error of the file would make all its DAGs stale. There the error is filed under the
+    manifest's own path, beside the DAGs that are well.
     Seen in Airflow 3.3: ``airflow/dag_processing/processor.py``, ``_serialize_dags``.
+
+    Args:
+        error: what is wrong.
+        filed_under: path under which Airflow files the error; by default the file it parses.
     """
 
     _error: ManifestError | None = None
-    _manifest = ""
+    _filed_under: str | None = None
+    _filed = False
 
-    def __init__(self, error: ManifestError) -> None:
+    def __init__(self, error: ManifestError, filed_under: str | None = None) -> None:
         digest = hashlib.sha256(error.source.encode()).hexdigest()[:16]
         super().__init__(f"broken-manifest-{digest}", schedule=None)
-        self._manifest = error.source
+        self._filed_under, self._filed = filed_under, filed_under is not None
         self._error = error
 
     @property
     def relative_fileloc(self) -> str | None:
-        """The manifest, whatever file the DAG processor believes it to come from."""
-        return self._manifest
+        """The path under which the error is filed."""
+        return self._filed_under
 
     @relative_fileloc.setter
     def relative_fileloc(self, value: str | None) -> None:
-        """Airflow sets the loader's path here; the manifest's stays."""
+        """Airflow sets the path of the file that it parses; one that was given stays."""
+        if not self._filed:
+            self._filed_under = value
 
     @property
     def tags(self) -> Any:
@@ -161,34 +252,6 @@ class BrokenManifest(DAG):
     @tags.setter
     def tags(self, value: Any) -> None:
         """A broken manifest has no tags."""
-
-
-def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
-    """Every manifest below the folder, with its bytes or why they cannot be read.
-
-    Other YAML files are left alone. A folder that several links lead to is searched once.
-    """
-    seen: set[Path] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        real = Path(parent).resolve()
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__")))
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        for name in sorted(files):
-            path = Path(parent, name)
-            if path.suffix not in (".yml", ".yaml") or name.startswith(".") or not path.is_file():
-                continue
-            try:
-                with path.open("rb") as file:
-                    content = file.read(_LARGEST_MANIFEST + 1)
-            except OSError as error:
-                if looks_like_manifest(name, ""):
-                    yield path, error
-                continue
-            if looks_like_manifest(name, content.decode("utf-8", "replace")):
-                yield path, content
 
 
 def dags_from(folder: str | Path) -> dict[str, DAG]:
@@ -208,9 +271,11 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     loaded: dict[str, list[_Loaded]] = defaultdict(list)
     broken: list[ManifestError] = []
     for path, content in manifests_in(folder):
-        source = path.relative_to(folder).as_posix()
+        source = label(path.relative_to(folder).as_posix())
         if isinstance(content, OSError):
-            broken.append(_unreadable(source, content))
+            broken.append(_unreadable(source, str(content.strerror)))
+            continue
+        if wanted is not None and not may_have_dag_id(content, wanted):
             continue
         try:
             manifest = load_manifest_text(content, source)
@@ -222,22 +287,61 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     dags: dict[str, DAG] = {}
     for dag_id, claims in loaded.items():
         if len(claims) > 1:
-            broken += [_claimed_twice(claim, claims) for claim in claims]
+            broken += [
+                _claimed_twice(claim, [other.source for other in claims if other is not claim])
+                for claim in claims
+            ]
             continue
         (claim,) = claims
-        for issue in claim.manifest.warnings:
-            warnings.warn(issue.render(claim.source), stacklevel=1)
         try:
-            dags[dag_id] = dag_from(claim.manifest, claim.path, claim.text)
-        except Exception as refusal:  # the boundary: one manifest must not take the others along
-            broken.append(_refused(claim, refusal))
+            # A loader has no file without keys to show as code, so then it is the loader itself.
+            without_keys = redacted_text(claim.text) == claim.text
+            dags[dag_id] = _built(claim, claim.path if without_keys else None)
+        except ManifestError as refusal:
+            broken.append(refusal)
     if wanted is None:
-        dags |= {dag.dag_id: dag for dag in map(BrokenManifest, broken)}
+        stand_ins = (BrokenManifest(error, error.source) for error in broken)
+        dags |= {dag.dag_id: dag for dag in stand_ins}
     elif wanted not in dags:
         # A task of a DAG whose manifest was broken meanwhile: its log should say so.
         for problem in broken:
             _log.error("%s", problem)
     return dags
+
+
+def dag_of_stub(
+    stub: str,
+    *,
+    folder: str,
+    path: str,
+    text: str = "",
+    claimed_by: Sequence[str] = (),
+    unreadable: str = "",
+) -> DAG:
+    """The DAG of one manifest in a version of a bundle, or a DAG that says why there is none.
+
+    Args:
+        stub: the Python file that calls this, ``<copy of the manifest>.py``.
+        folder: the bundle's folder, where the manifest was copied from.
+        path: the manifest, relative to that folder; code and folders are relative to it there.
+        text: digest of the manifest: a stub changes whenever its manifest does.
+        claimed_by: other manifests of the same DAG id.
+        unreadable: why there is no copy of the manifest.
+    """
+    copy = Path(stub).with_suffix("")
+    source = label(path)
+    try:
+        if unreadable:
+            raise _unreadable(source, unreadable)
+        content = copy.read_bytes()
+        manifest = load_manifest_text(content, source)
+        claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
+        if claimed_by:
+            raise _claimed_twice(claim, claimed_by)
+        redacted = copy.with_name(f"{copy.name}{REDACTED}")
+        return _built(claim, redacted if redacted.exists() else copy)
+    except ManifestError as error:
+        return BrokenManifest(error)
 
 
 @dataclass(frozen=True)
@@ -248,8 +352,17 @@ class _Loaded:
     manifest: Manifest
 
 
-def _unreadable(source: str, error: OSError) -> ManifestError:
-    issue = ManifestIssue(0, "", f"cannot be read: {error.strerror}", "Correct its permissions.")
+def _built(claim: _Loaded, shown_as_code: Path | None) -> DAG:
+    for issue in claim.manifest.warnings:
+        warnings.warn(issue.render(claim.source), stacklevel=1)
+    try:
+        return dag_from(claim.manifest, claim.path, claim.text, shown_as_code)
+    except Exception as refusal:  # the boundary: one manifest must not take the others along
+        raise _refused(claim, refusal) from refusal
+
+
+def _unreadable(source: str, reason: str) -> ManifestError:
+    issue = ManifestIssue(0, "", f"cannot be read: {reason}", "Correct its permissions.")
     return ManifestSyntaxError(source, [issue])
 
 
@@ -257,17 +370,8 @@ def _refused(claim: _Loaded, error: Exception) -> ManifestError:
     """For what our rules let pass and Airflow does not; the rules should have known."""
     message = f"Airflow cannot make a DAG of it: {type(error).__name__}: {error}"
     issue = ManifestIssue(0, "", message, "Change the value that it names, and report this.")
-    refused = ManifestInvalid(claim.source, [issue])
-    refused.__cause__ = error
-    return refused
-
-
-def _claimed_twice(claim: _Loaded, claims: list[_Loaded]) -> ManifestError:
-    others = ", ".join(other.source for other in claims if other is not claim)
-    issue = ManifestIssue(
-        line=claim.manifest.line_of("model_definition.name"),
-        field="model_definition.name",
-        message=f"the DAG id {claim.manifest.dag_id!r} is also claimed by {others}",
-        fix="Give each manifest its own name.",
-    )
     return ManifestInvalid(claim.source, [issue])
+
+
+def _claimed_twice(claim: _Loaded, others: Sequence[str]) -> ManifestError:
+    return ManifestInvalid(claim.source, [shared_dag_id(claim.manifest, others)])

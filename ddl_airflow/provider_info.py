@@ -52,6 +52,17 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/opt/trainer/bin/python",
                         "version_added": "0.1.0",
                     },
+                    "tensorboard_url": {
+                        "description": (
+                            "Address of a TensorBoard over the workspace's experiments, as "
+                            "`ddl-airflow tensorboard` starts it. The Training tab links to it. "
+                            "Empty: no link."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "https://tensorboard.example.com",
+                        "version_added": "0.1.0",
+                    },
                     "transfer_workers": {
                         "description": "Objects fetched or published at the same time, per task.",
                         "type": "integer",

@@ -19,7 +19,9 @@ from tests.integration.ceph import CephObjectStore, available
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
-TRAINED = (*EXAMPLES, "mpi-collectives")
+TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm")
+# What a person enters when triggering them.
+ENTERED = {"mnist-keras": {"epochs": 3, "learning_rate": 0.003}}
 
 
 _LEFTOVERS = pytest.StashKey[str]()
@@ -92,10 +94,26 @@ def dags_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(object_store: StoreUnderTest, dags_folder: Path) -> Iterator[AirflowSite]:
-    """A running Airflow over ``dags_folder``, connected to the object store."""
+def loader_folder(dags_folder: Path) -> Path:
+    """A folder of Python files, as Airflow has without our bundle."""
+    folder = dags_folder.parent / "loader"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def site(
+    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
+) -> Iterator[AirflowSite]:
+    """A running Airflow over both folders, connected to the object store."""
     environment = connection_environment(object_store)
-    airflow = AirflowSite(dags_folder.parent / "home", dags_folder, environment, port=18080)
+    local = {
+        "name": "loader",
+        "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+        "kwargs": {"path": str(loader_folder)},
+    }
+    home = dags_folder.parent / "home"
+    airflow = AirflowSite(home, dags_folder, environment, port=18080, bundles=[local])
     with running(airflow):
         yield airflow
 
@@ -106,6 +124,6 @@ def finished(site: AirflowSite) -> dict[str, tuple[str, str]]:
     runs = {}
     for dag_id in TRAINED:
         site.wait_for_dag(dag_id)
-        run_id = site.trigger(dag_id)
+        run_id = site.trigger(dag_id, ENTERED.get(dag_id))
         runs[dag_id] = (run_id, site.wait_for_run(dag_id, run_id, 300))
     return runs

@@ -1,7 +1,7 @@
 """The public documents whose scripts must run unchanged, where their texts are at hand.
 
-They are licensed, so they are not in this repository: DDL_SEEDS names the folder with the texts,
-by default ``shared/seeds`` beside the repository.
+They are licensed, so they are not in this repository: SEED_DOCUMENTS names the folder with the
+texts, by default ``shared/seeds`` beside the repository.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class WmlDocument:
 
 
 def _text(number: int) -> str:
-    folder = Path(os.environ.get("DDL_SEEDS", ROOT.parent / "shared" / "seeds"))
+    folder = Path(os.environ.get("SEED_DOCUMENTS", ROOT.parent / "shared" / "seeds"))
     found = sorted(folder.glob(f"{number:03d}_*.txt"))
     if not found:
-        pytest.skip(f"the document [{number:03d}] is not in {folder}; DDL_SEEDS names its folder")
+        pytest.skip(
+            f"the document [{number:03d}] is not in {folder}; SEED_DOCUMENTS names its folder"
+        )
     return found[0].read_text("utf-8")
 
 
@@ -44,16 +46,16 @@ def _between(text: str, start: str, end: str) -> str:
 def with_real_connection(manifest: str) -> str:
     """The manifest with the template's placeholders filled in, as its user had to."""
     for placeholder, variable in (
-        ("<auth-url>", "${DDL_S3_ENDPOINT_URL}"),
-        ("<username>", "${DDL_S3_ACCESS_KEY_ID}"),
-        ("<password>", "${DDL_S3_SECRET_ACCESS_KEY}"),
+        ("<auth-url>", "${S3_ENDPOINT_URL}"),
+        ("<username>", "${S3_ACCESS_KEY_ID}"),
+        ("<password>", "${S3_SECRET_ACCESS_KEY}"),
     ):
         manifest = manifest.replace(placeholder, variable)
     return manifest
 
 
 def wml_document() -> WmlDocument:
-    """The files of document [000]; skips the test where the text is not at hand."""
+    """The files of the WML end-to-end document; skips the test where the text is not at hand."""
     text = _text(0)
     return WmlDocument(
         manifest=_between(text, "Every training via IBM WML", "Save this as manifest.yml"),

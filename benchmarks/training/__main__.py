@@ -11,12 +11,13 @@ from benchmarks import environments, report, turns
 
 BATCHES = {"mnist": 100, "deep": 16, "wide": 32}  # images for each rank and step
 WAYS = ["ddl", "horovod", "apart", "alone", "ddl, TF 2.21", "alone, TF 2.21"]
+TEAMS = ["blocking, TF 2.21", "pipelined, TF 2.21"]  # of dl_comm
 # What counts as ideal for each way: its ranks, each as fast as this one is by itself.
-_IDEAL = {"ddl, TF 2.21": "alone, TF 2.21"}
+_IDEAL = {name: "alone, TF 2.21" for name in ("ddl, TF 2.21", *TEAMS)}
 
 
 def make_job(name: str, ranks: int, model: str, group_size: int | None) -> turns.Job:
-    """The job of one of WAYS, or of ddl with DDL_GROUP_SIZE."""
+    """The job of one of WAYS or TEAMS, or of ddl with DDL_GROUP_SIZE."""
     newest = name.endswith("TF 2.21")
     where = environments.ours() if newest else environments.horovod()
     way = name.split(",")[0]
@@ -89,6 +90,8 @@ def make_rows(
             row["of_ideal"] = report.compare(times[name], times[ideal])
         if "horovod" in times and ranks[name] == ranks["horovod"]:
             row["x_horovod"] = report.compare(times[name], times["horovod"])
+        if name in TEAMS and TEAMS[0] in times:
+            row["x_blocking"] = report.compare(times[name], times[TEAMS[0]])
         rows.append(row)
     return rows
 
@@ -112,6 +115,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {report.time_text(row['cpu_s'])} | {ratio(row, 'of_ideal')} "
             f"| {ratio(row, 'x_horovod')} |"
         )
+    for row in rows:
+        if row["name"] == TEAMS[1] and "x_blocking" in row:
+            lines.append(f"\npipelined × blocking: {ratio(row, 'x_blocking')}")
     return "\n".join(lines)
 
 
@@ -119,7 +125,7 @@ def main() -> int:
     parser = report.argument_parser("Measures training on several ranks.", 9, "way")
     parser.add_argument("--steps", type=int, default=5, help="of training in a sample")
     parser.add_argument("--model", choices=BATCHES, default="mnist")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS + TEAMS, default=WAYS)
     parser.add_argument(
         "--group-sizes",
         type=int,

@@ -1,4 +1,6 @@
-"""One rank of a training: `python -m benchmarks.training.train_rank ddl|horovod|alone MODEL BATCH`.
+"""One rank of a training: `python -m benchmarks.training.train_rank WAY MODEL BATCH`.
+
+WAY: ddl, horovod, alone, or blocking or pipelined by dl_comm.
 
 A TensorFlow 1 graph, as in the script of 2018 whose CNN it trains, on random images.
 """
@@ -84,6 +86,7 @@ class Training:
         rank: int,
         distribute: Callable[[Any], Any],
         after_start: Callable[[], Any] | None,
+        average: Callable[[list[Any]], list[Any]] = list,
     ) -> None:
         random = np.random.default_rng(rank)
         self._images = random.random((_BATCHES, batch, 784), np.float32)
@@ -93,7 +96,9 @@ class Training:
         logits = MODELS[model](self._x, rank + 1)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=self._y, logits=logits)
         self._loss = tf.reduce_mean(losses)
-        self._train = distribute(v1.train.AdamOptimizer(0.001)).minimize(self._loss)
+        optimizer = distribute(v1.train.AdamOptimizer(0.001))
+        pairs = [pair for pair in optimizer.compute_gradients(self._loss) if pair[0] is not None]
+        self._train = optimizer.apply_gradients(average(pairs))
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
         start = v1.global_variables_initializer()
         then = after_start() if after_start else None
@@ -130,6 +135,17 @@ class Training:
         }
 
 
+def _first(pairs: list[Any]) -> list[Any]:
+    return [gradient for gradient, _ in pairs]
+
+
+def _equal_start() -> Any:
+    import dl_comm as mc
+
+    variables = v1.trainable_variables()
+    return tf.group(*map(v1.assign, variables, mc.broadcast(variables, 0)))
+
+
 def main() -> None:
     way, model, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
     tf.get_logger().setLevel("ERROR")
@@ -144,6 +160,21 @@ def main() -> None:
 
         rank = ddl.rank()
         training = Training(model, batch, rank, lambda optimizer: optimizer, None)
+    elif way in ("blocking", "pipelined"):
+        import dl_comm as mc
+
+        rank = mc.get_rank()
+        mc.init(1, 1, 100_000_000, "tensorflow")
+        mc.config_team(0, 0, 1 if way == "blocking" else 0, 1)
+        training = Training(
+            *(model, batch, rank, lambda optimizer: optimizer, _equal_start),
+            average=lambda pairs: [
+                (gradient, variable)
+                for gradient, (_, variable) in zip(
+                    mc.gradients(_first(pairs), 0), pairs, strict=True
+                )
+            ],
+        )
     else:
         import horovod.tensorflow as hvd
 

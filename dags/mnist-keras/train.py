@@ -13,9 +13,10 @@ import ddl.keras
 import keras
 import numpy as np
 
-EPOCHS = 4
+# What was entered when the run was triggered: `parameters` of the manifest.
+EPOCHS = int(os.environ.get("PARAM_EPOCHS", "4"))
+LEARNING_RATE = float(os.environ.get("PARAM_LEARNING_RATE", "0.002"))
 BATCH = 128  # over all ranks together: more ranks, smaller shares, the same training
-LEARNING_RATE = 0.002
 
 
 def folder(variable):

@@ -10,10 +10,10 @@ _WORTH_NAMING = 0.01
 
 
 def communication_line(statistics: Mapping[str, Any]) -> str:
-    """One line for a log: ``31 % of 12.4 s, of it 22 % waiting; rank 1 on b is waited for …``.
+    """One line for a log: ``25% of 4.0 s on rank 0, 0% waiting for others``.
 
-    Shares are of the rank that communicated longest. The straggler is named where waiting takes a
-    percent of the run.
+    Shares are of the run, for the rank that communicated longest. The straggler is named where
+    waiting takes a percent of the run.
 
     Args:
         statistics: the object in ``ddl/stats.json``.

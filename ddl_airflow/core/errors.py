@@ -17,6 +17,11 @@
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
     │   └── JobLost              nobody knows how the ranks ended
+    ├── EvaluationError          the model against what is asked of it
+    │   ├── EvaluationInvalid    nobody measured what decides           permanent
+    │   └── QualityTooLow        measured, and not good enough          permanent
+    ├── NoSuchModel              to be put into production              permanent
+    ├── SettingUnknown           a run was given what its form has not  permanent
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
         └── ModelRejected        written, reloaded, and does not predict
@@ -161,6 +166,26 @@ class JobFailed(LaunchError):
 
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
+
+
+class EvaluationError(DdlError):
+    """A model that is not to be published."""
+
+
+class EvaluationInvalid(EvaluationError):
+    """Its quality is not known: the metric was not measured."""
+
+
+class QualityTooLow(EvaluationError):
+    """Its quality is known, and below what the manifest asks for."""
+
+
+class NoSuchModel(DdlError):
+    """A model that was to be put into production again is not there."""
+
+
+class SettingUnknown(DdlError):
+    """A run was given a parameter or setting that its trigger form does not have."""
 
 
 class TransformError(DdlError):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from ddl_airflow.core.cluster import Cluster
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -17,12 +19,13 @@ class JobSpec:
         job_id: unique for each try; every process of the job carries it as ``DDL_JOB_ID``.
         command: one command, as the manifest writes it.
         nodes: hosts to use.
-        slots: ranks on each node; ``nodes * slots`` is the world size.
+        slots: ranks on each node; ``nodes * slots`` is the world size under MPI.
         python: the interpreter that starts a rank (design: it may belong to another environment).
         folder: where the command runs.
         record_dir: where each rank leaves ``rank-<n>.json``; empty at the start of a try.
         log_dir: where each rank's output goes, ``rank-<n>.log``.
         env: what every rank finds in its environment, besides what the launcher adds.
+        cluster: the tasks of a job that runs with TF_CONFIG; each is a rank. None under MPI.
     """
 
     job_id: str
@@ -34,11 +37,12 @@ class JobSpec:
     record_dir: Path
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.nodes * self.slots
+        return self.cluster.size if self.cluster else self.nodes * self.slots
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class RankFailure:
         reason: one sentence.
         exception: type name of the Python exception that ended the script, or empty.
         permanent: the same again would fail the same way.
+        task: which task of a cluster it was, such as ``worker 1``; empty under MPI.
     """
 
     rank: int
@@ -101,6 +106,7 @@ class RankFailure:
     reason: str
     exception: str = ""
     permanent: bool = False
+    task: str = ""
 
 
 @dataclass(frozen=True)

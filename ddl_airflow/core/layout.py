@@ -4,6 +4,8 @@
 
     <workspace>/
       cache/                      staged objects, by content (ddl_airflow.storage.cache)
+      experiments/<experiment>/   checkpoints and event files of one or more trainings
+                                                                                EXPERIMENT_DIR
       runs/<dag_id>/<training_id>/
         code/                     the scripts as they were
         data/                     links into the cache                        DATA_DIR
@@ -15,6 +17,8 @@
                                   try-<k>/rank-<n>.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
+The experiment is the training itself, unless the manifest or the run names one; then it goes on
+where the last training in it stopped.
 """
 
 from __future__ import annotations
@@ -40,13 +44,31 @@ def training_id(dag_id: str, run_id: str) -> str:
     return f"{dag_id}-{slug}-{digest}"
 
 
+EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
+
+
+def is_experiment(name: str) -> bool:
+    """Whether an experiment may be called so: it is the name of a folder."""
+    return re.fullmatch(EXPERIMENT, name) is not None
+
+
+def experiments(workspace: Path) -> Path:
+    """The folder of all experiments."""
+    return workspace / "experiments"
+
+
 @dataclass(frozen=True)
 class RunLayout:
-    """The folder of one training."""
+    """The folder of one training.
+
+    Attributes:
+        experiment_id: the experiment that it belongs to; empty: one of its own.
+    """
 
     workspace: Path
     dag_id: str
     training_id: str
+    experiment_id: str = ""
 
     @property
     def root(self) -> Path:
@@ -55,6 +77,11 @@ class RunLayout:
     @property
     def cache(self) -> Path:
         return self.workspace / "cache"
+
+    @property
+    def experiment(self) -> Path:
+        """Outlives the training; made by the script that uses it."""
+        return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
     def code(self) -> Path:
@@ -96,6 +123,11 @@ class RunLayout:
     def transform_report(self) -> Path:
         return self.state / "transform.json"
 
+    @property
+    def evaluation(self) -> Path:
+        """Where the manifest's evaluation leaves its metrics."""
+        return self.state / "evaluation.json"
+
     def records(self, try_number: int) -> Path:
         """Where the ranks of one try leave their records."""
         return self.state / f"try-{try_number}"
@@ -106,7 +138,7 @@ class RunLayout:
             folder.mkdir(parents=True, exist_ok=True)
 
     def rank_environment(self, job_name: str) -> dict[str, str]:
-        """What every rank and the transform find in their environment, design.md section 2."""
+        """What every rank and the transform find in their environment: docs/process-contract.md."""
         return {
             "DATA_DIR": str(self.staged),
             "RESULT_DIR": str(self.result),
@@ -116,7 +148,8 @@ class RunLayout:
             "JOB_STATE_DIR": str(self.state),
             "TRAINING_ID": self.training_id,
             "JOB_NAME": job_name,
-            "EXPERIMENT_ID": job_name,
+            "EXPERIMENT_ID": self.experiment.name,
+            "EXPERIMENT_DIR": str(self.experiment),
             "DDL_PROGRESS": str(self.progress),
             "DDL_STATS": str(self.statistics),
         }

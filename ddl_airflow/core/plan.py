@@ -1,6 +1,7 @@
 """Manifest to plan: the steps of one training and their settings. No Airflow words.
 
-``stage_data -> train -> transform -> upload_results``. Same manifest, same plan.
+``stage_data -> train -> transform (-> evaluate (-> approve)) -> upload_results``. Same manifest,
+same plan.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ class StageDataStep:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Run the manifest's first command under MPI.
+    """Run the manifest's first command on all ranks.
 
     Attributes:
+        distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
     """
 
@@ -68,6 +70,7 @@ class TrainStep:
     nodes: int
     slots: int
     launcher: str
+    distribution: str
     python: str
     framework: str
     tf1: bool
@@ -96,21 +99,56 @@ class TransformStep:
 
 
 @dataclass(frozen=True)
+class EvaluateStep:
+    """Ask whether the model is good enough.
+
+    Attributes:
+        command: run once; empty for none.
+        metric: that decides; empty if none does, and a person is only shown all.
+        minimum, maximum: its bounds.
+        not_worse: whether the model in production is one too.
+    """
+
+    command: str = ""
+    metric: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    not_worse: bool = False
+
+
+@dataclass(frozen=True)
 class UploadResultsStep:
-    """Publish the results with their lineage."""
+    """Publish the results with their lineage.
+
+    Attributes:
+        promote: whether what is published goes into production: it was looked at before.
+    """
 
     results: StoreReference
+    promote: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One manifest's training."""
+    """One manifest's training.
+
+    Attributes:
+        parameters: values of the script's parameters, where a run sets no others.
+        experiment: the experiment that its runs go on with; empty: each is one of its own.
+        experiments: whether the script is expected to work in experiments, so that a run may choose
+            one.
+    """
 
     dag_id: str
     manifest: Mapping[str, Any]
+    parameters: Mapping[str, bool | int | float | str]
+    experiment: str
+    experiments: bool
     stage_data: StageDataStep
     train: TrainStep
     transform: TransformStep
+    evaluate: EvaluateStep | None
+    approve: bool
     upload_results: UploadResultsStep
 
 
@@ -145,6 +183,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "dialect": manifest.dialect,
             "file": path.name,
         },
+        parameters={name: one.default for name, one in manifest.parameters.items()},
+        experiment=manifest.experiment or "",
+        experiments=manifest.experiment is not None or manifest.distribution != "mpi",
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
@@ -159,6 +200,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             nodes=definition.execution.compute_configuration.nodes,
             slots=manifest.slots,
             launcher=manifest.launcher.kind,
+            distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
             tf1=manifest.tf1,
@@ -173,7 +215,24 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             python=manifest.launcher.python or "",
             tf1=manifest.tf1,
         ),
+        evaluate=_evaluate(manifest),
+        approve=manifest.approval.required,
         upload_results=UploadResultsStep(
-            results=_store(manifest.training_results_reference, path.parent)
+            results=_store(manifest.training_results_reference, path.parent),
+            promote=_evaluate(manifest) is not None,
         ),
+    )
+
+
+def _evaluate(manifest: Manifest) -> EvaluateStep | None:
+    """The step, also where there are no bounds but a person who wants to see."""
+    asked = manifest.evaluation
+    if asked is None:
+        return EvaluateStep() if manifest.approval.required else None
+    return EvaluateStep(
+        command=asked.command or "",
+        metric=asked.metric,
+        minimum=asked.minimum,
+        maximum=asked.maximum,
+        not_worse=asked.not_worse_than_production,
     )

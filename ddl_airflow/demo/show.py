@@ -58,9 +58,9 @@ def connection_environment(store: EmbeddedObjectStore | Any) -> dict[str, str]:
     }
     return {
         "AIRFLOW_CONN_DDL_OBJECT_STORE": json.dumps(connection),
-        "DDL_S3_ENDPOINT_URL": store.endpoint_url,
-        "DDL_S3_ACCESS_KEY_ID": store.access_key_id,
-        "DDL_S3_SECRET_ACCESS_KEY": store.secret_access_key,
+        "S3_ENDPOINT_URL": store.endpoint_url,
+        "S3_ACCESS_KEY_ID": store.access_key_id,
+        "S3_SECRET_ACCESS_KEY": store.secret_access_key,
     }
 
 

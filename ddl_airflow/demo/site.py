@@ -24,6 +24,7 @@ import httpx
 from ddl_airflow.demo import guard
 
 USER = "admin"
+_BUNDLE = {"name": "trainings", "classpath": "ddl_airflow.bundle.ManifestBundle", "kwargs": {}}
 _STOP_S = 5.0
 
 
@@ -115,9 +116,10 @@ class AirflowSite:
 
     Args:
         home: AIRFLOW_HOME; made if missing, and kept.
-        dags: the folder with manifests and their loader.
+        dags: the folder with manifests.
         environment: further variables for Airflow, such as connections.
         port: for the UI, or the next free one above.
+        bundles: DAG bundles beside that of the manifests.
     """
 
     def __init__(
@@ -126,21 +128,24 @@ class AirflowSite:
         dags: Path,
         environment: Mapping[str, str] | None = None,
         port: int = 8080,
+        bundles: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.home = home
         self.workspace = home / "ddl"
         self.url = f"http://127.0.0.1:{free_port(port)}"
         self.password = secrets.token_urlsafe(9)
         self._services: list[Service] = []
-        self._env = {**os.environ, **self._settings(dags), **(environment or {})}
+        self._env = {**os.environ, **self._settings(dags, bundles), **(environment or {})}
         self._client: httpx.Client | None = None
 
-    def _settings(self, dags: Path) -> dict[str, str]:
+    def _settings(self, dags: Path, bundles: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         home = self.home
         port = self.url.rsplit(":", 1)[1]
         return {
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([_BUNDLE, *bundles]),
+            "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH": str(home / "bundles"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": "4",
@@ -157,10 +162,11 @@ class AirflowSite:
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.1",
-            # A parse finds new and broken manifests; a refresh forgets the errors of mended ones,
-            # and those of broken ones until the next parse.
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+            # What changed is parsed at once, whatever the interval.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
+            "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
+            "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
             "AIRFLOW__CORE__DAGBAG_IMPORT_ERROR_TRACEBACK_DEPTH": "1",
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
             "AIRFLOW__DDL__WORKSPACE": str(self.workspace),

@@ -18,7 +18,9 @@ from typing import Any, Protocol
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, RankFailure, Submission
 
 # Exceptions that end the next try in the same way: the code itself is wrong.
-_PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError"})
+_PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow"})
+# What the ops, and TensorFlow's servers, raise on the others when a rank dies; docs/ops.md.
+_CONSEQUENCES = frozenset({"AbortedError", "UnavailableError"})
 _COMMAND_NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -61,7 +63,8 @@ def _read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
 def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     """The state of a job from what its ranks left on disk.
 
-    Every rank must have reached its end: exit code 0 in each of ``world_size`` records.
+    Every rank must have reached its end: exit code 0 in each of ``world_size`` records, or that it
+    was released, as parameter servers are when all others have done their work.
 
     Args:
         handle: the job.
@@ -71,10 +74,15 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
         return JobStatus(JobState.RUNNING)
     records = _read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
-    if len(ended) == handle.world_size and all(r["exit_code"] == 0 for r in ended.values()):
+    if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
         return JobStatus(JobState.SUCCEEDED)
     failure = _first_failure(handle, records)
     return JobStatus(JobState.FAILED if failure else JobState.LOST, failure)
+
+
+def _did_its_work(record: dict[str, Any]) -> bool:
+    # One that was asked to end stopped before its work was done, however well it took it.
+    return "released" in record or (record["exit_code"] == 0 and "asked_to_end" not in record)
 
 
 def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> RankFailure | None:
@@ -92,6 +100,7 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
                 host=str(record["host"]),
                 exit_code=None,
                 reason="was killed without a word (SIGKILL; often the machine ran out of memory)",
+                task=str(record.get("task", "")),
             )
     if failed:
         return _explain(min(failed, key=lambda pair: pair[0] or 0.0)[1])
@@ -99,11 +108,12 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
 
 
 def _saw_another_die(record: dict[str, Any]) -> bool:
-    # The ops' error for it, see docs/ops.md.
-    return bool(record.get("exception", {}).get("type") == "AbortedError")
+    return record.get("exception", {}).get("type") in _CONSEQUENCES
 
 
 def _failed_at(record: dict[str, Any]) -> float | None:
+    if "released" in record:
+        return None
     told = float(record.get("asked_to_end", math.inf))
     if "exception" in record and record.get("exit_code") != 0:
         raised = float(record["exception"]["t"])
@@ -141,6 +151,7 @@ def _explain(record: dict[str, Any]) -> RankFailure:
         reason=reason,
         exception=name,
         permanent=permanent,
+        task=str(record.get("task", "")),
     )
 
 

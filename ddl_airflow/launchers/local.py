@@ -1,4 +1,4 @@
-"""Ranks on this host, under mpirun. ``nodes: 2`` runs both nodes' ranks here."""
+"""Ranks on this host, under mpirun or with TF_CONFIG. ``nodes: 2`` runs both nodes' here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
-from ddl_airflow.launchers import tether
+from ddl_airflow.launchers import tasks, tether
 from ddl_airflow.launchers.base import ranks_status
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked
@@ -40,7 +40,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+        if (name in _INHERITED or name.startswith(_INHERITED_PREFIXES)) and name != "TF_CONFIG"
     }
 
 
@@ -74,12 +74,15 @@ class LocalLauncher:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
     def render(self, job: JobSpec) -> Submission:
-        """``mpirun … python -m ddl_ops.rank --command …``.
+        """``mpirun … python -m ddl_ops.rank --command …``; for a cluster ``tasks`` starts that.
 
         Raises:
             SubmitFailed: no such Python, or no mpirun.
         """
         python = find_python(job.python)
+        if job.cluster is not None:
+            argv = tasks.argv(job.cluster, rank_argv(python, job.command))
+            return Submission(job, tuple(argv), rank_environment(job))
         mpi = OpenMpi(find_mpirun(python))
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
@@ -87,13 +90,13 @@ class LocalLauncher:
         return Submission(job, tuple(argv), env)
 
     def submit(self, submission: Submission) -> JobHandle:
-        """Starts mpirun, tethered to this process; what it says goes to ``mpirun.log``."""
+        """Starts mpirun, tethered to this process; what it says goes to ``launcher.log``."""
         job = submission.job
         job.record_dir.mkdir(parents=True, exist_ok=True)
         job.log_dir.mkdir(parents=True, exist_ok=True)
         tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv]
         try:
-            with (job.log_dir / "mpirun.log").open("ab") as log:
+            with (job.log_dir / "launcher.log").open("ab") as log:
                 process = subprocess.Popen(
                     tethered,
                     cwd=job.folder,
@@ -104,7 +107,7 @@ class LocalLauncher:
                     start_new_session=True,  # Airflow signals the task's group; cancel() is ours
                 )
         except OSError as error:
-            raise SubmitFailed(f"cannot start mpirun in {job.folder}: {error.strerror}") from error
+            raise SubmitFailed(f"cannot start ranks in {job.folder}: {error.strerror}") from error
         self._started[process.pid] = process
         handle = JobHandle(
             self.kind, job.job_id, process.pid, job.world_size, job.record_dir, job.log_dir

@@ -1,4 +1,4 @@
-"""The lineage record: which data, code, manifest and run made a model (design.md section 6).
+"""The lineage record: which data, code, manifest and run made a model (docs/process-contract.md).
 
 Each task writes the part that it knows to ``<run>/ddl/lineage/``; the upload puts them together
 and publishes the whole beside the model. No part holds a key, a token or an environment.
@@ -19,7 +19,7 @@ from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
-_PARTS = ("stage_data", "train", "transform")
+_PARTS = ("stage_data", "train", "transform", "evaluate")
 
 
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
@@ -27,6 +27,13 @@ def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     folder = layout.state / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / f"{step}.json", facts)
+
+
+def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
+    """What a step kept. Raises FileNotFoundError if it has not run."""
+    path = layout.state / "lineage" / f"{step}.json"
+    part: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return part
 
 
 def assemble(
@@ -44,10 +51,12 @@ def assemble(
         "schema": SCHEMA,
         "training_id": layout.training_id,
         "manifest": dict(manifest),
-        "run": _run(context),
+        "run": _run(context) | {"experiment": layout.experiment.name},
     }
     for step in _PARTS:
-        part = json.loads((layout.state / "lineage" / f"{step}.json").read_text("utf-8"))
+        if step == "evaluate" and not (layout.state / "lineage" / f"{step}.json").exists():
+            continue  # not all trainings have it
+        part = read_part(layout, step)
         record["run"]["tries"].update(part.pop("tries"))
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)

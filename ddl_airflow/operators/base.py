@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import BaseOperator
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.parameters import word_of
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
@@ -38,6 +41,19 @@ def tf1_environment(tf1: bool) -> dict[str, str]:
     return {"DDL_TF1": "1"} if tf1 else {}
 
 
+def asset_of(uri: str) -> Asset:
+    """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
+
+    For an ``s3://`` URI Airflow would import boto3 at each parse, only to see whether there is a
+    bucket. So the URI is made regular as a ``file://`` one, which no provider owns.
+    """
+    scheme, _, place = uri.partition("://")
+    asset = Asset(name=uri, uri=f"file://{place}")
+    # Past attrs' converter, which is what loads the provider.
+    object.__setattr__(asset, "uri", scheme + asset.uri.removeprefix("file"))
+    return asset
+
+
 class StepOperator(BaseOperator):
     """One step of a training. Not for use by itself.
 
@@ -48,11 +64,19 @@ class StepOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         run = context["dag_run"]
-        layout = RunLayout(workspace(), run.dag_id, training_id(run.dag_id, run.run_id))
-        with airflow_errors():
+        attempts = context["params"].get("attempts", sys.maxsize)
+        layout = RunLayout(
+            workspace(),
+            run.dag_id,
+            training_id(run.dag_id, run.run_id),
+            context["params"].get("experiment_id") or "",
+        )
+        with airflow_errors(attempts_left=context["ti"].try_number < attempts):
             try:
                 with os_errors(layout.root):
                     layout.create()
+                    if context["params"].get("dry_run"):
+                        self._rehearse_from_here(layout, context)
                     return self.run_step(layout, context)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.
@@ -64,10 +88,37 @@ class StepOperator(BaseOperator):
     # the regex of a metric is no template.
     templated: Sequence[str] = ()
 
+    # Fields that the run's parameter of that name replaces, if there is one (``ddl_airflow.form``).
+    settable: Sequence[str] = ()
+
+    # Values that reach the command and the environment, by name.
+    parameters: Mapping[str, Any] = MappingProxyType({})
+
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders ``templated``; Airflow shows all of ``template_fields``."""
-        environment = jinja_env or self.get_template_env()
+        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``."""
+        environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         self._do_render_template_fields(self, self.templated, context, environment, set())
+        params = context["params"]
+        for name in self.settable:
+            if name in params:
+                setattr(self, name, params[name])
+        self.parameters = {
+            name: params.get(name, self.parameters[name]) for name in self.parameters
+        }
+
+    def _rehearse_from_here(self, layout: RunLayout, context: Any) -> None:
+        """Rehearses this step and those after it, and has them skipped."""
+        later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
+        later.sort(key=lambda step: len(step.get_flat_relatives(upstream=True)))
+        for step in [self, *later]:
+            if step is not self:
+                step.render_template_fields(context)
+            self.log.info("dry run | %s: %s", step.task_display_name, step.rehearse(layout))
+        raise AirflowSkipException("Dry run: nothing was fetched, trained or published.")
+
+    @abstractmethod
+    def rehearse(self, layout: RunLayout) -> str:
+        """What the step would do, in a sentence, after checks that cost little; raises DdlError."""
 
     @abstractmethod
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class RunningJob:
     def _explain(self, handle: JobHandle, status: JobStatus, before: dict[Path, int]) -> None:
         failure = status.failure
         if failure is None:
-            said = handle.log_dir / "mpirun.log"
+            said = handle.log_dir / "launcher.log"
             self._show(said, before)
             raise JobLost(
                 f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
@@ -151,8 +151,9 @@ class RunningJob:
         path = self._launcher.log(handle, failure.rank)
         self._show(path, before)
         where = f" on {failure.host}" if failure.host else ""
+        rank = f"rank {failure.rank} of {handle.world_size}"
         raise JobFailed(
-            f"rank {failure.rank} of {handle.world_size}{where} {failure.reason}. "
+            f"{f'{failure.task} ({rank})' if failure.task else rank}{where} {failure.reason}. "
             f"All ranks were ended. Its whole log: {path}",
             rank=failure.rank,
             host=failure.host,

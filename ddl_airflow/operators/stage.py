@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset
 
+from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import check_settings
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.code import snapshot
+from ddl_airflow.storage.code import CodeSnapshot, snapshot
+from ddl_airflow.storage.store import StoredObject
 from ddl_airflow.storage.transfer import stage
 
 
@@ -32,6 +34,7 @@ class StageDataOperator(StepOperator):
         not_code: folders in it that are not copied, data and results among them.
         python: the ranks' Python, for the checks; empty for the site's.
         commands: the manifest's commands, checked against the code.
+        settings: names of all that a run may set; None if whoever made the DAG decides.
     """
 
     template_fields = ("dataset", "code", "commands")
@@ -45,23 +48,45 @@ class StageDataOperator(StepOperator):
         commands: Sequence[str],
         not_code: Sequence[Path] = (),
         python: str = "",
+        settings: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        asset = Asset(name=dataset.uri, uri=dataset.uri)
-        super().__init__(outlets=[asset], **kwargs)
+        super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)
         self.commands = list(commands)
         self.python = python
         self.not_code = [str(folder) for folder in not_code]
+        self.settings = None if settings is None else list(settings)
 
-    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
-        """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the step, if all that was set for the run is known: Airflow takes any name."""
+        with airflow_errors():
+            check_settings(context["dag_run"].conf or {}, self.settings)
+        return super().execute(context)
+
+    def rehearse(self, layout: RunLayout) -> str:
+        """What is there, and how much of it would have to be fetched."""
+        self._take_code(layout)
+        store, cache = store_of(self._reference), Cache(layout.cache)
+        found = store.list()
+        missing = [obj for obj in found if not cache.holds(store, obj)]
+        return (
+            f"{store.uri} has {len(found)} files, {_mib(found)}; would fetch {len(missing)} of "
+            f"them, {_mib(missing)}"
+        )
+
+    def _take_code(self, layout: RunLayout) -> CodeSnapshot:
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         for command in self.commands:
             check_command(command, layout.code, rank_python(self.python))
         self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)
+        return code
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+        code = self._take_code(layout)
         store = store_of(self._reference)
         self.log.info("staging %s to %s", store.uri, layout.staged)
         dataset = stage(
@@ -94,3 +119,7 @@ class StageDataOperator(StepOperator):
         )
         context["outlet_events"][self.outlets[0]].extra = summary
         return summary | {"code": code.digest}
+
+
+def _mib(objects: Sequence[StoredObject]) -> str:
+    return f"{sum(obj.size for obj in objects) / 2**20:.1f} MiB"

@@ -1,34 +1,42 @@
-"""train: the manifest's script under MPI, one process per slot."""
+"""train: the manifest's script on all ranks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
+from ddl_airflow.storage.filesystem import alone_in
 
 
 class TrainOperator(StepOperator):
-    """Starts ``nodes * slots`` ranks, follows them, and explains how they ended.
+    """Starts the ranks, follows them, and explains how they ended.
 
-    A retry finds the same RESULT_DIR and CHECKPOINT_DIR, so a script that looks there resumes.
+    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, so a script that looks
+    there resumes.
 
     Args:
         command: what each rank runs, in the run's copy of the code.
         nodes, slots: hosts, and ranks on each.
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
+        distribution: ``mpi``: ``nodes * slots`` ranks; ``parameter_server``: the tasks of
+            ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
         python: the ranks' Python; empty for the site's.
         framework: shown only; what runs is what the ranks' Python has.
         tf1: whether the script is for TensorFlow 1: then `import tensorflow` gives it that API.
         metrics: name and regular expression of each metric to find in rank 0's output.
+        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
     """
 
     template_fields = (
@@ -36,13 +44,16 @@ class TrainOperator(StepOperator):
         "nodes",
         "slots",
         "launcher",
+        "distribution",
         "python",
         "framework",
         "tf1",
         "metrics",
+        "parameters",
     )
     templated = ("command",)
-    template_fields_renderers = {"command": "bash", "metrics": "json"}
+    settable = ("nodes",)
+    template_fields_renderers = {"command": "bash", "metrics": "json", "parameters": "json"}
     ui_color = "#f7e3c3"
 
     def __init__(
@@ -52,10 +63,12 @@ class TrainOperator(StepOperator):
         nodes: int = 1,
         slots: int = 1,
         launcher: str = "local",
+        distribution: str = "mpi",
         python: str = "",
         framework: str = "tensorflow",
         tf1: bool = False,
         metrics: Sequence[Mapping[str, str]] = (),
+        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -63,35 +76,50 @@ class TrainOperator(StepOperator):
         self.nodes = nodes
         self.slots = slots
         self.launcher = launcher
+        self.distribution = distribution
         self.python = python
         self.framework = framework
         self.tf1 = tf1
         self.metrics = [dict(m) for m in metrics]
+        self.parameters = dict(parameters or {})
         self._job: RunningJob | None = None
 
-    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
-        """Returns the world size and the last value of each metric."""
-        python = rank_python(self.python)
-        check_command(self.command, layout.code, python)
-        try_number = context["ti"].try_number
-        job = JobSpec(
+    def rehearse(self, layout: RunLayout) -> str:
+        """The line that would start the ranks."""
+        job = self._job_of(layout, 1)
+        check_command(job.command, job.folder, job.python)
+        return f"would start {job.world_size} rank(s): {launcher(self.launcher).render(job)}"
+
+    def _job_of(self, layout: RunLayout, try_number: int) -> JobSpec:
+        servers = self.distribution == "parameter_server"
+        return JobSpec(
             job_id=f"{layout.training_id}/train-{try_number}",
             command=self.command,
             nodes=self.nodes,
             slots=self.slots,
-            python=python,
+            python=rank_python(self.python),
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,
             env={
                 **layout.rank_environment(self.dag_id),
                 **tf1_environment(self.tf1),
+                **parameter_environment(self.parameters),
                 "DDL_METRICS": json.dumps(self.metrics),
             },
+            cluster=parameter_servers(self.nodes, self.slots) if servers else None,
         )
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the world size and the last value of each metric."""
+        try_number = context["ti"].try_number
+        job = self._job_of(layout, try_number)
+        check_command(job.command, job.folder, job.python)
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
         self._job = RunningJob(launcher(self.launcher), self.log)
-        self._job.run(job, layout.progress)
+        # An experiment of this training's own is nobody else's.
+        with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
+            self._job.run(job, layout.progress)
         self._say_communication(layout)
         progress = self._job.progress
         write_part(
@@ -129,6 +157,7 @@ class TrainOperator(StepOperator):
         return {
             "framework": self.framework,
             "launcher": self.launcher,
+            "distribution": self.distribution,
             "world_size": job.world_size,
             "nodes": job.nodes,
             "slots": job.slots,

@@ -10,7 +10,7 @@ from typing import Any
 from ddl_airflow.core import errors
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.launchers.local import OnceLauncher
+from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
@@ -31,10 +31,22 @@ class TransformOperator(StepOperator):
         sample: file whose rows the reloaded model must predict; empty to look for one.
         python: the ranks' Python; empty for the site's.
         tf1: whether the commands' scripts are for TensorFlow 1.
+        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
     """
 
-    template_fields = ("commands", "checkpoint", "inputs", "outputs", "sample", "python", "tf1")
-    template_fields_renderers = {"inputs": "json", "outputs": "json"}
+    template_fields = (
+        "commands",
+        "checkpoint",
+        "inputs",
+        "outputs",
+        "sample",
+        "python",
+        "tf1",
+        "parameters",
+    )
+    templated = ("commands",)
+    settable = ("checkpoint",)
+    template_fields_renderers = {"inputs": "json", "outputs": "json", "parameters": "json"}
     ui_color = "#e4dcf1"
 
     def __init__(
@@ -47,6 +59,7 @@ class TransformOperator(StepOperator):
         sample: str = "",
         python: str = "",
         tf1: bool = False,
+        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,7 +70,16 @@ class TransformOperator(StepOperator):
         self.sample = sample
         self.python = python
         self.tf1 = tf1
+        self.parameters = dict(parameters or {})
         self._job: RunningJob | None = None
+
+    def rehearse(self, layout: RunLayout) -> str:
+        """The commands, or which checkpoint the built-in transform takes."""
+        for command in self.commands:
+            check_command(command, layout.code, rank_python(self.python))
+        if self.commands:
+            return f"would run once each: {' ; '.join(self.commands)}"
+        return f"would make a SavedModel of checkpoint {self.checkpoint}"
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's folder, the checkpoint and the signatures."""
@@ -86,8 +108,15 @@ class TransformOperator(StepOperator):
             folder=layout.code,
             record_dir=layout.state / name,
             log_dir=layout.logs / "transform",
-            env={**layout.rank_environment(self.dag_id), **tf1_environment(tf1)},
+            env={
+                **layout.rank_environment(self.dag_id),
+                **tf1_environment(tf1),
+                **parameter_environment(self.parameters),
+            },
         )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
         self._job = RunningJob(OnceLauncher(), self.log)
         self._job.run(job)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import requires_access_dag
+from airflow.configuration import conf
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import HTMLResponse
 
@@ -33,9 +35,18 @@ def app() -> FastAPI:
         if slug(dag_id) != dag_id:
             raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
         layout = RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
-        return read_progress(layout.progress, max(0, offset))
+        return read_progress(layout.progress, max(0, offset)) | {"tensorboard": tensorboard()}
 
     return api
+
+
+def tensorboard() -> str | None:
+    """Where the site's TensorBoard is: ``[ddl] tensorboard_url``. None if it has none.
+
+    What is no address of a web page is no link either.
+    """
+    url: str = conf.get("ddl", "tensorboard_url", fallback="").strip()
+    return url if re.match(r"https?://", url) else None
 
 
 def read_progress(path: Path, offset: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -49,6 +50,27 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
                 f"{where}: {exc.strerror}. Let user id {os.geteuid()} read and write there."
             ) from exc
         raise StagingError(f"{where}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps others, who ask in the same way, out of a folder that outlives its user.
+
+    Raises:
+        StagingError: somebody is in it, on this host or another that shares the file system.
+    """
+    with os_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("wb")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StagingError(
+                f"{folder}: another training works in this experiment now. Wait for its end, or "
+                "choose another experiment_id."
+            ) from None
+        yield
 
 
 def free_bytes(path: Path) -> int:

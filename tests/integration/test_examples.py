@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 
 from ddl_airflow.core.layout import RunLayout, training_id
@@ -18,7 +19,7 @@ from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage import S3Store
-from tests.conftest import TRAINED
+from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 
 pytestmark = pytest.mark.integration
@@ -49,9 +50,9 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     assert record["dataset"]["uri"] == "s3://mnist-training-data"
     assert record["run"]["run_id"] == run_id
     assert record["run"]["triggered_by"] == "admin"
-    assert record["run"]["tries"] == dict.fromkeys(
-        ("stage_data", "train", "transform", "upload_results"), 1
-    )
+    tries = record["run"]["tries"]
+    assert {"stage_data", "train", "transform", "upload_results"} <= set(tries)
+    assert set(tries.values()) == {1}
     assert check_files(record, store) == []
 
 
@@ -67,6 +68,39 @@ def test_no_key_is_shown_anywhere(site, object_store, finished, dag_id):
     for path in _layout(site, dag_id, run_id).root.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
+
+
+def test_what_was_entered_reaches_the_script_the_ui_and_the_lineage(site, object_store, finished):
+    dag_id = "mnist-keras"
+    run_id, _ = finished[dag_id]
+    assert "Epoch 3/3" in site.task_log(dag_id, run_id, "train")
+    shown = site.task_instances(dag_id, run_id)["train"]["rendered_fields"]
+    assert shown["parameters"] == ENTERED[dag_id]
+    store = S3Store(object_store.client, RESULTS_BUCKET, training_id(dag_id, run_id))
+    record = json.loads(store.read_bytes("lineage.json"))
+    assert record["run"]["parameters"] == ENTERED[dag_id] | {
+        **{"nodes": 2, "checkpoint": "latest", "attempts": 3, "dry_run": False},
+    }
+
+
+def test_what_the_form_does_not_allow_starts_no_run(site, finished):
+    with pytest.raises(httpx.HTTPStatusError, match="400") as refused:
+        site.trigger("mnist-keras", {"epochs": 51})
+    assert "epochs" in refused.value.response.text
+    run_id = site.trigger("mnist-keras", {"epoch": 3})
+    assert site.wait_for_run("mnist-keras", run_id, 60) == "failed"
+    assert "Did you mean epochs?" in site.task_log("mnist-keras", run_id, "stage_data")
+
+
+def test_dry_run_skips_every_step_and_publishes_nothing(site, object_store, finished):
+    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4})
+    site.wait_for_run("mnist-keras", run_id, 60)
+    states = {name: t["state"] for name, t in site.task_instances("mnist-keras", run_id).items()}
+    assert set(states.values()) == {"skipped"} and "upload_results" in states
+    said = site.task_log("mnist-keras", run_id, "stage_data")
+    assert "would start 4 rank(s)" in said
+    store = S3Store(object_store.client, RESULTS_BUCKET, training_id("mnist-keras", run_id))
+    assert store.list() == []
 
 
 def test_lineage_command_checks_the_published_files(site, object_store, finished):

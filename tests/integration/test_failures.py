@@ -183,38 +183,6 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     assert not layout.model.exists()
 
 
-def test_broken_manifest_shows_its_error_and_the_good_ones_live(site, dags_folder):
-    folder = dags_folder / "broken"
-    folder.mkdir()
-    good = (dags_folder / "mnist-tf1" / "manifest.yml").read_text()
-    broken = good.replace("command: python train.py", "comand: python train.py")
-    assert broken != good
-    (folder / "manifest.yml").write_text(broken)
-
-    def errors():
-        found = site.call("GET", "/importErrors", params={"limit": 100})["import_errors"]
-        return {e["filename"]: e["stack_trace"] for e in found}
-
-    deadline = time.monotonic() + 60
-    while "broken/manifest.yml" not in errors():
-        assert time.monotonic() < deadline, errors()
-        time.sleep(0.5)
-    said = errors()["broken/manifest.yml"]
-    line = broken[: broken.index("comand")].count("\n") + 1
-    assert f"broken/manifest.yml:{line}: model_definition.execution" in said
-    assert "comand" in said and "command" in said
-    assert list(errors()) == ["broken/manifest.yml"]
-    assert site.call("GET", "/dags/mnist-tf1")["is_stale"] is False
-    # The good ones still run, while the broken one lies beside them.
-    run_id = site.trigger("fails-missing-bucket")
-    assert site.wait_for_run("fails-missing-bucket", run_id, 60) == "failed"
-    (folder / "manifest.yml").unlink()
-    deadline = time.monotonic() + 60
-    while errors():
-        assert time.monotonic() < deadline, errors()
-        time.sleep(0.5)
-
-
 def test_cancelled_task_ends_every_rank(site, dags_folder):
     folder = dags_folder / "endless"
     folder.mkdir()

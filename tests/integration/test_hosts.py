@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,13 +39,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield two
 
 
-def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """What whoever runs the tests has set for jobs does not count."""
     prefixes = ("OMPI_", "PMI", "PRTE_", "SLURM_", "DDL_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return kept | root | more
+
+
+def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
-        env=kept | root | environment,
+        env=_environment(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -141,7 +146,7 @@ def test_lost_host_is_an_error_on_the_ranks_that_remain(driver: str, tmp_path: P
         command = hosts.mpirun([2, 2], words, ["-x", "DDL_STALL_TIMEOUT=1"])
         job = subprocess.Popen(
             command,
-            env=os.environ | hosts.environment,
+            env=_environment(hosts.environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -57,6 +57,7 @@ def test_wheel_holds_the_compiled_ops_and_no_sources_of_them(environment):
     assert "ddl_ops/startup/sitecustomize.py" in names
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names
     assert "mpi_collectives/python/ops/mpi_ops.py" in names
+    assert {"dl_comm/__init__.py", "ml_comm/__init__.py"} <= set(names)
     assert "ddl_airflow/plugin/training.html" in names
     assert not [n for n in names if n.endswith((".cc", ".h")) or n.startswith("tests")]
 

@@ -116,3 +116,14 @@ def run_alone() -> Callable[..., Ended]:
         return _run([sys.executable, str(SCRIPTS / script), *arguments], environment, 120)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ddl_run(mpirun: str) -> Callable[..., Ended]:
+    """ddl_run(*words, timeout_s=, **environment) -> Ended: as a person starts ranks."""
+
+    def run(*words: object, timeout_s: float = 240, **environment: str) -> Ended:
+        call = "import sys; from ddl_airflow.run import main; sys.exit(main())"
+        return _run([sys.executable, "-c", call, *map(str, words)], environment, timeout_s)
+
+    return run

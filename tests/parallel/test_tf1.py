@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,6 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 MPI_COLLECTIVES = re.findall(
     r"^@check\ndef (\w+)", (SCRIPTS / "mpi_collectives.py").read_text(), re.MULTILINE
 )
-
-
-@pytest.fixture(scope="module")
-def ddl_run(mpirun, run_command):
-    """ddl_run(*words, **environment) -> Ended."""
-
-    def run(*words, timeout_s=240, **environment):
-        call = "import sys; from ddl_airflow.run import main; sys.exit(main())"
-        return run_command([sys.executable, "-c", call, *map(str, words)], environment, timeout_s)
-
-    return run
 
 
 def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):
@@ -58,7 +46,7 @@ def test_check_of_mpi_collectives_passes_on_every_rank(mpi_collectives, name):
 
 @pytest.mark.parametrize("own_ddl", [False, True], ids=["our ddl", "its own ddl.py"])
 def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkeypatch):
-    """Document [000], byte for byte: training on two ranks, then the transform, then a server."""
+    """WML's document, byte for byte: training on two ranks, the transform, then a server."""
     document = wml_document()
     from ddl_airflow.demo.digits import write_digits
 

@@ -74,6 +74,19 @@ def test_train_task_shows_its_settings(page, site, finished):
     _shot(page, "rendered")
 
 
+def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
+    page.goto(f"{site.url}/dags/mnist-keras")
+    page.get_by_role("button", name="Trigger").first.click()
+    dialog = page.get_by_role("dialog")
+    # Airflow opens the fields that have no section.
+    for text in ("epochs", "learning_rate", "Passes over the data"):
+        expect(dialog.get_by_text(text, exact=False).first).to_be_visible(timeout=30_000)
+    dialog.get_by_text("This run").first.click()
+    for text in ("Nodes", "Checkpoint", "Attempts", "Dry run"):
+        expect(dialog.get_by_text(text).first).to_be_visible(timeout=30_000)
+    _shot(page, "trigger-form")
+
+
 def test_progress_is_for_those_who_may_read_the_run(site, finished):
     run_id, _ = finished["mnist-tf1"]
     url = f"{site.url}/ddl/progress/mnist-tf1/{run_id}"

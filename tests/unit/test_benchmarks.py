@@ -121,6 +121,16 @@ def test_training_is_compared_with_ideal_and_with_horovod() -> None:
     assert text[4] == f"| alone | 1000 | 100 ms | 100 ms | {alone} |  |"
 
 
+def test_pipelined_steps_are_compared_with_blocking_ones() -> None:
+    samples = {
+        name: [{"step_s": seconds, "cpu_s": seconds}]
+        for name, seconds in zip(training.TEAMS, (0.3, 0.2), strict=True)
+    }
+    rows = training.make_rows(samples, dict.fromkeys(training.TEAMS, 2), batch=100)
+    text = training.table(rows).splitlines()
+    assert text[-1] == "pipelined × blocking: 1.50 (1.50–1.50)"
+
+
 def test_different_weights_end_a_training() -> None:
     same, other = {"weights": "a"}, {"weights": "b"}
     training.check({"ddl": [same, same], "apart": [same, other], "horovod": [same, same]}, 2)

@@ -19,7 +19,7 @@ def _read_by_python() -> set[str]:
     names = set()
     for folder in (ROOT / "ops_lib" / "python", ROOT / "ddl_airflow"):
         for path in folder.rglob("*.py"):
-            if path.parent.name == "demo":  # sets variables that its manifests name
+            if path.parent.name == "demo":  # what it sets is read through the examples' manifests
                 continue
             for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

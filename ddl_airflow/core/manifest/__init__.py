@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.folder import (
+    REDACTED,
+    label,
+    manifests_in,
+    may_have_dag_id,
+    read_manifest,
+    shared_dag_id,
+    yaml_files,
+)
 from ddl_airflow.core.manifest.load import (
     load_manifest,
     load_manifest_text,
@@ -17,8 +26,10 @@ from ddl_airflow.core.manifest.model import (
     Metric,
     Reference,
 )
+from ddl_airflow.core.manifest.schema import json_schema
 
 __all__ = [
+    "REDACTED",
     "Connection",
     "Credentials",
     "Location",
@@ -26,8 +37,15 @@ __all__ = [
     "Metric",
     "Reference",
     "converted",
+    "json_schema",
+    "label",
     "load_manifest",
     "load_manifest_text",
     "looks_like_manifest",
+    "manifests_in",
+    "may_have_dag_id",
+    "read_manifest",
     "redacted_text",
+    "shared_dag_id",
+    "yaml_files",
 ]

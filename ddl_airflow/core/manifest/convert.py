@@ -98,6 +98,9 @@ def _mapping(
         elif isinstance(item, (list, tuple)):
             yield f"{name}{note}"
             for i, entry in enumerate(item):
+                if not isinstance(entry, Mapping):
+                    yield f"{indent}  - {_scalar(entry)}"
+                    continue
                 first, *rest = _mapping(entry, child(at, i), depth + 2, comments)
                 yield f"{indent}  - {first.lstrip()}"
                 yield from rest
@@ -106,8 +109,10 @@ def _mapping(
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
     text = str(value)
     if _BARE.fullmatch(text) and text.lower() not in _WORDS:
         return text

@@ -20,8 +20,8 @@ from ddl_airflow.core.manifest.rules import Finding, Findings, Rule, registering
 
 OBJECT_STORES = ("mount_cos", "s3_datastore")
 SECRET_FIELDS = ("user_name", "password")
-_OURS = {"model_definition", "training_data_reference", "training_results_reference"}
-_THEIRS = {"data_stores", "framework", "learners", "gpus"}
+OUR_FIELDS = {"model_definition", "training_data_reference", "training_results_reference"}
+FFDL_FIELDS = {"data_stores", "framework", "learners", "gpus"}
 # What an object store's connection is called: ours, FfDL's.
 _CONNECTION = {
     "conn_id": "conn_id",
@@ -205,7 +205,7 @@ class FfdlManifest(Section):
 
 def is_ffdl(value: Mapping[str, Any]) -> bool:
     """Returns whether the fields of a document are FfDL's, and not those of our dialect."""
-    return _OURS.isdisjoint(value) and not _THEIRS.isdisjoint(value)
+    return OUR_FIELDS.isdisjoint(value) and not FFDL_FIELDS.isdisjoint(value)
 
 
 # --- what is refused or set aside -----------------------------------------------------------
@@ -493,13 +493,16 @@ def _reference(store: DataStore, container: Container, place: str) -> dict[str, 
 def _metrics(metrics: EvaluationMetrics) -> Iterator[tuple[dict[str, str], str, str]]:
     """Yields each metric, and FfDL's names of the group and of the value that it reads."""
     uses = Counter(name for group in metrics.groups.values() for name in group.scalars)
-    taken: set[str] = set()
+    taken = {name for name, number in uses.items() if number == 1}
     for label, group in metrics.groups.items():
         around = child("evaluation_metrics.groups", label)
         if any(_group_findings(around, group)):
             continue
         for name, one in group.scalars.items():
             title = f"{label}_{name}" if uses[name] > 1 else name
+            while uses[name] > 1 and title in taken:
+                title += "_"
+            taken.add(title)
             yield (
                 {"name": title, "regex": _one_group(group.regex, one.value[1:])},
                 around,
@@ -531,4 +534,6 @@ def _one_group(regex: str, name: str) -> str:
         return "(?:" if match["plain"] else match[0]
 
     text = _REGEX_PIECE.sub(piece, regex)
-    return text if text.startswith("^") else f"^(?:{text})"
+    start = re.search(r"^(?:\(\?[aiLmsux]+\))*", text)
+    flags = start[0] if start else ""  # they must come first
+    return f"{flags}^(?:{text[len(flags) :]})"

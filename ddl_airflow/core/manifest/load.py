@@ -142,6 +142,8 @@ def redacted_text(text: str) -> str:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
+    if "\\" not in text and not any(name in text for name in names):
+        return text  # without a backslash a name can be written in one way only
     text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
     # A field that was commented out is no longer YAML, but its value is no less secret.
     return re.sub(rf"(#.*?\b(?:{'|'.join(names)})\W*?:).*", r"\1 '***'", text)
@@ -151,7 +153,7 @@ _SECTIONS = re.compile(
     r"^(model_definition|training_data_reference|training_results_reference|data_stores):",
     re.MULTILINE,
 )
-_FILE_NAME = re.compile(r"(manifest.*|.*\.manifest)\.ya?ml")
+_FILE_NAME = re.compile(r"(manifest.*|.*\.manifest)\.ya?ml", re.DOTALL)
 
 
 def looks_like_manifest(path_name: str, text: str) -> bool:
@@ -217,7 +219,8 @@ def _part(root: type[BaseModel], value: Any, path: list[str]) -> Any:
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     """Returns the section in ``Section | None``, ``tuple[Section, ...]`` or the like."""
-    for candidate in (annotation, *get_args(annotation)):
+    inner = get_args(annotation)
+    for candidate in (annotation, *inner, *(get_args(one)[0] for one in inner if get_args(one))):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None

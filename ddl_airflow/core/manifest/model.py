@@ -1,15 +1,17 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, metrics, transform and code; ``ffdl.py`` translates another into it.
-Each field carries its description and an example; error messages and the reference page are made
-from them. What a single field cannot know is in ``rules.py``.
+schedule, retries, launcher, distribution, experiment, metrics, transform, evaluation, approval,
+parameters and code; ``ffdl.py`` translates another into it. Each field carries its description and
+an example; error messages and the reference page are made from them. What a single field cannot
+know is in ``rules.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,8 +30,10 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     Strict,
+    WithJsonSchema,
 )
 
+from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.compute import COMPUTE
 from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines, Plain
@@ -72,14 +76,65 @@ def _checkpoint(value: Any) -> int | str:
     raise ValueError("is neither latest nor a step, from 0")
 
 
+def _value(value: Any) -> bool | int | float | str:
+    """What a scalar means where its type is open: only an unquoted one may be no text."""
+    if isinstance(value, Plain):
+        if value in ("true", "false"):
+            return value == "true"
+        whole = _unquoted_whole(value)
+        if not isinstance(whole, Plain):
+            return int(whole)
+        if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", value[:400]):
+            number = float(value)
+            if math.isinf(number):
+                raise ValueError("is no number that a computer can hold")
+            return number
+    if isinstance(value, str):
+        return str(_tidy(value))
+    if isinstance(value, (bool, int, float)):
+        return value
+    raise ValueError("is neither a number, true or false, nor text")
+
+
+def _number(value: Any) -> Any:
+    number = _value(value) if isinstance(value, Plain) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ValueError("is not a number")
+    return number
+
+
+def _truth(value: Any) -> Any:
+    truth = _value(value) if isinstance(value, Plain) else value
+    if not isinstance(truth, bool):
+        raise ValueError("is neither true nor false")
+    return truth
+
+
+def _parameter(value: Any) -> Any:
+    """``name: 0.1`` is short for ``name: {default: 0.1}``."""
+    return value if isinstance(value, (Mapping, BaseModel)) else {"default": value}
+
+
 AnyText = Annotated[str, BeforeValidator(_tidy)]
 Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
 Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
 Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
 Duration = Annotated[
-    timedelta, PlainValidator(_duration), PlainSerializer(lambda value: value.total_seconds())
+    timedelta,
+    PlainValidator(_duration),
+    PlainSerializer(lambda value: value.total_seconds()),
+    WithJsonSchema({"type": "string", "pattern": "^ *[0-9.]+ ?[a-z]+ *$"}),
 ]
-Checkpoint = Annotated[int | str, PlainValidator(_checkpoint)]
+Checkpoint = Annotated[
+    int | str,
+    PlainValidator(_checkpoint),
+    WithJsonSchema({"anyOf": [{"const": "latest"}, {"type": "integer", "minimum": 0}]}),
+]
+Value = Annotated[
+    bool | int | float | str,
+    PlainValidator(_value),
+    WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
 Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
 
 
@@ -372,6 +427,77 @@ class Transform(Section):
     )
 
 
+class Evaluation(Section):
+    """What a model must be worth to be published."""
+
+    metric: Text = Field(
+        description="Name of the number that decides: accuracy of the reloaded model, a metric of "
+        "the training, or one that the command writes.",
+        examples=["accuracy"],
+    )
+    minimum: Annotated[float, BeforeValidator(_number)] | None = Field(
+        default=None, description="Below it nothing is published.", examples=[0.95]
+    )
+    maximum: Annotated[float, BeforeValidator(_number)] | None = Field(
+        default=None, description="Above it nothing is published.", examples=[0.2]
+    )
+    not_worse_than_production: Annotated[bool, BeforeValidator(_truth)] = Field(
+        default=False,
+        description="Whether it must be as good as that of the model in production.",
+        examples=[True],
+    )
+    command: Text | None = Field(
+        default=None,
+        description="Runs once, and writes a JSON object of numbers to $EVALUATION.",
+        examples=["python evaluate.py"],
+    )
+
+
+class Approval(Section):
+    """Whether a person decides over publishing."""
+
+    required: Annotated[bool, BeforeValidator(_truth)] = Field(
+        default=True, description="Whether the run waits for a person.", examples=[True]
+    )
+
+
+class Parameter(Section):
+    """A value that a run may change: in the trigger form, in the command, in the environment.
+
+    Whatever is given for a run has the type of the default.
+    """
+
+    default: Value = Field(description="Without another word this is it.", examples=[0.001])
+    description: AnyText = Field(
+        default="", description="Shown in the trigger form.", examples=["Of the optimizer"]
+    )
+    minimum: Value | None = Field(
+        default=None, description="Least number, itself allowed.", examples=[0]
+    )
+    maximum: Value | None = Field(
+        default=None, description="Largest number, itself allowed.", examples=[1]
+    )
+    choices: tuple[Value, ...] = Field(
+        default=(), description="The only values there are.", examples=[["adam", "sgd"]]
+    )
+
+    @property
+    def type(self) -> str:
+        """``boolean``, ``integer``, ``number`` or ``string``, as JSON Schema has them.
+
+        A whole default is a number if a bound or a choice is none.
+        """
+        given = [self.default, *self.choices, self.minimum, self.maximum]
+        if isinstance(self.default, int) and any(isinstance(one, float) for one in given):
+            return "boolean" if isinstance(self.default, bool) else "number"
+        return TYPES[type(self.default)]
+
+
+# Names in the trigger form that are ours.
+RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
 class Manifest(Section):
     """One training: from data in a store to a model in a store."""
 
@@ -419,6 +545,18 @@ class Manifest(Section):
     launcher: Launcher = Field(
         default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
     )
+    distribution: Literal["mpi", "parameter_server"] = Field(
+        default="mpi",
+        description="How the ranks work together: by MPI, or as a TF_CONFIG cluster of a master, "
+        "workers and parameter servers.",
+        examples=["parameter_server"],
+    )
+    experiment: Text | None = Field(
+        default=None,
+        description="EXPERIMENT_ID, and the folder of the experiment, which goes on where its last "
+        "training stopped; by default each training is an experiment of its own.",
+        examples=["digits-wide"],
+    )
     metrics: tuple[Metric, ...] = Field(
         default=(),
         description="Numbers to read from the output.",
@@ -428,6 +566,21 @@ class Manifest(Section):
         default=Transform(),
         description="How the checkpoint becomes a SavedModel.",
         examples=[{"checkpoint": "latest"}],
+    )
+    evaluation: Evaluation | None = Field(
+        default=None,
+        description="What a model must be worth to be published.",
+        examples=[{"metric": "accuracy", "minimum": 0.95}],
+    )
+    approval: Approval = Field(
+        default=Approval(required=False),
+        description="Whether a person decides over publishing.",
+        examples=[{"required": True}],
+    )
+    parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
+        default={},
+        description="Values that a run may change, by name; a value alone is its default.",
+        examples=[{"learning_rate": 0.001}],
     )
     code: Text = Field(
         default="./",
@@ -494,7 +647,10 @@ class Manifest(Section):
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.slots * self.model_definition.execution.compute_configuration.nodes
+        nodes = self.model_definition.execution.compute_configuration.nodes
+        if self.distribution == "parameter_server":
+            return parameter_servers(nodes, self.slots).size
+        return self.slots * nodes
 
     @property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ import difflib
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -19,14 +19,20 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.layout import is_experiment
+from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.model import (
     REFERENCE,
+    RUN_SETTINGS,
     SECRET_FIELDS,
+    TYPES,
     Connection,
     DataReference,
+    Evaluation,
     Launcher,
     Location,
     Metric,
+    Parameter,
     Reference,
     ResultsReference,
     slug,
@@ -166,6 +172,13 @@ def schedule_is_cron_or_preset(at: str, schedule: str | None) -> Findings:
         yield Finding(at, f"{schedule!r} is not a cron expression", fix)
 
 
+@_rule("experiment")
+def experiment_is_a_folder_name(at: str, experiment: str | None) -> Findings:
+    if experiment is not None and not is_experiment(experiment):
+        fix = "Use up to 200 of A-Z, a-z, 0-9, _, dot and dash, with a letter or digit first."
+        yield Finding(at, f"{experiment[:40]!r} cannot be the name of a folder", fix)
+
+
 @_rule("metrics")
 def metrics_have_one_group(at: str, metrics: tuple[Metric, ...]) -> Findings:
     fix = "Put ( ) around the number alone; write (?: ) for other groups."
@@ -193,6 +206,92 @@ def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
         elif first.setdefault(metric.name, i) != i:
             message = f"{metric.name[:40]!r} is also the name of {at}[{first[metric.name]}]"
             yield Finding(field, message, "Choose another name.")
+
+
+@_rule("evaluation")
+def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is None:
+        return
+    low, high = evaluation.minimum, evaluation.maximum
+    if low is None and high is None and not evaluation.not_worse_than_production:
+        fix = "Add minimum: 0.95, maximum: or not_worse_than_production: true."
+        yield Finding(at, "asks for nothing", fix)
+    if low is not None and high is not None and low > high:
+        yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("parameters")
+def parameters_have_usable_names(at: str, parameters: Mapping[str, Parameter]) -> Findings:
+    for name in parameters:
+        field = child(at, name)
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name):
+            fix = "Use a letter and then a-z, 0-9 and _, at most 60, for example learning_rate."
+            yield Finding(field, "cannot be the name of a parameter", fix)
+        elif name in RUN_SETTINGS:
+            fix = "Choose another name, for example my_" + name + "."
+            yield Finding(field, "is a setting that every trigger form has", fix)
+        elif name in _METHODS:
+            fix = "Choose another name, for example my_" + name + "."
+            yield Finding(field, f"would hide behind a method: {{{{ params.{name} }}}}", fix)
+
+
+@_rule("parameters")
+def parameters_keep_their_own_bounds(at: str, parameters: Mapping[str, Parameter]) -> Findings:
+    for name, one in parameters.items():
+        yield from _parameter_findings(child(at, name), one)
+
+
+def _parameter_findings(at: str, one: Parameter) -> Findings:
+    kind = one.type
+    wanted = {kind, "integer"} if kind == "number" else {kind}
+    for i, choice in enumerate(one.choices):
+        if TYPES[type(choice)] not in wanted:
+            yield Finding(
+                f"{at}.choices[{i}]", f"is not {_WORDS[kind]}, as the default is", _SAME_TYPE
+            )
+    if one.choices and one.default not in one.choices:
+        yield Finding(f"{at}.default", "is not among the choices", "Add it there.")
+    bounds = {"minimum": one.minimum, "maximum": one.maximum}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    if given and one.choices:
+        fix = "Keep the bounds or the choices."
+        yield Finding(f"{at}.choices", "are given beside bounds", fix)
+    for name, bound in given.items():
+        if kind not in ("integer", "number"):
+            fix = "Delete it, or give a number as default."
+            yield Finding(f"{at}.{name}", f"is for numbers, and the default is {_WORDS[kind]}", fix)
+        elif TYPES[type(bound)] not in wanted:
+            yield Finding(f"{at}.{name}", f"is not {_WORDS[kind]}, as the default is", _SAME_TYPE)
+        elif _beyond(float(one.default), name, float(bound)):
+            fix = f"Choose a default that is allowed, or another {name}."
+            yield Finding(f"{at}.default", f"is {one.default}, beyond the {name} {bound}", fix)
+
+
+def _beyond(value: float, name: str, bound: float) -> bool:
+    return value < bound if name == "minimum" else value > bound
+
+
+_SAME_TYPE = "Write it like the default: text in quotes, numbers without."
+_WORDS = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+}
+# Jinja finds these before it looks for a parameter.
+_METHODS = {name for name in dir(dict) if not name.startswith("_")} | {"dump", "validate"}
+
+
+@_rule("parameters", "model_definition.execution.command")
+def command_uses_known_parameters(
+    at: str, parameters: Mapping[str, Parameter], command: str
+) -> Findings:
+    known = {*parameters, *RUN_SETTINGS}
+    for expression in re.findall(r"\{\{.*?\}\}", command, re.DOTALL):
+        for name in re.findall(r"\bparams(?:\.|\[\s*['\"])(\w+)", expression):
+            if name not in known:
+                message = f"{{{{ params.{name[:60]} }}}} is not among the parameters"
+                yield Finding(at, message, suggestion(name, sorted(known)))
 
 
 @_rule("training_data_reference.type", "training_data_reference.source")

@@ -112,7 +112,15 @@ Status MpiCommunicator::DropFinishedSends() {
   return Status();
 }
 
+// A collective that failed has left messages under way, into and out of its tensors. MPI moves them
+// whenever it is called, so it is not called again.
+Status MpiCommunicator::Kept(Status status) {
+  if (broken_.ok()) broken_ = std::move(status);
+  return broken_;
+}
+
 Status MpiCommunicator::Send(int peer, std::string message) {
+  DDL_RETURN_IF_ERROR(broken_);
   sends_.push_back({std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
   DDL_RETURN_IF_ERROR(MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
@@ -123,6 +131,7 @@ Status MpiCommunicator::Send(int peer, std::string message) {
 
 Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received) {
   *received = false;
+  DDL_RETURN_IF_ERROR(broken_);
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
   int found = 0, nbytes = 0;
   MPI_Message handle;
@@ -144,10 +153,12 @@ Status MpiCommunicator::Meet(const Offer&, bool*) {
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
                                   int divisor) {
-  return NetworkAllReduce(all_.get(), in, out, count, dtype, divisor);
+  DDL_RETURN_IF_ERROR(broken_);
+  return Kept(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
 }
 
 Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
+  DDL_RETURN_IF_ERROR(broken_);
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   for (int64_t first = 0; first < count; first += kMaxCount) {
     const int n = static_cast<int>(std::min(kMaxCount, count - first));
@@ -160,15 +171,17 @@ Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
 }
 
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
-  return TreeBroadcast(all_.get(), buffer, nbytes);
+  DDL_RETURN_IF_ERROR(broken_);
+  return Kept(TreeBroadcast(all_.get(), buffer, nbytes));
 }
 
 Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
+  DDL_RETURN_IF_ERROR(broken_);
   std::vector<int64_t> begins(size_ + 1, 0);
   std::partial_sum(nbytes.begin(), nbytes.end(), begins.begin() + 1);
   std::vector<Share> places;
   for (const int rank : order_) places.push_back({begins[rank], begins[rank + 1]});
-  return RingAllGather(all_.get(), in, out, std::move(places));
+  return Kept(RingAllGather(all_.get(), in, out, std::move(places)));
 }
 
 }  // namespace ddl

@@ -51,6 +51,7 @@ class MpiCommunicator : public Communicator {
   };
 
   explicit MpiCommunicator(double timeout_s) : timeout_s_(timeout_s) {}
+  Status Kept(Status status);
   Status FindHosts(const std::string& host_id);
   Status DropFinishedSends();
 
@@ -61,6 +62,7 @@ class MpiCommunicator : public Communicator {
   std::vector<int> order_;  // ranks, host by host
   std::unique_ptr<Transport> all_;  // in that order
   std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
+  Status broken_;
 };
 
 }  // namespace ddl

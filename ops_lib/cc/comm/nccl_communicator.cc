@@ -1,13 +1,12 @@
 #include "comm/nccl_communicator.h"
 
 #include <dirent.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "core/log.h"
+#include "core/pause.h"
 #include "core/stall.h"
 
 namespace ddl {
@@ -182,8 +181,7 @@ Status NcclCommunicator::Vote(const Status& mine) {
 }
 
 Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
+  const Pauses pauses(0);  // the GPU is never there within a look
   WarningSchedule warnings(timeout_s_);
   while (true) {
     int state = kNcclSuccess;
@@ -194,7 +192,7 @@ Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
       const int reached = event == nullptr ? kCudaSuccess : library_.cudaEventQuery(event);
       if (reached != kCudaNotReady) return CheckCuda("cudaEventQuery", reached);
     }
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    const double elapsed = pauses.elapsed_s();
     if (elapsed > timeout_s_) {
       return Status(Code::kDeadlineExceeded,
                     std::string(what) + " did not end within " + Seconds(timeout_s_) +
@@ -204,8 +202,7 @@ Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
     if (warnings.Due(elapsed)) {
       LogLine(host_->rank(), std::string(what) + " has not ended for " + Seconds(elapsed));
     }
-    // A late end is noticed an eighth later at most, and a long one costs no core.
-    usleep(static_cast<useconds_t>(std::clamp(elapsed / 8 * 1e6, 5.0, 1000.0)));
+    pauses.Pause();
   }
 }
 

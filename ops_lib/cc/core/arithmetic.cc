@@ -32,6 +32,17 @@ int64_t CountDeviationsAs(const void* values, const void* expected, int64_t coun
   return deviations;
 }
 
+template <typename T, typename Wide>
+void MixAs(const void* a, const void* b, void* out, int64_t count, double share) {
+  const T* from = static_cast<const T*>(a);
+  const T* to = static_cast<const T*>(b);
+  T* mixed = static_cast<T*>(out);
+  const Wide of_a = static_cast<Wide>(1 - share), of_b = static_cast<Wide>(share);
+  for (int64_t i = 0; i < count; ++i) {
+    mixed[i] = static_cast<T>(of_a * static_cast<Wide>(from[i]) + of_b * static_cast<Wide>(to[i]));
+  }
+}
+
 }  // namespace
 
 void Divide(void* values, int64_t count, DType dtype, int divisor) {
@@ -58,6 +69,23 @@ int64_t CountDeviations(const void* values, const void* expected, int64_t count,
     case DType::kInt32: return CountDeviationsAs<int32_t>(values, expected, count, tolerance);
     case DType::kInt64: return CountDeviationsAs<int64_t>(values, expected, count, tolerance);
     default: return 0;
+  }
+}
+
+void Mix(const void* a, const void* b, void* out, int64_t count, DType dtype, double share) {
+  if (IsHalf(dtype)) {
+    std::vector<float> from(count), to(count);
+    Widen(a, from.data(), count, dtype);
+    Widen(b, to.data(), count, dtype);
+    MixAs<float, float>(from.data(), to.data(), from.data(), count, share);
+    return Narrow(from.data(), out, count, dtype);
+  }
+  switch (dtype) {
+    case DType::kFloat32: return MixAs<float, float>(a, b, out, count, share);
+    case DType::kFloat64: return MixAs<double, double>(a, b, out, count, share);
+    case DType::kInt32: return MixAs<int32_t, double>(a, b, out, count, share);
+    case DType::kInt64: return MixAs<int64_t, double>(a, b, out, count, share);
+    default: return;
   }
 }
 

@@ -15,6 +15,7 @@ enum class Code : unsigned char {
   kDeadlineExceeded = 3,    // a rank did not come in time
   kInternal = 4,            // MPI or this library failed
   kAborted = 5,             // the process of a rank has died
+  kUnavailable = 6,         // the other ranks wait with something else; the group goes on
 };
 
 // What a call returns instead of throwing: no exception crosses a thread, the C ABI or TensorFlow.

@@ -69,6 +69,7 @@ struct Agreement::Ask {
   std::string description;
   bool ordered = true;
   bool leaving = false;
+  bool gives_way = false;
   const SmallTensor* tensor = nullptr;
 
   std::string title() const { return leaving ? "Leave" : Title(description); }
@@ -84,6 +85,7 @@ Status Agreement::Agree(const Request& request, const SmallTensor* tensor, Accor
   Ask ask;
   ask.description = Describe(request);
   ask.ordered = request.ordered;
+  ask.gives_way = request.gives_way;
   ask.tensor = tensor;
   return AgreeOn(ask, accord);
 }
@@ -219,8 +221,16 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
     if (worker >= 0) {
       const double waited_s = elapsed_s - worker_since_s;
       std::string others;
+      bool all_lack = true;
       for (int rank = 1; rank < size; ++rank) {
-        if (!arrived[rank]) others += instead[rank];
+        if (arrived[rank]) continue;
+        others += instead[rank];
+        all_lack = all_lack && !instead[rank].empty();
+      }
+      if (ask.gives_way && count < size && all_lack) {
+        return Fail(Status(Code::kUnavailable, Title(descriptions[0]) + ": " + Missing(arrived) +
+                                                   " did not call it" + others + "."),
+                    false);
       }
       if (waited_s > timeout_s_) {
         return Fail(Status(Code::kDeadlineExceeded,
@@ -341,7 +351,11 @@ Status Agreement::Lack() {
   bool received = false;
   DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &verdict, &received));
   Accord accord;
-  if (received) return Receive(verdict, &accord);
+  if (received) {
+    negotiating_ = false;
+    told_ = false;
+    return Receive(verdict, &accord);
+  }
   if (waited_s > 2 * timeout_s_) {  // rank 0 would have spoken long ago
     broken_ = Status(Code::kDeadlineExceeded,
                      negotiator_->choice().title + ": rank 0 chose it and was not heard of within " +

@@ -56,12 +56,13 @@ class Agreement {
   //   FailedPrecondition  a rank has left
   //   DeadlineExceeded    a rank did not come within the timeout
   //   Aborted             the process of a rank has died
+  //   Unavailable         the request gave way; on the ranks that asked for it alone
   // `tensor`, if given, is summed on the way where ranks can meet; the description must tell all
   // about it.
   Status Agree(const Request& request, const SmallTensor* tensor, Accord* accord);
 
   // For a rank that has not been asked for rank 0's choice yet: call it every few milliseconds
-  // instead of Agree. Not ok if the others have given up.
+  // instead of Agree. Not ok if the others have given up, or the choice has given way.
   Status Lack();
 
   // This error answers every later call. All ranks must come to it at the same request.

@@ -1,15 +1,39 @@
 // What Python calls through ctypes, besides the ops.
 
 #include <cstdio>
+#include <cstring>
+#include <future>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/mpi_session.h"
 #include "runtime/engine.h"
+#include "runtime/teams.h"
 
 // The loader looks for this text in the file, before it loads it: a library that was built for
 // another TensorFlow cannot be loaded to be asked.
 extern "C" __attribute__((visibility("default"), used)) const char ddl_built_for[] =
     "DDL_BUILT_FOR_TENSORFLOW=" DDL_TF_VERSION ";";
+
+namespace {
+
+// Puts the message into the caller's memory, and returns the code.
+int Tell(const ddl::Status& status, char* message, int message_size) {
+  std::snprintf(message, message_size, "%s", status.message().c_str());
+  return static_cast<int>(status.code());
+}
+
+ddl::Request NewRequest(const char* op_name, const char* name, int dtype) {
+  ddl::Request request;
+  request.op_name = op_name;
+  request.name = name;
+  request.dtype = static_cast<ddl::DType>(dtype);
+  return request;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -30,6 +54,73 @@ __attribute__((visibility("default"))) int ddl_init(int topology[4], char* messa
 // Whether collectives may be put on GPUs: 1 or 0. Known after ddl_init.
 __attribute__((visibility("default"))) int ddl_device_collectives() {
   return ddl::Engine::Get().ReachesGpus() ? 1 : 0;
+}
+
+// Sums (or averages) `count` elements over the ranks in place, and waits for that. `dtype` is a
+// DType. Returns a Code, with a message if it is not 0.
+__attribute__((visibility("default"))) int ddl_all_reduce(const char* name, int dtype, int average,
+                                                          int gives_way, void* values,
+                                                          int64_t count, char* message,
+                                                          int message_size) {
+  ddl::Request request = NewRequest("AllReduce", name, dtype);
+  request.average = average != 0;
+  // What gives way may be asked for by one rank alone, so it has no place among the ordered ones.
+  request.ordered = gives_way == 0;
+  request.gives_way = gives_way != 0;
+  request.tensors.push_back({values, values, count, {count}});
+  std::promise<ddl::Status> ended;
+  request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  return Tell(ended.get_future().get(), message, message_size);
+}
+
+// See Teams::Prepare.
+__attribute__((visibility("default"))) void ddl_prepare_teams(int count, int64_t max_elements) {
+  ddl::ProcessTeams().Prepare(count, max_elements);
+}
+
+// See Teams::Configure. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_configure_team(int team, int smooth, int64_t ksteps,
+                                                              int64_t max_steps,
+                                                              int64_t report_every, char* message,
+                                                              int message_size) {
+  const ddl::TeamPlan plan{smooth != 0, ksteps, max_steps, report_every};
+  return Tell(ddl::ProcessTeams().Configure(team, plan), message, message_size);
+}
+
+// One step of a team, see Teams::Step: reads `tensors` arrays `in` of `counts` elements, and writes
+// what the step applies to `out`. Waits as long as the step has to. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_team_gradients(int team, const char* name, int dtype,
+                                                              int tensors, const void** in,
+                                                              void** out, const int64_t* counts,
+                                                              char* message, int message_size) {
+  ddl::Request request = NewRequest("TeamGradients", name, dtype);
+  // Reduced in place: the caller may change `in` as soon as this returns.
+  const auto copies = std::make_shared<std::vector<std::vector<char>>>();
+  for (int i = 0; i < tensors; ++i) {
+    const char* from = static_cast<const char*>(in[i]);
+    copies->emplace_back(from, from + counts[i] * ddl::DTypeSize(request.dtype));
+    char* values = copies->back().data();
+    request.tensors.push_back({values, values, counts[i], {counts[i]}});
+  }
+  const ddl::DType type = request.dtype;
+  std::promise<ddl::Status> ended;
+  ddl::ProcessTeams().Step(team, std::move(request), nullptr, copies,
+                           [&](const ddl::StepGradients& gradients) {
+                             for (int i = 0; i < tensors && gradients.status.ok(); ++i) {
+                               gradients.Write(i, counts[i], type, out[i]);
+                             }
+                             ended.set_value(gradients.status);
+                           });
+  return Tell(ended.get_future().get(), message, message_size);
+}
+
+// The DType of that name, as NumPy has it; -1: there is none.
+__attribute__((visibility("default"))) int ddl_dtype(const char* name) {
+  for (int dtype = 0; dtype <= static_cast<int>(ddl::DType::kComplex128); ++dtype) {
+    if (std::strcmp(ddl::DTypeName(static_cast<ddl::DType>(dtype)), name) == 0) return dtype;
+  }
+  return -1;
 }
 
 // Leaves the group; see Engine::Leave.

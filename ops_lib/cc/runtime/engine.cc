@@ -160,7 +160,10 @@ void Engine::Serve() {
     first_shown.reset();
     recorder_.Add(passage);
     const Request request = negotiator_->Take();
-    if (!passage.status.ok() && !request.ordered) agreement_->Break(passage.status);
+    if (!passage.status.ok() && !request.ordered &&
+        passage.status.code() != Code::kUnavailable) {
+      agreement_->Break(passage.status);
+    }
     request.done(passage.status);
   }
   recorder_.Flush();

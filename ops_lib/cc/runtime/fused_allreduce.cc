@@ -25,6 +25,7 @@ bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   int64_t nbytes = 0;
   for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
   if (nbytes > kMaxOfferBytes) return false;
+  Forget();  // what a request that failed has left
   tensor->count = nbytes / element;
   tensor->dtype = request.dtype;
   tensor->divisor = Divisor(request);

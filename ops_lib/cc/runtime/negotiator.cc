@@ -5,6 +5,11 @@
 #include "runtime/description.h"
 
 namespace ddl {
+namespace {
+
+constexpr size_t kMostRemembered = 100'000;
+
+}  // namespace
 
 Status Decide(const std::vector<std::string>& descriptions, const std::vector<bool>& ordered,
               bool* same) {
@@ -49,6 +54,8 @@ Request Negotiator::Take() {
   choice_.reset();
   if (negotiates_) {
     std::string title = Title(request);
+    // Only a prediction: a loop that names each of its rounds would fill the memory with it.
+    if (next_.size() >= kMostRemembered) next_.clear();
     next_[last_] = {title, request.ordered};
     last_ = std::move(title);
   }

@@ -27,7 +27,9 @@ Status ProgressWriter::Open(const std::string& path) {
 void ProgressWriter::Add(const Passage& passage) {
   if (file_ < 0 || !passage.status.ok()) return;
   const Request& request = passage.request;
-  if (request.op_name == "AllReduceN") step_ = std::max(step_, ++runs_[request.name]);
+  if (request.op_name == "AllReduceN" || request.op_name == "TeamGradients") {
+    step_ = std::max(step_, ++runs_[request.name]);
+  }
   if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += passage.nbytes;
   comm_s_ += std::chrono::duration<double>(passage.end - passage.turn).count();
   wait_s_ += std::chrono::duration<double>(passage.agreed - passage.turn).count();

@@ -33,6 +33,9 @@ struct Request {
   // All ranks submit this one at the same place among the ordered ones, because something above
   // keeps the order. Else they find out which comes first.
   bool ordered = true;
+  // Not worth a stall: fails with Unavailable, and the group goes on, if rank 0 asks for it and all
+  // ranks that do not are seen to wait with something else.
+  bool gives_way = false;
   DType dtype = DType::kFloat32;
   bool average = false;    // divide the sum by the number of ranks
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor

@@ -28,7 +28,7 @@ struct RankStatistics {
   double transfer_s = 0;
 };
 
-// Sums up the collectives of this rank. Some 20 ns for each.
+// Sums up the collectives of this rank. For each a few additions.
 class Statistics {
  public:
   void Add(const Passage& passage);

@@ -22,7 +22,7 @@ namespace ddl {
 // that was cut off, because a rank was killed, lacks its last second and the closing bracket;
 // viewers accept that. Times are CLOCK_MONOTONIC, which the processes of one host share.
 //
-// One collective costs some 0.5 us and 0.8 KB. At most kBatchBytes wait in memory, and not longer
+// One collective makes 0.8 KB; docs/ops.md says what it costs. At most kBatchBytes wait in memory, and not longer
 // than until the first collective a second later.
 //
 // Source: Trace Event Format (Google, 2016), JSON array format, complete and metadata events.

@@ -77,6 +77,7 @@ absl::Status ToTensorFlow(const Status& status) {
     case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
+    case Code::kUnavailable: return absl::UnavailableError(status.message());
     case Code::kAborted: return absl::AbortedError(status.message());
     case Code::kInternal: break;
   }

@@ -25,7 +25,7 @@ REGISTER_OP("AllReduceN")
     .Doc(R"doc(
 Sums or averages N tensors over the ranks in one go. Collective.
 
-Small tensors share one MPI_Allreduce, large ones are cut into pieces. The results have the same
+Small tensors share a reduction, large ones are cut into pieces. The results have the same
 bits on every rank. Fails with InvalidArgument on every rank if the number of tensors, a shape, the
 dtype or an attribute differ.
 

@@ -43,6 +43,19 @@ MpiTransport::~MpiTransport() {
   }
 }
 
+Status MpiTransport::Kept(Status status) {
+  if (status.ok() || !broken_.ok()) return status;
+  broken_ = std::move(status);
+  for (Part& part : receives_) {
+    if (part.request == MPI_REQUEST_NULL) continue;
+    // What has begun to arrive is not stopped by this; but it arrives only while MPI is called.
+    int done = 0;
+    MPI_Cancel(&part.request);
+    MPI_Test(&part.request, &done, MPI_STATUS_IGNORE);
+  }
+  return broken_;
+}
+
 template <typename Begin>
 Status MpiTransport::Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin) {
   DDL_RETURN_IF_ERROR(broken_);

@@ -47,6 +47,8 @@ class MpiTransport : public Transport {
   template <typename Begin>
   Status Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin);
   Status Await(const char* what, std::deque<Part>* queue);
+  // Keeps the first error. From then on nothing is received into memory that callers may have freed.
+  Status Kept(Status status);
 
   MPI_Comm comm_;
   int rank_ = 0;

@@ -86,6 +86,8 @@ class ThreadTransport : public Transport {
                            Seconds(network_.timeout_s_) + "."));
   }
 
+  Status Kept(Status status) { return broken_ = std::move(status); }
+
   ThreadNetwork& network_;
   const int rank_;
   std::deque<std::shared_ptr<Message>> sends_, receives_;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 #include "core/status.h"
 
@@ -59,9 +58,7 @@ class Transport {
   }
 
  protected:
-  Status Kept(Status status) { return broken_ = std::move(status); }
-
-  Status broken_;
+  Status broken_;  // the error that stays
   std::unique_ptr<char[]> scratch_;
 };
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf  # noqa: TID253
@@ -13,6 +14,32 @@ from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
 
 # What DDL_WIRE_DTYPE makes smaller.
 _COMPRESSED = (tf.float32, tf.float64)
+# The attribute by which a gradient is known to have been reduced.
+_REDUCED = "_ddl_reduced"
+# Graphs in which the script itself has averaged gradients, and by what.
+_explicit: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def mark_reduced(gradient: Any) -> None:
+    """Lets reduce_gradients leave this gradient as it is: to reduce twice is only work."""
+    if gradient is not None:
+        setattr(gradient, _REDUCED, True)
+
+
+def note_explicit_averages(what: str) -> None:
+    """The script averages gradients of the current graph by calling `what`."""
+    _explicit[tf.compat.v1.get_default_graph()] = what
+
+
+def averaged_by_both(gradients: Iterable[Any]) -> str | None:
+    """What else averages in this graph, if reduce_gradients would reduce some of `gradients`.
+
+    A mark is lost where a gradient is clipped, so these may be averages of averages.
+    """
+    what = _explicit.get(tf.compat.v1.get_default_graph())
+    if any(g is not None and not hasattr(g, _REDUCED) for g in gradients):
+        return what
+    return None
 
 
 def split_into_groups(counts: Sequence[int], limit: int | None) -> list[list[int]]:
@@ -37,6 +64,7 @@ def reduce_gradients(
     average: bool = True,
     name: str = "ddl_gradients",
     sparse_as_dense: bool | None = None,
+    reduce_n: Callable[[Sequence[tf.Tensor], bool, str], list[tf.Tensor]] = allreduce_n,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Averages (or sums) gradients over the ranks; returns them in order.
 
@@ -47,6 +75,9 @@ def reduce_gradients(
         sparse_as_dense: whether IndexedSlices become dense tensors before they are reduced, or stay
             IndexedSlices, with the slices of all ranks: less to send as long as these are fewer
             than the rows of the variable. None: as DDL_SPARSE_AS_DENSE says.
+        reduce_n: reduces dense tensors of one dtype, given with `average` and a name.
+
+    A gradient that this function has returned before, or that is marked as reduced, stays as it is.
 
     With DDL_WIRE_DTYPE, dense float32 and float64 gradients are rounded to that type before they
     are reduced, and the result to it again: half the bytes or less to send, and an error of at most
@@ -61,8 +92,12 @@ def reduce_gradients(
         return list(gradients)
     if sparse_as_dense is None:
         sparse_as_dense = default_sparse_as_dense()
-    reduced: list[tf.Tensor | tf.IndexedSlices | None] = [None] * len(gradients)
-    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    reduced = list(gradients)
+    present = [
+        i
+        for i, gradient in enumerate(gradients)
+        if gradient is not None and not hasattr(gradient, _REDUCED)
+    ]
     sparse = [
         i for i in present if not sparse_as_dense and isinstance(gradients[i], tf.IndexedSlices)
     ]
@@ -83,7 +118,7 @@ def reduce_gradients(
         for group in split_into_groups(counts, group_size()):
             indices = [members[position] for position in group]
             with tf.control_dependencies(previous):
-                sums = allreduce_n([dense[i] for i in indices], average, f"{name}_{number}")
+                sums = reduce_n([dense[i] for i in indices], average, f"{name}_{number}")
             previous = sums[:1]
             number += 1
             for i, total in zip(indices, sums, strict=True):
@@ -94,6 +129,8 @@ def reduce_gradients(
         previous = [gathered.values]
         number += 1
         reduced[i] = gathered
+    for gradient in reduced:
+        mark_reduced(gradient)
     return reduced
 
 

@@ -57,7 +57,16 @@ def init(*, by_import: bool = False) -> None:
             "MPI (ddl-run does)."
         )
     _started = True
-    atexit.register(library.ddl_shutdown)
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leaves the group of ranks, once what was started has run and the others leave too.
+
+    Nothing happens before init() or a second time. No collective may follow.
+    """
+    if _started:
+        runtime().ddl_shutdown()
 
 
 @functools.cache

@@ -1,18 +1,29 @@
-"""Finds and loads the compiled library. Importing this module imports TensorFlow."""
+"""Finds and loads the compiled library.
+
+Its C interface needs TensorFlow's framework library, but not TensorFlow in Python, whose import
+costs 10 CPU-seconds: who works with NumPy arrays alone does without.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib.metadata
+import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
-import tensorflow as tf  # noqa: TID253
-
 LIBRARY = Path(__file__).resolve().parent / "_ddl_ops.so"
+
+# All that the library registers.
+OPERATIONS = (
+    *("Init", "Bcast", "AllReduce", "AllReduceN", "AllGather", "TeamGradients"),
+    *("DdlSize", "DdlRank", "DdlLocalRank"),
+)
 
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "
@@ -44,6 +55,26 @@ def check(library: Path, installed: str) -> None:
         )
 
 
+def _tensorflow_folder() -> Path:
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(
+            f"The ops library {LIBRARY} needs TensorFlow's libraries, and TensorFlow is not "
+            "installed. Install it: pip install tensorflow-cpu"
+        )
+    return Path(spec.submodule_search_locations[0]).resolve()
+
+
+def _tensorflow_version() -> str:
+    """That of the installed one, which need not be imported."""
+    for name in ("tensorflow_cpu", "tensorflow", "tensorflow_rocm", "intel_tensorflow"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import tensorflow as tf
+
+    return str(tf.__version__)
+
+
 def _load_mpi() -> None:
     # MPI opens plugins that expect its symbols to be global; and our library takes the MPI that is
     # already loaded, wherever it was at build time.
@@ -67,19 +98,40 @@ def _load_nccl() -> None:
     # takes what is loaded; it also says what is missing, so nothing is said here.
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1")  # without a driver, do not map half a gigabyte
-        wheels = Path(tf.__file__).resolve().parents[1] / "nvidia"
+        wheels = _tensorflow_folder().parent / "nvidia"
         for pattern in ("*/lib/libcudart.so.*", "nccl/lib/libnccl.so.2"):
             for library in wheels.glob(pattern):
                 ctypes.CDLL(str(library))
 
 
 @functools.cache
+def _load_alone() -> bool:
+    """Loads the library where TensorFlow has not been imported; returns whether it did."""
+    if "tensorflow" in sys.modules:
+        return False
+    check(LIBRARY, _tensorflow_version())
+    _load_mpi()
+    _load_nccl()
+    try:
+        # By its full path: where the package lies elsewhere, the library does not know the way.
+        ctypes.CDLL(str(_tensorflow_folder() / "libtensorflow_framework.so.2"))
+        ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise ImportError(f"The ops library {LIBRARY} does not load: {error}. {REBUILD}") from error
+    return True
+
+
+@functools.cache
 def operations() -> ModuleType:
     """The ops as functions: init, bcast, all_reduce, all_reduce_n, all_gather, ddl_rank and so on.
 
-    Raises ImportError, saying how to mend it, if the library is missing, was built for another
-    TensorFlow, or MPI is not there.
+    Imports TensorFlow. Raises ImportError, saying how to mend it, if the library is missing, was
+    built for another TensorFlow, or MPI is not there.
     """
+    if _load_alone():
+        return _wrap_registered()
+    import tensorflow as tf
+
     check(LIBRARY, tf.__version__)
     _load_mpi()
     _load_nccl()
@@ -89,17 +141,53 @@ def operations() -> ModuleType:
         raise ImportError(f"The ops library {LIBRARY} does not load: {error}. {REBUILD}") from error
 
 
+def _wrap_registered() -> ModuleType:
+    """What load_op_library returns, for a library that was loaded before TensorFlow watched.
+
+    Its ops are registered, but TensorFlow makes functions only of those that it sees coming.
+    Source: tensorflow/python/framework/load_library.py.
+    """
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.framework import _pywrap_python_op_gen, op_def_registry
+
+    definitions = op_def_pb2.OpList(op=[op_def_registry.get(name) for name in OPERATIONS])
+    source = _pywrap_python_op_gen.GetPythonWrappers(definitions.SerializeToString())
+    name = hashlib.sha256(source).hexdigest()
+    module = ModuleType(name)
+    exec(source, module.__dict__)  # noqa: S102  as TensorFlow does
+    module._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]  # AutoGraph leaves it alone
+    sys.modules[name] = module
+    return module
+
+
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """The library's C interface: ddl_init, ddl_device_collectives, ddl_shutdown, ddl_abort."""
-    operations()
+    """The library's C interface: ddl_init, ddl_shutdown, ddl_abort and what NumPy arrays need.
+
+    Raises ImportError as operations().
+    """
+    if not _load_alone():
+        operations()
     library = ctypes.CDLL(str(LIBRARY))
-    library.ddl_init.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_int]
-    library.ddl_init.restype = ctypes.c_int
-    library.ddl_device_collectives.restype = ctypes.c_int
-    library.ddl_shutdown.restype = None
-    library.ddl_abort.argtypes = [ctypes.c_int]
-    library.ddl_abort.restype = None
+    text, size = ctypes.c_char_p, ctypes.c_int
+    number, count, address = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    counts, addresses = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_void_p)
+    for name, returns, *takes in (
+        ("ddl_init", number, ctypes.POINTER(ctypes.c_int), text, size),
+        ("ddl_device_collectives", number),
+        ("ddl_dtype", number, text),
+        ("ddl_all_reduce", number, text, number, number, number, address, count, text, size),
+        ("ddl_prepare_teams", None, number, count),
+        ("ddl_configure_team", number, number, number, count, count, count, text, size),
+        (
+            *("ddl_team_gradients", number, number, text, number, number),
+            *(addresses, addresses, counts, text, size),
+        ),
+        ("ddl_shutdown", None),
+        ("ddl_abort", None, number),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = returns, takes
     return library
 
 
@@ -107,4 +195,6 @@ def device_of_collectives() -> contextlib.AbstractContextManager[object]:
     """Where to make collectives: on the CPU, or where TensorFlow likes if NCCL reaches all GPUs."""
     if runtime().ddl_device_collectives():
         return contextlib.nullcontext()
+    import tensorflow as tf
+
     return tf.device("/CPU:0")

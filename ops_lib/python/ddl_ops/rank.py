@@ -1,11 +1,15 @@
 """One rank: run the training command, keep its output, and say on disk how it ended.
 
-mpirun starts ``python -m ddl_ops.rank -- COMMAND`` once per rank. The exit code of mpirun alone
-cannot be trusted to mean success (a lost host can yield 0), so each rank leaves a record,
-``$DDL_RECORD_DIR/rank-<n>.json``, and whoever started the job counts them.
+mpirun starts ``python -m ddl_ops.rank -- COMMAND`` once per rank; for a cluster of parameter
+servers and workers ``ddl_airflow.launchers.tasks`` does, and says in DDL_TASK which it is. The exit
+code of mpirun alone cannot be trusted to mean success (a lost host can yield 0), so each rank
+leaves a record, ``$DDL_RECORD_DIR/rank-<n>.json``, and whoever started the job counts them.
 
 Without ``DDL_RECORD_DIR`` (``ddl-run`` by hand) nothing is recorded and the output goes where
 mpirun sends it.
+
+SIGUSR2 releases: the script's work is done though it does not end by itself, as that of a parameter
+server. It is ended, and the rank has succeeded.
 
 Standard library only: this runs before, and beside, whatever the script imports.
 """
@@ -38,10 +42,14 @@ from ddl_ops.environment import Placement, read_placement
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
+# A released script that will not listen to SIGTERM is killed after that.
+_RELEASE_GRACE_S = 1.5
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_]\w*=")
+# A Python at the start of a command, after assignments without quotes.
+_PYTHON = re.compile(r"\s*((?:[A-Za-z_]\w*=[^\s'\"\\]*\s+)*)python3?(?=\s|$)")
 
 
 def command_argv(command: str) -> list[str]:
@@ -51,9 +59,15 @@ def command_argv(command: str) -> list[str]:
     it, so that a signal to the child is a signal to the script. Only a compound command keeps
     the shell.
 
+    ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
+    is installed.
+
     Args:
         command: the text of ``execution.command``, one command.
     """
+    if (python := _PYTHON.match(command)) is not None:
+        own = python[1] + shlex.quote(sys.executable)
+        command = own + command[python.end() :]
     if _COMPOUND.search(command):
         return ["/bin/sh", "-c", command]
     if _SHELL.search(command) or _ASSIGNMENT.match(command):
@@ -66,14 +80,27 @@ def _exception_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.exception.json"
 
 
+def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """DDL_TASK: which task of a cluster this is: task, rank, size, learner. None under mpirun."""
+    task: dict[str, Any] | None = json.loads(environ.get("DDL_TASK", "null"))
+    return task
+
+
 def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
-    slots = int(env.get("DDL_SLOTS", placement.local_size))
-    env["LEARNER_ID"] = str(placement.rank // slots + 1)
+    if (task := read_task(environ)) is not None:
+        del env["DDL_TASK"]
+        env["LEARNER_ID"] = str(task["learner"])
+        if placement.rank != 0:
+            # Each task is alone as far as `ddl` knows; the first one speaks for all.
+            env.pop("DDL_PROGRESS", None)
+    else:
+        slots = int(env.get("DDL_SLOTS", placement.local_size))
+        env["LEARNER_ID"] = str(placement.rank // slots + 1)
     if directory := env.get("DDL_RECORD_DIR"):
         env["DDL_EXCEPTION_FILE"] = str(_exception_file(Path(directory), placement.rank))
-    # `python` in a manifest means the Python of this environment.
+    # `python` in a manifest means the Python of this environment, also further on in the command.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     startup = str(Path(__file__).parent / "startup")
     env["PYTHONPATH"] = os.pathsep.join(p for p in (startup, env.get("PYTHONPATH", "")) if p)
@@ -90,6 +117,7 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
 def _die_with_parent() -> None:
     """In the child: a shim that is killed takes its script along."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -162,7 +190,7 @@ def _versions() -> dict[str, str]:
 class _Record:
     """What the rank leaves on disk. Written whole or not at all."""
 
-    def __init__(self, directory: Path | None, rank: int) -> None:
+    def __init__(self, directory: Path | None, rank: int, task: str) -> None:
         self._path = directory / f"rank-{rank}.json" if directory else None
         self._exception = _exception_file(directory, rank) if directory else None
         self._writes = 0
@@ -174,6 +202,8 @@ class _Record:
             "cpus": len(os.sched_getaffinity(0)),
             "gpus": _gpus(),
         }
+        if task:
+            self._facts["task"] = task
         if rank == 0:
             self._facts["versions"] = _versions()
 
@@ -229,12 +259,16 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
 
     Args:
         command: one command as text (a manifest's), or an argv (``ddl-run``'s).
-        environ: the environment given by mpirun.
+        environ: the environment given by mpirun, or by ``ddl_airflow.launchers.tasks``.
     """
     placement = read_placement(environ)
+    if (task := read_task(environ)) is not None:
+        # Tasks of several nodes may share this host: count them all.
+        rank, size = int(task["rank"]), int(task["size"])
+        placement = Placement(rank, size, rank, size, launched=True)
     rank = placement.rank
     directory = environ.get("DDL_RECORD_DIR")
-    record = _Record(Path(directory) if directory else None, rank)
+    record = _Record(Path(directory) if directory else None, rank, task["task"] if task else "")
     argv = command_argv(command) if isinstance(command, str) else list(command)
     pipe = subprocess.PIPE if directory else None
     record.write()
@@ -262,8 +296,20 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             record.write(asked_to_end=time.time())
         child.send_signal(signum)
 
+    released = False
+
+    def release(_signum: int, _frame: FrameType | None) -> None:
+        nonlocal released
+        released = True
+        record.write(released=time.time())
+        signal.signal(signal.SIGALRM, lambda *_: child.kill())
+        signal.setitimer(signal.ITIMER_REAL, _RELEASE_GRACE_S)
+        child.terminate()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, forward)
+    signal.signal(signal.SIGUSR2, release)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 
     if directory:
         log_path = _log_path(environ, rank)
@@ -280,7 +326,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     if code < 0:
         code = 128 - code
     record.write(ended=time.time(), exit_code=code)
-    return code
+    return 0 if released else code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def run(
     import tensorflow as tf
 
     try:
-        model = tf.saved_model.load(str(folder))  # must outlive its signatures
+        model = _load(folder)  # must outlive its signatures
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise ModelRejected(f"{folder} cannot be loaded: {first_line(error)}") from error
     if not _has_both(model.signatures):
@@ -109,6 +109,16 @@ def _report(signatures: Mapping[str, Any]) -> dict[str, Any]:
         "labels": None,
         "accuracy": None,
     }
+
+
+def _load(folder: Path) -> Any:
+    """The model as servers load it: with the tag "serve" where it has graphs for other uses too."""
+    import tensorflow as tf
+    from tensorflow.python.saved_model import loader_impl
+
+    graphs = loader_impl.parse_saved_model(str(folder)).meta_graphs
+    tags = [tf.saved_model.SERVING] if len(graphs) > 1 else None
+    return tf.saved_model.load(str(folder), tags=tags)
 
 
 def _has_both(signatures: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensorflow.python.training import optimizer as optimizer_module  # noqa: TI
 from ddl_ops import lifecycle
 from ddl_ops.collectives import bcast
 from ddl_ops.environment import PLACEMENT
-from ddl_ops.gradients import grads_reduce
+from ddl_ops.gradients import averaged_by_both, grads_reduce
 
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
@@ -43,7 +44,15 @@ def _hook_optimizers() -> None:
     def apply_reduced(
         self: Any, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
     ) -> Any:
-        return apply_gradients(self, grads_reduce(grads_and_vars), global_step, name)
+        pairs = list(grads_and_vars)
+        if (other := averaged_by_both(g for g, _ in pairs)) and PLACEMENT.rank == 0:
+            print(
+                f"ddl: rank 0: {type(self).__name__} gets gradients that `import ddl` averages, in "
+                f"a graph that calls {other}. If these are its averages, changed since, they are "
+                "averaged twice to no effect: remove `import ddl`.",
+                file=sys.stderr,
+            )
+        return apply_gradients(self, grads_reduce(pairs), global_step, name)
 
     base.apply_gradients = apply_reduced
 
@@ -51,11 +60,13 @@ def _hook_optimizers() -> None:
 def join() -> None:
     """For front-ends whose scripts hook their optimizers: starts communication and equal starts.
 
-    Nothing happens where it has started before, or where no launcher started this process.
+    Each happens once; nothing where no launcher started this process.
     """
-    if PLACEMENT.launched and not lifecycle.initialised():
+    if not PLACEMENT.launched:
+        return
+    if not lifecycle.initialised():
         lifecycle.init(by_import=True)
-        hook_initialisers()
+    hook_initialisers()
 
 
 @functools.cache

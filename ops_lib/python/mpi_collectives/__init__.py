@@ -135,13 +135,17 @@ class DistributedOptimizer(v1.train.Optimizer):
         """
         tf1_hooks.join()
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients.note_explicit_averages("mpi_collectives.DistributedOptimizer")
         return gradients.grads_reduce(pairs, sparse_as_dense=False)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
     ) -> tf.Operation:
-        """As the optimizer within."""
-        return self._optimizer.apply_gradients(grads_and_vars, global_step, name or self.get_name())
+        """As the optimizer within, which does not average, even if ddl hooks it."""
+        pairs = list(grads_and_vars)
+        for gradient, _ in pairs:
+            gradients.mark_reduced(gradient)
+        return self._optimizer.apply_gradients(pairs, global_step, name or self.get_name())
 
     def get_slot(self, var: Any, name: str) -> Any:
         """As the optimizer within."""

@@ -75,10 +75,12 @@ elif HOW == "SIGTERM":
     say(f"pid {os.getpid()}")
     while True:
         total_or_raise()
-elif HOW == "in a thread":
-    # The script ends; a thread of it is still in a collective to which nobody comes.
+elif HOW in ("in a thread", "in a daemon thread"):
+    # The script ends; a thread of it is still in a collective to which nobody comes. Python waits
+    # for it, or does not.
     if RANK == 0:
-        threading.Thread(target=lambda: say(total()), daemon=True).start()
+        alone = HOW == "in a daemon thread"
+        threading.Thread(target=lambda: say(total()), daemon=alone).start()
         time.sleep(0.3)
 elif HOW == "fork":
     child = os.fork()

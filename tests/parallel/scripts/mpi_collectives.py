@@ -173,8 +173,11 @@ def no_gradient_flows_through() -> None:
             assert session.run(gradient).tolist() == [3.0 * SIZE, 6.0 * SIZE]
 
 
-def trained(optimizer, share: slice, resource: bool, clip: bool):
-    """Weights after 20 steps, names in the checkpoint, slots; on `share` of every rank's rows."""
+def trained(optimizer, share: slice, resource: bool, clip: bool, average=list):
+    """Weights after 20 steps, names in the checkpoint, slots; on `share` of every rank's rows.
+
+    `average` makes averages of gradients, where the optimizer does not.
+    """
     batch = [rows_of(rank) for rank in range(SIZE)]
     inputs, outputs = (np.concatenate(parts)[share] for parts in zip(*batch, strict=True))
     words = (np.arange(16 * SIZE) ** 2 % 7)[share]
@@ -188,15 +191,18 @@ def trained(optimizer, share: slice, resource: bool, clip: bool):
         pairs = optimizer.compute_gradients(loss)
         assert [gradient is None for gradient, _ in pairs] == [False, False, True]
         assert isinstance(pairs[1][0], tf.IndexedSlices)
+        grads, variables = zip(*pairs, strict=True)
+        grads = average(list(grads))
         if clip:
-            clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.0)
-            pairs = list(zip(clipped, (variable for _, variable in pairs), strict=True))
+            grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        pairs = list(zip(grads, variables, strict=True))
         step = tf.train.get_or_create_global_step()
         train = optimizer.apply_gradients(pairs, global_step=step)
         slots = [optimizer.get_slot(weights, name) for name in optimizer.get_slot_names()]
         assert slots and all(slot in optimizer.variables() for slot in slots)
         saver = tf.train.Saver()
-        reductions = [op.type for op in train.graph.get_operations() if "All" in op.type]
+        kinds = ("AllReduceN", "AllGather", "TeamGradients")
+        reductions = sorted(op.type for op in train.graph.get_operations() if op.type in kinds)
         with mpi.Session() as session, tempfile.TemporaryDirectory() as folder:
             session.run(tf.global_variables_initializer())
             for _ in range(20):
@@ -205,6 +211,10 @@ def trained(optimizer, share: slice, resource: bool, clip: bool):
             names = tf.train.list_variables(path)
             values = session.run([weights, table, step, *slots])
     return values, names, train.name, reductions
+
+
+# Each gradient once: a group of dense ones, indices and values of a sparse one.
+ONCE = ["AllGather", "AllGather", "AllReduceN"]
 
 
 @check
@@ -225,8 +235,38 @@ def as_one_process_with_the_whole_batch() -> None:
         assert names == names_alone
         assert name == f"Distributed{type(make()).__name__}"
         assert none == []
-        # Each gradient once: a group of dense ones, indices and values of a sparse one.
-        assert sorted(reductions) == ["AllGather", "AllGather", "AllReduceN"]
+        assert reductions == ONCE
+
+
+@check
+def every_front_end_as_one_process_with_the_whole_batch() -> None:
+    """Also all of them in one process: then each gradient is averaged once."""
+    import dl_comm as mc
+
+    def by_team(grads: list) -> list:
+        mc.config_team(0, 0, 20, 20)  # all steps are blocking
+        return mc.gradients(grads, 0)
+
+    own = slice(16 * RANK, 16 * RANK + 16)
+    mc.init(1, 1, 28, "tensorflow")
+    for resource in (False, True):
+        alone, names, _, _ = trained(tf.train.AdamOptimizer(0.05), slice(None), resource, False)
+        ways = [
+            (mpi.DistributedOptimizer, list, ONCE),
+            (lambda optimizer: optimizer, by_team, ["TeamGradients"]),
+        ]
+        if resource:
+            import ddl  # noqa: F401  for its effect: from here on it hooks the optimizers
+
+            ways.append((lambda optimizer: optimizer, list, ["AllReduceN"]))
+        for wrap, average, reductions in ways:
+            optimizer = wrap(tf.train.AdamOptimizer(0.05))
+            values, ours, _, made = trained(optimizer, own, resource, False, average)
+            for expected, value in zip(alone, values, strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+            assert ours == names and made == reductions, (made, reductions)
+    clipping = mpi.DistributedOptimizer(tf.train.AdamOptimizer(0.05))
+    assert trained(clipping, own, False, True)[3] == ONCE
 
 
 @check

@@ -222,6 +222,7 @@ def context_of() -> Callable[..., dict[str, Any]]:
             run_id=RUN_ID,
             run_type=SimpleNamespace(value="manual"),
             triggering_user_name="a tester",
+            conf={},
             logical_date=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
             start_date=datetime(2026, 11, 20, 20, 16, tzinfo=UTC),
         )

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from ddl_airflow import __version__, cli
+from ddl_airflow.core.manifest import looks_like_manifest
+from ddl_airflow.demo.site import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,6 +64,86 @@ def test_warning_is_said_and_is_no_error(call, tmp_path, literal_keys):
     assert not [key for key in keys if key in out + err]
 
 
+def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
+    call, tmp_path, write_manifest
+):
+    a = write_manifest(tmp_path / "a", "same name")
+    b = write_manifest(tmp_path / "deep" / "b", "same-name")
+    c = write_manifest(tmp_path / "c", "other")
+    (tmp_path / "compose.yml").write_text("services: {}\n")
+    code, out, err = call("validate", tmp_path)
+    assert code == 1
+    assert out == f"{c}: good: DAG other, 2 ranks, 1 command(s)\n"
+    assert err.splitlines() == [
+        f"{one}:2: model_definition.name: the DAG id 'same-name' is also claimed by {other}. "
+        "Give each manifest its own name."
+        for one, other in ((a, b), (b, a))
+    ]
+    assert call("validate", a, a)[0] == 0  # the same file twice is one
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("validate", tmp_path / "empty")
+    assert (code, out) == (2, "") and "there is no manifest below" in err
+
+
+def test_reports_for_programs(call, tmp_path, write_manifest, literal_keys):
+    bad = write_manifest(tmp_path / "a,b: 100%", "bad", more="shedule: '@daily'\n")
+    literal = tmp_path / "literal.yml"
+    literal.write_text(literal_keys[0])
+    line = bad.read_text().splitlines().index("shedule: '@daily'") + 1
+    code, out, err = call("validate", "--format", "json", bad, literal)
+    first, second = json.loads(out)["manifests"]
+    assert (code, err) == (1, "")
+    assert first == {
+        "file": str(bad),
+        "good": False,
+        "dag_id": None,
+        "errors": [
+            {
+                "line": line,
+                "field": "shedule",
+                "message": "unknown field",
+                "fix": "Did you mean schedule?",
+            }
+        ],
+        "warnings": [],
+    }
+    assert (second["good"], second["dag_id"]) == (True, "literal")
+    assert len(second["warnings"]) == 2
+    code, out, err = call("validate", "--format", "github", bad, literal)
+    assert (code, err) == (1, "")
+    file = str(bad).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    assert out.splitlines()[0] == (
+        f"::error file={file},line={line}::shedule: unknown field. Did you mean schedule?"
+    )
+    assert out.splitlines()[1].startswith(f"::warning file={literal},line=")
+    assert call("validate", literal)[0] == 0
+    code, out, err = call("validate", "--strict", literal)
+    assert (code, out) == (1, "") and "a key is written out" in err
+
+
+def test_schema_is_printed(call):
+    code, out, err = call("schema")
+    assert (code, err) == (0, "")
+    assert out == (ROOT / "docs" / "manifest.schema.json").read_text()
+
+
+def test_hook_for_pre_commit_calls_what_is_there(call, write_manifest, tmp_path):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *words = hook["entry"].split()
+    assert program in {p.name for p in metadata.entry_points(group="console_scripts")}
+    assert call(*words, write_manifest(tmp_path))[0] == 0
+    for name, meant in (
+        ("manifest.yml", True),
+        ("a/manifest-2.yaml", True),
+        ("a/weekly.manifest.yml", True),
+        ("a/my-manifest.yml", False),
+        ("manifest.yml.py", False),
+        ("manifests/compose.yml", False),
+    ):
+        assert bool(re.search(hook["files"], name)) is meant, name
+        assert looks_like_manifest(name, "") is meant
+
+
 def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
     text, keys = literal_keys
     path = tmp_path / "m.yml"
@@ -87,7 +175,9 @@ def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
     assert (code, out) == (1, "") and f"{path}:1: learners: is 0, wanted at least 1" in err
 
 
-@pytest.mark.parametrize("example", ["mnist-tf1", "mnist-keras", "mpi-collectives"])
+@pytest.mark.parametrize(
+    "example", ["mnist-tf1", "mnist-keras", "mpi-collectives", "cray-dl-comm", "parameter-server"]
+)
 def test_plans_of_the_examples(call, golden, example):
     code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
     assert code == 0
@@ -119,6 +209,52 @@ def test_lineage_checks_the_files_of_a_folder(call, tmp_path):
     assert code == 1
     assert json.loads(out)["result"]["files"] == [file]
     assert "model/saved_model.pb is not the file that was published" in err
+
+
+def test_tensorboard_serves_all_experiments_of_a_workspace(tmp_path):
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("TensorBoard is not installed: pip install tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for name in ("narrow", "wide"):
+        writer = EventFileWriter(str(tmp_path / "experiments" / name))
+        loss = Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+        writer.add_event(Event(wall_time=1.0, step=1, summary=loss))
+        writer.close()
+    port = free_port()
+    argv = [sys.executable, "-m", "ddl_airflow.cli", "tensorboard", "--port", str(port)]
+    # It does without TensorFlow, and is there ten seconds earlier.
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('not here')\n")
+    environment = os.environ | {
+        "AIRFLOW__DDL__WORKSPACE": str(tmp_path),
+        "PYTHONPATH": str(tmp_path),
+    }
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            deadline, found = time.monotonic() + 60, []
+            while found != ["narrow", "wide"]:
+                assert time.monotonic() < deadline and server.poll() is None, found
+                try:
+                    with urlopen(f"http://localhost:{port}/data/runs") as answer:
+                        found = sorted(json.load(answer))
+                except OSError:
+                    time.sleep(0.1)
+        finally:
+            server.terminate()
+
+
+def test_tensorboard_says_what_it_needs(call, tmp_path, monkeypatch):
+    monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
+    assert call("tensorboard")[0] == 2
+    code, _, err = call("tensorboard", "--workspace", tmp_path)
+    if importlib.util.find_spec("tensorboard") is not None:
+        assert code == 1 and f"{tmp_path}/experiments: no training has left" in err
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    code, _, err = call("tensorboard", "--workspace", tmp_path)
+    assert code == 2 and "pip install 'ddl-airflow[tensorboard]'" in err
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

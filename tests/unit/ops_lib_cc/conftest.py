@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[2] / "ops_lib" / "cc"
 # What needs neither TensorFlow nor MPI.
 TESTED = [
-    *(SOURCES / "core" / f"{name}.cc" for name in "dtype half tuner vector".split()),
+    *(SOURCES / "core" / f"{name}.cc" for name in "arithmetic dtype half tuner vector".split()),
     *(
         path
         for layer in ("transport", "algorithms")
@@ -29,7 +29,10 @@ TESTED = [
     *sorted((SOURCES / "comm").glob("nccl_*.cc")),
     *(
         SOURCES / "runtime" / f"{name}.cc"
-        for name in "description negotiator statistics timeline".split()
+        for name in (
+            *("agreement", "description", "fused_allreduce"),
+            *("negotiator", "statistics", "teams", "timeline"),
+        )
     ),
     *sorted(HERE.glob("*.cc")),
 ]

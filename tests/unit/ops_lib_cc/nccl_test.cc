@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "algorithms/pieces.h"
 #include "ranks.h"
+#include "thread_communicator.h"
 #include "values.h"
 
 struct CUstream_st {};
@@ -160,33 +160,6 @@ const ddl::NcclLibrary kStandIn = [] {
   made.cudaGetErrorString = [](int) { return "no such device"; };
   return made;
 }();
-
-// What NcclCommunicator asks of the host's ranks.
-class ThreadCommunicator : public ddl::Communicator {
- public:
-  explicit ThreadCommunicator(HostGroup* group) : group_(group) {}
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  int local_rank() const override { return rank(); }
-  int local_size() const override { return size(); }
-  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override {
-    return ddl::AllReduceInPieces(group_, in, out, count, dtype, divisor);
-  }
-  Status Broadcast(void* buffer, int64_t nbytes) override {
-    if (rank() != 0) std::memset(buffer, 0, nbytes);
-    return AllReduce(buffer, buffer, nbytes / 4, DType::kInt32, 1);
-  }
-  Status Send(int, std::string) override { return Unused(); }
-  Status TryReceive(int, std::string*, bool*) override { return Unused(); }
-  Status Meet(const ddl::Offer&, bool*) override { return Unused(); }
-  Status AllReduceBaseline(const void*, void*, int64_t, DType) override { return Unused(); }
-  const char* Means() const { return "threads"; }
-  Status AllGather(const void*, void*, const std::vector<int64_t>&) override { return Unused(); }
-
- private:
-  static Status Unused() { return Status(Code::kInternal, "not part of this test"); }
-  HostGroup* group_;
-};
 
 GpuPlace ReadyPlace(int gpu = kGpu) {
   GpuPlace place;

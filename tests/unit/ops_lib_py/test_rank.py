@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from ddl_ops.environment import Placement
 from ddl_ops.rank import MetricReader, child_environment, command_argv
 
 LONG_S = 20.0
+OWN = shlex.quote(sys.executable)
 
 
 def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
@@ -95,14 +97,19 @@ def start(tmp_path):
 @pytest.mark.parametrize(
     ("command", "argv"),
     [
-        ("python train.py --epochs 3", ["python", "train.py", "--epochs", "3"]),
-        ("python 'my train.py' \"a b\"", ["python", "my train.py", "a b"]),
-        ("python t.py $DATA_DIR", ["/bin/sh", "-c", "exec python t.py $DATA_DIR"]),
-        ("python t.py *.npy", ["/bin/sh", "-c", "exec python t.py *.npy"]),
-        ("LR=0.1 python t.py", ["/bin/sh", "-c", "exec env LR=0.1 python t.py"]),
+        ("python train.py --epochs 3", [OWN, "train.py", "--epochs", "3"]),
+        ("python3 'my train.py' \"a b\"", [OWN, "my train.py", "a b"]),
+        ("python t.py $DATA_DIR", ["/bin/sh", "-c", f"exec {OWN} t.py $DATA_DIR"]),
+        ("python3 t.py *.npy", ["/bin/sh", "-c", f"exec {OWN} t.py *.npy"]),
+        ("LR=0.1 B= python3 t.py", ["/bin/sh", "-c", f"exec env LR=0.1 B= {OWN} t.py"]),
+        ("A='x y' python3 t.py", ["/bin/sh", "-c", "exec env A='x y' python3 t.py"]),
         ("cd a && python t.py", ["/bin/sh", "-c", "cd a && python t.py"]),
-        ("python t.py > out", ["/bin/sh", "-c", "python t.py > out"]),
-        ("python t.py --lr=0.1", ["python", "t.py", "--lr=0.1"]),
+        ("python t.py > out", ["/bin/sh", "-c", f"{OWN} t.py > out"]),
+        ("python t.py --lr=0.1", [OWN, "t.py", "--lr=0.1"]),
+        ("python", [OWN]),
+        ("python3.9 t.py", ["python3.9", "t.py"]),
+        ("pythonic t.py", ["pythonic", "t.py"]),
+        ("./python3 t.py", ["./python3", "t.py"]),
     ],
 )
 def test_a_shell_is_asked_only_where_it_must_be(command, argv):

@@ -639,6 +639,21 @@ def test_a_written_model_of_other_signatures_is_loaded_and_listed(bench: Bench, 
     assert "not asked: its signatures are score" in warning
 
 
+def test_a_written_model_may_have_a_graph_for_training_too(bench: Bench, tf: Any) -> None:
+    v1 = tf.compat.v1
+    builder = v1.saved_model.Builder(str(bench.model))
+    for number, tag in enumerate(("train", "serve")):
+        with v1.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [None], "x")
+            signature = v1.saved_model.predict_signature_def({"x": x}, {"y": x * 2.0})
+            if number == 0:
+                builder.add_meta_graph_and_variables(session, [tag])
+            else:
+                builder.add_meta_graph([tag], {"score": signature})
+    builder.save()
+    assert set(bench.succeed("--written")["signatures"]) == {"score"}
+
+
 def test_a_written_model_that_cannot_be_loaded_is_rejected(bench: Bench) -> None:
     bench.model.mkdir()
     (bench.model / "saved_model.pb").write_bytes(b"no model")

@@ -68,7 +68,7 @@ class TensorFlow1(ModuleType):
             try:
                 return importlib.import_module(f"tensorflow.{name}")
             except ImportError as error:
-                raise AttributeError(str(error)) from error
+                raise gone.LeftTensorFlow(str(error)) from error
         raise AttributeError(f"module 'tensorflow' has no attribute {name!r}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:
@@ -168,4 +168,4 @@ class _Missing(ModuleType):
     """Refuses every attribute, with the reason."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(gone.needs_legacy(self.__name__), name=name, obj=self)
+        raise gone.LeftTensorFlow(gone.needs_legacy(self.__name__), name=name, obj=self)

@@ -5,6 +5,7 @@ Standard library only: it is there before the script's first line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -17,6 +18,8 @@ from types import ModuleType
 
 from ddl_ops.tf1 import gone
 
+_LEGACY = ("tf_keras", "tf_slim", "tensorflow_estimator")
+
 
 def install() -> None:
     """From here on `import tensorflow` gives the 1.x API. Raises RuntimeError if it comes late."""
@@ -25,9 +28,10 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+@functools.cache
 def has_legacy() -> bool:
-    """Whether Keras 2, and with it all of the extra `legacy`, is installed."""
-    return importlib.util.find_spec("tf_keras") is not None
+    """Whether all of the extra `legacy` is installed: its parts need each other."""
+    return all(importlib.util.find_spec(name) is not None for name in _LEGACY)
 
 
 @contextmanager
@@ -47,6 +51,10 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name == "keras" and has_legacy():  # it meant Keras 2 then
             return importlib.util.spec_from_loader(name, _Known("tf_keras.api._v1.keras"))
+        if name == "learn_runner" and PathFinder.find_spec(name, path, target) is None:
+            # Scripts for Experiments had it beside them, or in TensorFlow.
+            known = _Known("tensorflow.contrib.learn.python.learn.learn_runner")
+            return importlib.util.spec_from_loader(name, known)
         if name == "tensorflow":
             spec = PathFinder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
 
 RUN = "manual__2026-11-20T20:15:00.123456+00:00"
 
@@ -58,6 +58,23 @@ def test_create_makes_what_ranks_write_to_and_keeps_what_is_there(tmp_path):
     assert (layout.checkpoints / "model-10").read_text() == "kept"
 
 
+def test_trainings_of_one_experiment_share_its_folder():
+    found = [
+        RunLayout(Path("/w"), dag_id, f"{dag_id}-1", "wide").rank_environment(dag_id)
+        for dag_id in ("a", "b")
+    ]
+    for environment in found:
+        assert environment["EXPERIMENT_ID"] == "wide"
+        assert environment["EXPERIMENT_DIR"] == "/w/experiments/wide"
+    assert found[0]["RESULT_DIR"] != found[1]["RESULT_DIR"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "-a", "a b", "a\n", "x" * 201])
+def test_what_is_no_folder_name_is_no_experiment(name):
+    assert not is_experiment(name)
+    assert is_experiment("A-1_b.c")
+
+
 def test_rank_environment_is_the_contract():
     root = Path("/w/runs/mnist/mnist-1")
     assert RunLayout(Path("/w"), "mnist", "mnist-1").rank_environment("mnist") == {
@@ -69,7 +86,8 @@ def test_rank_environment_is_the_contract():
         "JOB_STATE_DIR": str(root / "ddl"),
         "TRAINING_ID": "mnist-1",
         "JOB_NAME": "mnist",
-        "EXPERIMENT_ID": "mnist",
+        "EXPERIMENT_ID": "mnist-1",
+        "EXPERIMENT_DIR": "/w/experiments/mnist-1",
         "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
         "DDL_STATS": str(root / "ddl/stats.json"),
     }

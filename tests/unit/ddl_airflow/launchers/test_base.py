@@ -47,6 +47,20 @@ def test_ranks_that_were_only_asked_to_end_are_lost(tmp_path):
     assert status_of(tmp_path, asked, asked) == JobStatus(JobState.LOST)
 
 
+def test_ranks_that_were_asked_to_end_did_not_do_their_work_however_they_ended(tmp_path):
+    asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 0}
+    assert status_of(tmp_path, GOOD, asked) == JobStatus(JobState.LOST)
+
+
+def test_released_parameter_server_has_succeeded_however_it_ended(tmp_path):
+    released = {"task": "ps 0", "released": 4.0, "ended": 4.1, "exit_code": 143}
+    assert status_of(tmp_path, GOOD, released) == JobStatus(JobState.SUCCEEDED)
+    died = {"task": "ps 0", "ended": 4.1, "exit_code": 143}
+    assert status_of(tmp_path, GOOD, died).failure.task == "ps 0"
+    failure = status_of(tmp_path, {"task": "worker 0", "ended": 3.9, "exit_code": 9}, released)
+    assert failure.failure.task == "worker 0"
+
+
 def test_exit_code_of_the_rank_that_failed_by_itself_is_blamed(tmp_path):
     asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
     failure = status_of(tmp_path, asked, {"ended": 3.9, "exit_code": 9}, asked).failure

@@ -40,7 +40,7 @@ def test_environment_of_a_rank_is_an_allow_list(job, monkeypatch):
         "AIRFLOW_CONN_X": "aws://key:secret@",
         "AIRFLOW__CORE__FERNET_KEY": "f",
         "AWS_SECRET_ACCESS_KEY": "s",
-        "DDL_S3_SECRET_ACCESS_KEY": "s",
+        "S3_SECRET_ACCESS_KEY": "s",
         "SLURM_PROCID": "7",
         "OMPI_COMM_WORLD_RANK": "9",
     }

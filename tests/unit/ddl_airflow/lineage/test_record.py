@@ -67,6 +67,7 @@ def test_parts_come_together_with_the_run_and_the_files(layout, files, context_o
         "logical_date": "2026-11-20T20:15:00+00:00",
         "started": "2026-11-20T20:16:00+00:00",
         "parameters": {"epochs": 3},
+        "experiment": "mnist-1",
         "tries": {"stage_data": 1, "train": 3, "transform": 2, "upload_results": 4},
     }
     assert record["result"] == {

@@ -20,6 +20,9 @@ class Step(StepOperator):
         super().__init__(**kwargs)
         self.error = error
 
+    def rehearse(self, layout):
+        return "would run"
+
     def run_step(self, layout, context):
         if self.error is not None:
             raise self.error
@@ -67,6 +70,15 @@ def test_errors_are_airflows(workspace, context_of, error, raised):
     with pytest.raises(AirflowException) as caught:
         Step(task_id="t", error=error).execute(context_of("some-dag"))
     assert type(caught.value) is raised
+
+
+def test_a_run_that_was_given_fewer_attempts_gives_up_earlier(workspace, context_of):
+    step = Step(task_id="t", error=StagingError("x"))
+    with pytest.raises(AirflowException) as caught:
+        step.execute(context_of("some-dag", 1, attempts=2))
+    assert type(caught.value) is AirflowException
+    with pytest.raises(AirflowFailException, match="given no more attempts"):
+        step.execute(context_of("some-dag", 2, attempts=2))
 
 
 def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):

@@ -103,8 +103,8 @@ def test_lost_job_shows_what_mpirun_said(job, said):
 
     one = job(launcher=NobodyStarted())
     one.spec.log_dir.mkdir()
-    (one.spec.log_dir / "mpirun.log").write_text("of another try\n")
-    with pytest.raises(JobLost, match="mpirun.log") as caught:
+    (one.spec.log_dir / "launcher.log").write_text("of another try\n")
+    with pytest.raises(JobLost, match="launcher.log") as caught:
         RunningJob(one.launcher, LOG).run(one.spec)
     assert caught.value.retryable is True
     assert "mpirun | of another try" not in said()

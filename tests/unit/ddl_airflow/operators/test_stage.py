@@ -22,13 +22,16 @@ def stage(tmp_path):
     code.mkdir()
     (code / "train.py").write_text("print(1)\n")
 
-    def make(*commands: str, uri: str = data.as_uri()) -> StageDataOperator:
+    def make(
+        *commands: str, uri: str = data.as_uri(), settings: list[str] | None = None
+    ) -> StageDataOperator:
         with DAG("staging", schedule=None):
             return StageDataOperator(
                 task_id="stage_data",
                 dataset=StoreReference(uri),
                 code=code,
                 commands=list(commands) or ["python train.py"],
+                settings=settings,
             )
 
     return make
@@ -55,6 +58,18 @@ def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
     ((asset, event),) = context["outlet_events"].items()
     assert asset.uri == result["uri"]
     assert event.extra == {n: v for n, v in result.items() if n != "code"}
+
+
+def test_a_setting_that_the_form_does_not_have_fails_before_anything_is_done(
+    stage, layout, context_of
+):
+    context = context_of("staging", epochs=3)
+    context["dag_run"].conf = {"epoch": 7}
+    with pytest.raises(AirflowFailException, match="'epoch' is not known. Did you mean epochs?"):
+        stage(settings=["epochs", "nodes"]).execute(context)
+    assert not layout.root.exists()
+    context["dag_run"].conf = {"epochs": 7}
+    assert stage(settings=["epochs", "nodes"]).execute(context)["files"] == 3
 
 
 def test_staging_again_gives_the_same_and_changed_code_another_digest(

@@ -66,6 +66,25 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
     assert len(about["hosts"]) == 1 and about["devices"]
 
 
+def test_parameters_of_the_run_reach_the_script_and_are_shown(train, layout, context_of):
+    script = """
+        import os, sys
+        print(os.environ["PARAM_NOTE"], os.environ["PARAM_RATE"], sys.argv[1:])
+    """
+    task = train(
+        script,
+        command="python train.py {{ params.rate }} {{ params.note }} {{ params.big }}",
+        parameters={"note": "none", "rate": 0.5, "big": True},
+    )
+    context = context_of("training", nodes=1, rate=0.5, note="a b; echo $HOME", big=False)
+    task.render_template_fields(context)
+    assert (task.nodes, task.slots) == (1, 1)
+    assert task.parameters == {"note": "a b; echo $HOME", "rate": 0.5, "big": False}
+    assert task.execute(context)["world_size"] == 1
+    said = (layout.logs / "rank-0.log").read_text()
+    assert said == "a b; echo $HOME 0.5 ['0.5', 'a b; echo $HOME', 'false']\n"
+
+
 def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):
     script = """
         import os, sys

@@ -7,7 +7,11 @@ import json
 import textwrap
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+)
 
 from ddl_airflow import cli
 from ddl_airflow.core.layout import RunLayout, training_id
@@ -48,6 +52,42 @@ def trained(tmp_path, workspace, context_of, write_manifest):
     (layout.model / "variables" / "v").write_text("weights")
     write_part(layout, "transform", {"result": {}, "tries": {"transform": 2}})
     return dag, context, layout
+
+
+def test_a_dry_run_says_what_all_steps_would_do_and_does_nothing(
+    tmp_path, workspace, context_of, write_manifest, capsys
+):
+    path = write_manifest(tmp_path / "dags", "dry", more=MORE, script=textwrap.dedent(TRAIN))
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("25 75\n")
+    dag = dag_from(load_manifest(path), path)
+    context = context_of("dry", dry_run=True, nodes=3, checkpoint="7")
+    with pytest.raises(AirflowSkipException):
+        dag.get_task("stage_data").execute(context)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "dry run |" in line]
+    for line, words in zip(
+        lines,
+        [
+            ("stage-data", "1 files, 0.0 MiB; would fetch 1 of them"),
+            ("train", "would start 3 rank(s)", "python train.py"),
+            ("transform", "would make a SavedModel of checkpoint 7"),
+            ("upload-results", f"would publish to {(path.parent / 'results').as_uri()}/dry-"),
+        ],
+        strict=True,
+    ):
+        assert all(word in line for word in words), line
+    layout = RunLayout(workspace, "dry", training_id("dry", context["dag_run"].run_id))
+    assert not layout.staged.exists() and not layout.cache.exists()
+    assert list(layout.logs.iterdir()) == [] and not (path.parent / "results").exists()
+    assert context["outlet_events"] == {}
+
+
+def test_a_dry_run_finds_what_would_fail_later(tmp_path, workspace, context_of, write_manifest):
+    path = write_manifest(tmp_path / "dags", "dry", "python train.py ; python export.py")
+    (path.parent / "data").mkdir()
+    dag = dag_from(load_manifest(path), path)
+    with pytest.raises(AirflowFailException, match="'export.py' is not in the manifest's"):
+        dag.get_task("stage_data").execute(context_of("dry", dry_run=True))
 
 
 def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_path, capsys):

@@ -107,10 +107,27 @@ def test_a_line_that_is_no_json_does_not_hide_the_others(read_progress, tmp_path
     assert [one["step"] for one in read_progress(path, 0)["lines"]] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("configured", "link"),
+    [
+        ("", None),
+        ("https://board.example.com/x", "https://board.example.com/x"),
+        ("http://localhost:6006", "http://localhost:6006"),
+        ("javascript:alert(1)", None),
+    ],
+)
+def test_link_to_tensorboard_is_the_sites(monkeypatch, configured, link):
+    from ddl_airflow.plugin.api import tensorboard
+
+    monkeypatch.setenv("AIRFLOW__DDL__TENSORBOARD_URL", configured)
+    assert tensorboard() == link
+
+
 def test_the_page_is_there(get):
     status, text = get("/ddl/training?dag_id=a&run_id=b")
     assert status == 200
     assert "<html" in text.lower()
+    assert 'id="tensorboard" hidden' in text  # until the site says where it is
 
 
 @pytest.mark.parametrize(

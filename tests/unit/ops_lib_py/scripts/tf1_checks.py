@@ -121,6 +121,29 @@ def always_mpi_collectives_outside_mpirun_is_one_rank() -> None:
 
 
 @check
+def always_dl_comm_outside_mpirun_is_one_rank() -> None:
+    import dl_comm as mc
+    import numpy as np
+
+    mc.init_mpi()
+    mc.init(1, 1, 10, "tensorflow")
+    mc.config_team(0, 1, -5, 10, 1, 100)
+    assert (mc.get_rank(), mc.get_nranks(), mc.get_local_rank()) == (0, 1, 0)
+    array = np.array([1.5, 2.5], np.float32)
+    mc.average(array)
+    mc.barrier()
+    (same,) = mc.gradients([array], 0)
+    assert same is not array and same.tolist() == array.tolist() == [1.5, 2.5]
+    assert mc.broadcast([array], 0)[0] is array and mc.check_buffers_match([array], 1) == 0
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.Variable([1.0, 3.0])
+        session.run(x.initializer)
+        assert session.run(mc.gradients([x * 2, None], 0)[0]).tolist() == [2.0, 6.0]
+        assert session.run(mc.broadcast([x], 0)[0]).tolist() == [1.0, 3.0]
+    mc.finalize()
+
+
+@check
 def without_legacy_what_needs_it_says_how_to_get_it() -> None:
     for code in (
         "tf.layers.dense",
@@ -222,7 +245,14 @@ def always_mnist_comes_in_batches() -> None:
 
     again = input_data.read_data_sets(str(folder), validation_size=3, seed=7)
     assert again.train.next_batch(28)[1].tolist() == labels.tolist()
-    assert input_data.read_data_sets(str(folder), validation_size=0).validation.num_examples == 0
+    nothing = input_data.read_data_sets(str(folder), validation_size=0).validation
+    assert nothing.num_examples == 0
+    try:
+        nothing.next_batch(1)
+    except ValueError as error:
+        assert "no images" in str(error), error
+    else:
+        raise AssertionError("a batch of nothing")
     plain = input_data.read_data_sets(
         str(folder), one_hot=True, dtype=tf.uint8, reshape=False, validation_size=0
     ).train

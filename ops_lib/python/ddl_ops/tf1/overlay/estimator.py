@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ddl_ops.tf1.gone import LeftTensorFlow
 from ddl_ops.tf1.importing import tensorflow_2
 
 
@@ -21,7 +22,7 @@ class _Left(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
         def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
-            raise NotImplementedError(
+            raise LeftTensorFlow(
                 f"{self.__name__}.{name} has left TensorFlow: Estimators run without TPUs and "
                 "distribution strategies. Use ddl, or TF_CONFIG with parameter servers."
             )

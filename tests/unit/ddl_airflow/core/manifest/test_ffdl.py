@@ -110,6 +110,9 @@ def test_volume_is_a_folder() -> None:
         (r"\((?P<n>[(\]]) [^)(]*(?P<x>\d)\)", "(( ab3)", "3"),
         (r"[](]+(?P<x>\d)", "](4", "4"),
         (r"a|(?i:B)(?P<x>\d)", "b7", "7"),
+        (r"(?i)Loss=(?P<x>\d)", "LOSS=7", "7"),
+        (r"^a|b(?P<x>\d)", "b7", "7"),
+        (r"^a|b(?P<x>\d)", "zzz b7", None),
     ],
 )
 def test_one_group_of_a_regex_is_kept(regex: str, line: str, found: str | None) -> None:
@@ -122,6 +125,19 @@ def test_one_group_of_a_regex_is_kept(regex: str, line: str, found: str | None) 
 def test_metrics_of_one_name_get_their_groups_name_and_progress_is_read_once() -> None:
     names = [metric.name for metric in _load("ffdl").metrics]
     assert names == ["loss", "train_accuracy", "step", "test_accuracy"]
+
+
+def test_names_that_the_translation_makes_do_not_meet() -> None:
+    def group(*names: str) -> str:
+        value = "{type: FLOAT, value: $x}"
+        values = ", ".join(f"{name}: {value}" for name in names)
+        etimes = f"{{iteration: {value}}}"
+        return f"{{regex: 'x=(?P<x>[0-9])', scalars: {{{values}}}, etimes: {etimes}}}"
+
+    groups = f"{{train: {group('loss', 'step')}, test: {group('loss', 'train_loss')}}}"
+    text = f"{SMALL}evaluation_metrics: {{type: regex, groups: {groups}}}\n"
+    names = [metric.name for metric in load_manifest_text(text, "m.yml").metrics]
+    assert names == ["train_loss_", "step", "test_loss", "train_loss"]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_full_manifest_has_everything() -> None:
     assert (manifest.retries.delay, manifest.retries.retries) == (timedelta(seconds=90), 4)
     assert manifest.training_data_reference.place.prefix == "data/v2"
     assert manifest.training_results_reference.place.prefix == "models"
+    assert (manifest.distribution, manifest.experiment) == ("mpi", "digits-wide")
     assert manifest.transform.checkpoint == 200
     assert manifest.transform.inputs == {"images": "x:0"}
     assert [metric.name for metric in manifest.metrics] == ["loss", "step"]
@@ -72,8 +73,18 @@ def test_defaults() -> None:
     assert manifest.schedule is None and manifest.code == "./" and manifest.metrics == ()
     assert (manifest.retries.attempts, manifest.retries.delay) == (3, timedelta(seconds=30))
     assert manifest.transform.checkpoint == "latest" and manifest.launcher.kind == "local"
+    assert (manifest.distribution, manifest.experiment) == ("mpi", None)
     assert manifest.training_data_reference.place.path == "./data"
     assert manifest.world_size == 2
+
+
+@pytest.mark.parametrize(("nodes", "slots", "world_size"), [(1, 1, 4), (1, 4, 4), (3, 4, 14)])
+def test_ranks_of_a_cluster_are_all_its_tasks(nodes: int, slots: int, world_size: int) -> None:
+    text = (VALID / "folders.yml").read_text() + "distribution: parameter_server\n"
+    text += f"launcher: {{slots: {slots}}}\n"
+    text = text.replace("{name: cpu2}", f"{{name: cpu2, nodes: {nodes}}}")
+    manifest = load_manifest_text(text, "m.yml")
+    assert (manifest.slots, manifest.world_size) == (slots, world_size)
 
 
 def test_references_are_read_from_the_environment_given() -> None:

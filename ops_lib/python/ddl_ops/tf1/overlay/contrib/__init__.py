@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from ddl_ops.tf1.gone import LeftTensorFlow
+
 
 def __getattr__(name: str) -> ModuleType:
     if name.startswith("__"):
@@ -15,4 +17,4 @@ def __getattr__(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ImportError as error:
-        raise AttributeError(str(error)) from error
+        raise LeftTensorFlow(str(error)) from error

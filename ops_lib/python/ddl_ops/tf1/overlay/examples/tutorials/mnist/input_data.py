@@ -86,6 +86,10 @@ class DataSet:
         A batch goes over the end of an epoch into the next one.
         """
         _refuse_fake_data(fake_data)
+        if not self.num_examples:
+            raise ValueError(
+                "this part of the data has no images. Give read_data_sets another validation_size."
+            )
         if shuffle and self._index_in_epoch == self._epochs_completed == 0:
             self._shuffle()
         parts = []

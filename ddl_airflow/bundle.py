@@ -1,0 +1,335 @@
+"""A DAG bundle of manifests: Airflow's own way to DAGs that are not Python, for many of them.
+
+Airflow's DAG processor parses Python files, each in a process and on its own: an error in one is an
+import error of that one. So this bundle is a folder with a copy of each manifest and, beside it,
+``<manifest>.py``: a stub of two lines that makes its DAG. A stub is written when its manifest
+changes and then only, so that Airflow parses at once what changed, and nothing else.
+
+::
+
+    <[dag_processor] dag_bundle_storage_path>/<bundle>/
+        latest/                   copies and stubs of the manifests as they are
+        versions/<version>/       the same as they were; made for a task, deleted by Airflow
+        listings/<version>.json   which manifest had which text
+        manifests/<sha256>        the texts
+
+A version is the digest of its listing. Versions are what lets a run finish with the manifest that
+it began with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from airflow.configuration import conf
+from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
+from airflow.sdk.exceptions import AirflowException
+
+from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.manifest import (
+    REDACTED,
+    label,
+    load_manifest_text,
+    read_manifest,
+    redacted_text,
+    yaml_files,
+)
+
+_STUB = '''\
+"""The Airflow DAG of a manifest. Generated: change the manifest, not this."""
+from ddl_airflow.dag import dag_of_stub
+
+dag = dag_of_stub(__file__, {arguments})
+'''
+_ENDINGS = ("", ".py", REDACTED)
+# A file's time of change tells nothing about changes that follow within a moment.
+_SETTLED_S = 2.0
+# Longer than a parse takes.
+_PARSED_S = 5.0
+_DAY_S = 24 * 3600.0
+_KEPT_S = 30 * _DAY_S
+_log = logging.getLogger(__name__)
+
+
+class _Entry(NamedTuple):
+    """A manifest in a listing.
+
+    Attributes:
+        text: SHA-256 of its bytes; empty when it cannot be read.
+        unreadable: why it cannot be read.
+        claimed_by: the other manifests of its DAG id.
+    """
+
+    text: str
+    unreadable: str = ""
+    claimed_by: tuple[str, ...] = ()
+
+
+_Listing = Mapping[str, _Entry]  # by the manifest's path in the folder
+
+
+class ManifestBundle(BaseDagBundle):
+    """One DAG for each manifest below a folder; see the top of this module.
+
+    Args:
+        path: the folder, the same on all hosts; by default Airflow's DAG folder. Scripts stay
+            there: a run copies them when it starts.
+        kwargs: as for every bundle: name, refresh_interval, version.
+    """
+
+    supports_versioning = True
+
+    def __init__(self, *, path: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
+        self._latest: str | None = None
+        self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
+        # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
+        self._seen: dict[str, tuple[tuple[int, ...], tuple[_Entry, str | None] | None]] = {}
+
+    @property
+    def path(self) -> Path:
+        """Folder of the version in use."""
+        return self.versions_dir / self.version if self.version else self.base_dir / "latest"
+
+    def get_current_version(self) -> BundleVersion:
+        """The version in use."""
+        if self.version is None and self._latest is None:
+            self.refresh()
+        return BundleVersion(self.version or str(self._latest))
+
+    def initialize(self) -> None:
+        """Makes the folder: of the wanted version, or of the manifests as they are now.
+
+        Raises AirflowException if this host does not know the version.
+        """
+        if self.version is None:
+            self.refresh()
+        else:
+            with self.lock():
+                if not self.path.is_dir():
+                    self._make_version(self.version)
+        super().initialize()
+
+    def refresh(self) -> None:
+        """Brings the folder up to date with the manifests.
+
+        Raises AirflowException if there are none to read because their folder is gone: a file
+        server that is away for a moment must not take all DAGs with it.
+        """
+        if self.version is not None:
+            raise AirflowException(f"{self!r} is version {self.version} and cannot be refreshed.")
+        # For the DAG processor, which forks for each stub: so they all have it already.
+        import ddl_airflow.dag  # noqa: F401
+
+        with self.lock():
+            listing = self._list()
+            version = self._version_of(listing)
+            if version != self._latest:
+                self._write_listing(version, listing)
+                written = self._write_stubs(self.path, listing)
+                if self._latest is not None:  # at its start the DAG processor parses them all
+                    self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
+                self._latest = version
+                self._forget_old()
+            self._touch_again()
+
+    def _touch_again(self) -> None:
+        """Has stubs parsed once more, whose first parse may have come to nothing.
+
+        Airflow stores no DAG that it stored a moment before, and takes a parse that began before
+        the change and ended after it for one of the new stub. Either way the change would wait
+        until all files are parsed again.
+        """
+        for stub, due in list(self._again.items()):
+            if time.time() >= due:
+                del self._again[stub]
+                with suppress(FileNotFoundError):
+                    os.utime(stub)
+
+    # --- from the manifests to a listing ------------------------------------------------------
+
+    def _list(self) -> _Listing:
+        if not self._folder.is_dir():
+            raise AirflowException(
+                f"the folder {self._folder} of bundle {self.name} is not there. Mount it, or "
+                "correct `path` in [dag_processor] dag_bundle_config_list."
+            )
+        closed: list[OSError] = []
+        seen, self._seen = self._seen, {}
+        listing, names = {}, defaultdict(list)
+        for path in yaml_files(self._folder, closed):
+            name = path.relative_to(self._folder).as_posix()
+            state = _state_of(path)
+            before, read = seen.get(name, ((), None))
+            if not state or before != state or (read and not self._kept(read[0].text).exists()):
+                read = self._read(path, name)
+            self._seen[name] = (state, read)
+            if read is not None:
+                listing[name], dag_id = read
+                names[dag_id or name].append(name)
+        for error in closed:
+            name = Path(error.filename).relative_to(self._folder).as_posix()
+            listing[name] = _Entry("", unreadable=str(error.strerror))
+        for claims in names.values():
+            for name in claims if len(claims) > 1 else ():
+                others = tuple(label(other) for other in claims if other != name)
+                listing[name] = listing[name]._replace(claimed_by=others)
+        return listing
+
+    def _read(self, path: Path, name: str) -> tuple[_Entry, str | None] | None:
+        content = read_manifest(path)
+        if content is None:
+            return None
+        if isinstance(content, OSError):
+            return _Entry("", unreadable=str(content.strerror)), None
+        text = hashlib.sha256(content).hexdigest()
+        if not self._kept(text).exists():
+            _write(self._kept(text), content, path.stat().st_mode & 0o777)
+        try:
+            return _Entry(text), load_manifest_text(content, label(name)).dag_id
+        except ManifestError:
+            pass  # its stub says so
+        except Exception:  # the boundary: one manifest must not stop the others
+            _log.exception("bundle %s: %s", self.name, label(name))
+        return _Entry(text), None
+
+    def _version_of(self, listing: _Listing) -> str:
+        content = json.dumps([str(self._folder), sorted(listing.items()), _STUB])
+        return hashlib.sha256(content.encode()).hexdigest()[:20]
+
+    # --- from a listing to a folder -----------------------------------------------------------
+
+    def _write_stubs(self, folder: Path, listing: _Listing) -> list[Path]:
+        """Makes a folder that of the listing; returns the stubs that were not as they should be."""
+        folder.mkdir(parents=True, exist_ok=True)
+        places = {name: folder / _place_of(name) for name in listing}
+        wanted = {path.with_name(f"{path.name}{e}") for path in places.values() for e in _ENDINGS}
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for name in files:
+                if (path := Path(parent, name)) not in wanted:
+                    path.unlink()
+            for name in folders:
+                with suppress(OSError):  # it is not empty
+                    Path(parent, name).rmdir()
+        stubs = [self._write_stub(places[name], name, entry) for name, entry in listing.items()]
+        return [stub for stub in stubs if stub is not None]
+
+    def _write_stub(self, copy: Path, name: str, entry: _Entry) -> Path | None:
+        fields = entry._asdict() | {"folder": str(self._folder), "path": name}
+        arguments = ", ".join(f"{key}={ascii(value)}" for key, value in fields.items() if value)
+        text = _STUB.format(arguments=arguments).encode("ascii")
+        stub = copy.with_name(f"{copy.name}.py")
+        if stub.exists() and stub.read_bytes() == text:
+            return None
+        if entry.text:
+            content = self._kept(entry.text).read_bytes()
+            mode = self._kept(entry.text).stat().st_mode
+            _write(copy, content, mode & 0o777)
+            redacted = copy.with_name(f"{copy.name}{REDACTED}")
+            redacted.unlink(missing_ok=True)
+            if (shown := _without_keys(content)) != content:
+                _write(redacted, shown, 0o644)
+        _write(stub, text, 0o644)
+        return stub
+
+    def _make_version(self, version: str) -> None:
+        listing = self._read_listing(version)
+        if listing is None:
+            # Another host made it. If the folder has the same manifests here, so can we.
+            listing = self._list()
+            if self._version_of(listing) != version:
+                raise AirflowException(
+                    f"version {version} of bundle {self.name} was never on this host, and the "
+                    f"manifests in {self._folder} are of another one by now. Let all hosts share "
+                    "[dag_processor] dag_bundle_storage_path, or run with the newest version."
+                )
+            self._write_listing(version, listing)
+        self.versions_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=self.versions_dir) as folder:
+            new = Path(folder, "version")
+            self._write_stubs(new, listing)
+            new.rename(self.path)
+
+    # --- what is kept -------------------------------------------------------------------------
+
+    def _kept(self, text: str) -> Path:
+        return self.base_dir / "manifests" / text
+
+    def _write_listing(self, version: str, listing: _Listing) -> None:
+        content = json.dumps(listing).encode()
+        _write(self.base_dir / "listings" / f"{version}.json", content, 0o644)
+
+    def _read_listing(self, version: str) -> _Listing | None:
+        path = self.base_dir / "listings" / f"{version}.json"
+        if not path.exists():
+            return None
+        entries = json.loads(path.read_bytes())
+        return {n: _Entry(text, why, tuple(c)) for n, (text, why, c) in entries.items()}
+
+    def _forget_old(self) -> None:
+        """Deletes listings of a month ago and the texts that no other one has."""
+        listings = [path for path in (self.base_dir / "listings").glob("*.json")]
+        age_s = {path: time.time() - path.stat().st_mtime for path in listings}
+        if max(age_s.values()) < _KEPT_S + _DAY_S:
+            return  # once a day is enough
+        wanted: set[str] = set()
+        for path in listings:
+            if path.stem != self._latest and age_s[path] > _KEPT_S:
+                path.unlink()
+            else:
+                listing = self._read_listing(path.stem) or {}
+                wanted |= {entry.text for entry in listing.values()}
+        for path in (self.base_dir / "manifests").iterdir():
+            if path.name not in wanted:
+                path.unlink()
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    """Returns what changes with a file; empty if that cannot be told."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S
+    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) if settled else ()
+
+
+def _place_of(name: str) -> str:
+    """Returns where a manifest's copy lies: under its name, if nothing can go wrong with that."""
+    plain = name.isprintable() and not re.search(r"\.ya?ml(\.py|\.redacted)/", name)
+    if plain and len(name) <= 500 and all(len(p.encode()) <= 200 for p in name.split("/")):
+        return name
+    return f"odd-names/{hashlib.sha256(os.fsencode(name)).hexdigest()}.yml"
+
+
+def _without_keys(content: bytes) -> bytes:
+    """Returns the text that may be shown as the DAG's code; nothing where there is no DAG."""
+    try:
+        return redacted_text(content.decode()).encode()
+    except (ManifestError, UnicodeError):
+        return b""
+
+
+def _stored_every() -> float:
+    return conf.getfloat("core", "min_serialized_dag_update_interval")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.chmod(mode)
+    new.replace(path)

@@ -1,0 +1,73 @@
+"""The manifest as a JSON Schema, for editors: completion, descriptions, and errors while typing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS, FfdlManifest
+from ddl_airflow.core.manifest.model import Manifest
+
+# Editors know this one best.
+_DIALECT = "http://json-schema.org/draft-07/schema#"
+# `version: 2.10` is text to us; to a JSON Schema it is what YAML makes of it.
+_ANY_SCALAR = ["string", "number", "boolean"]
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the schema of both dialects, made from the models that manifests are read with.
+
+    It cannot know what depends on several fields, such as whether a bucket is needed: a manifest
+    that it accepts may still be wrong, and ``ddl-airflow validate`` says so.
+    """
+    _, schema = models_json_schema(
+        [(Manifest, "validation"), (FfdlManifest, "validation")], title="ddl-airflow manifest"
+    )
+    sections = _plain(schema["$defs"])
+    for name, place in (("DataReference", "source"), ("ResultsReference", "target")):
+        sections[name] |= _what_each_type_needs(place)
+    parameters = sections["Manifest"]["properties"]["parameters"]
+    whole = parameters["additionalProperties"]
+    parameters["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
+    return {
+        "$schema": _DIALECT,
+        "title": schema["title"],
+        "if": {"allOf": [_any_of(FFDL_FIELDS), {"not": _any_of(OUR_FIELDS)}]},
+        "then": {"$ref": "#/$defs/FfdlManifest"},
+        "else": {"$ref": "#/$defs/Manifest"},
+        "$defs": sections,
+    }
+
+
+def _any_of(names: Iterable[str]) -> dict[str, Any]:
+    return {"anyOf": [{"required": [name]} for name in sorted(names)]}
+
+
+def _what_each_type_needs(place: str) -> dict[str, Any]:
+    return {
+        "if": {"properties": {"type": {"const": "s3"}}},
+        "then": {"required": ["connection"], "properties": {place: {"required": ["bucket"]}}},
+        "else": {"properties": {place: {"required": ["path"]}}},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Returns the schema without what no editor shows, and with any scalar where text is meant."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        # Below "properties" are names of fields, which may be those of a schema.
+        name: {field: _plain(one) for field, one in item.items()}
+        if name in ("properties", "$defs")
+        else _plain(item)
+        for name, item in value.items()
+        if not (name == "title" and isinstance(item, str))
+        and not (name == "default" and ("pattern" in value or not isinstance(item, (str, int))))
+    }
+    if kept.get("type") == "string" and not {"enum", "const", "pattern"} & set(kept):
+        kept["type"] = _ANY_SCALAR
+    return kept

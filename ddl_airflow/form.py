@@ -1,0 +1,80 @@
+"""What a person may set for one run: the form in which Airflow triggers a DAG of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import Param
+
+from ddl_airflow.core.layout import EXPERIMENT
+from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.plan import Plan
+
+_RUN = "This run"
+
+
+def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
+    """The fields of the trigger form, by name, with the manifest's values as defaults.
+
+    Airflow holds what is entered, or sent as ``conf``, to them and refuses the rest (status 400).
+    """
+    fields = {name: _parameter(one) for name, one in manifest.parameters.items()}
+    fields["nodes"] = Param(
+        manifest.model_definition.execution.compute_configuration.nodes,
+        title="Nodes",
+        description=f"Each runs {manifest.slots} rank(s).",
+        section=_RUN,
+        type="integer",
+        minimum=1,
+        maximum=4096,
+    )
+    if len(manifest.commands) == 1:  # commands of its own choose by themselves
+        fields["checkpoint"] = Param(
+            str(manifest.transform.checkpoint),
+            title="Checkpoint",
+            description="Which one becomes the model: latest, or a step.",
+            section=_RUN,
+            type="string",
+            pattern="^(latest|0|[1-9][0-9]*)$",
+        )
+    fields["attempts"] = Param(
+        manifest.retries.attempts,
+        title="Attempts",
+        description="Tries of each task in all; at most what the manifest allows.",
+        section=_RUN,
+        type="integer",
+        minimum=1,
+        maximum=manifest.retries.attempts,
+    )
+    if steps.experiments:
+        fields["experiment_id"] = Param(
+            steps.experiment or None,
+            title="Experiment",
+            description="EXPERIMENT_ID. One that was used before goes on from its checkpoints; "
+            "none: an experiment of this run's own.",
+            section=_RUN,
+            type=["null", "string"],
+            pattern=f"^{EXPERIMENT}$",
+        )
+    fields["dry_run"] = Param(
+        False,
+        title="Dry run",
+        description="Check scripts, data and places, and say what would be done. Nothing is "
+        "fetched, trained or published.",
+        section=_RUN,
+        type="boolean",
+    )
+    return fields
+
+
+def _parameter(one: Any) -> Param:
+    bounds = {"minimum": one.minimum, "maximum": one.maximum}
+    schema: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    if one.choices:
+        schema["enum"] = list(one.choices)
+    return Param(
+        one.default,
+        description=one.description or None,
+        type=one.type,
+        **schema,
+    )

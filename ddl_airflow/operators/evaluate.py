@@ -1,0 +1,206 @@
+"""evaluate: is the model good enough to be published."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.production import PRODUCTION, read_pointer
+from ddl_airflow.lineage.record import read_part, write_part
+from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
+from ddl_airflow.operators.command import check_command
+from ddl_airflow.operators.launch import RunningJob
+
+
+class EvaluateOperator(StepOperator):
+    """Collects what is known of the model's quality, and fails where it is not good enough.
+
+    That is, later ones before earlier: the last metrics of the training; ``accuracy``, as the
+    reloaded SavedModel has it on the sample's rows, where the sample has labels; and what the
+    command writes.
+
+    Args:
+        results: where production's metrics are. Its keys are never serialised nor rendered.
+        command: run once; writes a JSON object of numbers to ``$EVALUATION``. Empty: none.
+        metric: the one that decides; empty: none does.
+        minimum, maximum: that it must reach, may not exceed.
+        not_worse: whether it must be at least as good as that of the model in production.
+        python: the command's Python; empty for the site's.
+        tf1: whether the command's script is for TensorFlow 1.
+        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+    """
+
+    template_fields = (
+        "command",
+        "metric",
+        "minimum",
+        "maximum",
+        "not_worse",
+        "python",
+        "parameters",
+    )
+    templated = ("command",)
+    template_fields_renderers = {"command": "bash", "parameters": "json"}
+    ui_color = "#f3e9c9"
+
+    def __init__(
+        self,
+        *,
+        results: StoreReference,
+        command: str = "",
+        metric: str = "",
+        minimum: float | None = None,
+        maximum: float | None = None,
+        not_worse: bool = False,
+        python: str = "",
+        tf1: bool = False,
+        parameters: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._reference = results
+        self.command = command
+        self.metric = metric
+        self.minimum = minimum
+        self.maximum = maximum
+        self.not_worse = not_worse
+        self.python = python
+        self.tf1 = tf1
+        self.parameters = dict(parameters or {})
+        self._job: RunningJob | None = None
+
+    def rehearse(self, layout: RunLayout) -> str:
+        """What has to hold."""
+        if self.command:
+            check_command(self.command, layout.code, rank_python(self.python))
+        bounds = {"at least": self.minimum, "at most": self.maximum}
+        wanted = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+        if self.not_worse:
+            wanted.append("no worse than production")
+        return f"would ask that {self.metric} is {' and '.join(wanted)}" if wanted else "no bounds"
+
+    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        """Returns the metrics, production's, and a table of both for people."""
+        try_number = context["ti"].try_number
+        metrics = dict(read_part(layout, "train")["result"]["metrics"])
+        accuracy = read_part(layout, "transform")["result"].get("accuracy")
+        if accuracy is not None:
+            metrics["accuracy"] = accuracy
+        if self.command:
+            metrics |= self._measured(layout, try_number)
+        now = read_pointer(store_of(self._reference), self.dag_id, PRODUCTION)
+        production = now["metrics"] if now else None
+        table = _table(metrics, production)
+        for line in table.splitlines():
+            self.log.info("%s", line)
+        if self.metric:
+            self._decide(metrics, production)
+        evaluation = {
+            "metric": self.metric or None,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "production": now and now["training_id"],
+        }
+        write_part(
+            layout,
+            "evaluate",
+            {
+                "result": {"metrics": metrics, "evaluation": evaluation},
+                "tries": {"evaluate": try_number},
+            },
+        )
+        return {"metrics": metrics, "production": production, "table": table}
+
+    def on_kill(self) -> None:
+        """Ends the command's process."""
+        if self._job is not None:
+            self._job.cancel()
+
+    def _measured(self, layout: RunLayout, try_number: int) -> dict[str, float]:
+        check_command(self.command, layout.code, rank_python(self.python))
+        layout.evaluation.unlink(missing_ok=True)  # of an earlier try
+        job = JobSpec(
+            job_id=f"{layout.training_id}/evaluate-{try_number}",
+            command=self.command,
+            nodes=1,
+            slots=1,
+            python=rank_python(self.python),
+            folder=layout.code,
+            record_dir=layout.state / f"evaluate-{try_number}",
+            log_dir=layout.logs / "evaluate",
+            env={
+                **layout.rank_environment(self.dag_id),
+                **tf1_environment(self.tf1),
+                **parameter_environment(self.parameters),
+                "MODEL": str(layout.model),
+                "EVALUATION": str(layout.evaluation),
+            },
+        )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
+        self._job = RunningJob(OnceLauncher(), self.log)
+        self._job.run(job)
+        return _read(layout, self.command)
+
+    def _decide(self, metrics: Mapping[str, float], production: Mapping[str, float] | None) -> None:
+        if self.metric not in metrics:
+            raise EvaluationInvalid(
+                f"evaluation.metric: nobody measured {self.metric!r}. There is: "
+                f"{', '.join(sorted(metrics)) or 'nothing'}. Report it in training, or write it in "
+                "evaluation.command."
+            )
+        value, nothing = metrics[self.metric], "Nothing was published."
+        if not math.isfinite(value):
+            raise QualityTooLow(f"{self.metric} is {value}. {nothing}")
+        if self.minimum is not None and value < self.minimum:
+            short = f"{self.minimum - value:.4g} below the minimum {self.minimum:g}"
+            raise QualityTooLow(f"{self.metric} is {value:.4g}, {short}. {nothing}")
+        if self.maximum is not None and value > self.maximum:
+            beyond = f"{value - self.maximum:.4g} above the maximum {self.maximum:g}"
+            raise QualityTooLow(f"{self.metric} is {value:.4g}, {beyond}. {nothing}")
+        if not self.not_worse or production is None or self.metric not in production:
+            return
+        # Whoever bounds a metric from above alone wants it small.
+        small = self.minimum is None and self.maximum is not None
+        serves = production[self.metric]
+        if (value > serves) if small else (value < serves):
+            raise QualityTooLow(
+                f"{self.metric} is {value:.4g}, {abs(value - serves):.4g} worse than the "
+                f"{serves:.4g} of the model in production. {nothing}"
+            )
+
+
+def _read(layout: RunLayout, command: str) -> dict[str, float]:
+    try:
+        said = json.loads(layout.evaluation.read_text("utf-8"))
+        if not isinstance(said, dict):
+            raise ValueError("is no object")
+        return {str(name): float(value) for name, value in said.items()}
+    except FileNotFoundError:
+        problem = "wrote no $EVALUATION"
+    except (ValueError, TypeError) as error:
+        problem = f"wrote no JSON object of numbers to $EVALUATION: {error}"
+    raise EvaluationInvalid(
+        f'evaluation.command {command!r} {problem}. Write {{"accuracy": 0.97}}.'
+    )
+
+
+def _table(metrics: Mapping[str, float], production: Mapping[str, float] | None) -> str:
+    lines = ["| metric | this model | production |", "|---|---|---|"]
+    for name in sorted(metrics):
+        serves = (production or {}).get(name)
+        lines.append(
+            f"| {name} | {metrics[name]:.5g} | {'' if serves is None else f'{serves:.5g}'} |"
+        )
+    if production is None:
+        lines += ["", "No model is in production yet."]
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/teams.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf/adapter.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("TeamGradients")
+    .Input("input: N * T")
+    .Output("output: N * T")
+    .Attr("N: int >= 1")
+    .Attr("team: int")
+    .Attr(kReducedTypes)
+    .Attr(kOrderedAttribute)
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Averages N gradients over the ranks, as the plan of a team says for this step. Collective.
+
+In a blocking step the outputs are the averages of the inputs. In a pipelined step they are those of
+the step before, zeros if there was none, and the inputs are reduced while the graph goes on. In a
+transition they are a mean of both. Each op counts its own runs, by its name, in all sessions of the
+process, from 1 when the team is configured.
+
+input: N tensors of any shapes, the same on every rank.
+output: As the inputs in number, shape and type.
+team: Number of a team that dl_comm.config_team has configured.
+ordered: As in AllReduceN.
+)doc");
+
+class TeamGradientsOp : public CollectiveKernel {
+ public:
+  explicit TeamGradientsOp(tf::OpKernelConstruction* construction)
+      : CollectiveKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("team", &team_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    Request request = NewRequest(Request::Kind::kAllReduce, context, nullptr);
+    // The engine may work on them after this step is over.
+    const auto inputs = std::make_shared<std::vector<tf::Tensor>>();
+    const auto outputs = std::make_shared<std::vector<tf::Tensor>>();
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      // Taken first: forwarding moves the input's buffer to the output.
+      const void* in = context->input(i).data();
+      const tf::TensorShape shape = context->input(i).shape();
+      const tf::DataType dtype = context->input_dtype(i);
+      const std::unique_ptr<tf::Tensor> forwarded = context->forward_input(
+          i, i, dtype, shape, tf::HOST_MEMORY, tf::AllocatorAttributes());
+      if (forwarded != nullptr) {
+        outputs->push_back(*forwarded);
+      } else {
+        inputs->push_back(context->input(i));
+        outputs->emplace_back();
+        OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(dtype, shape, &outputs->back()), done);
+      }
+      request.tensors.push_back(ToBuffer(in, outputs->back()));
+    }
+    std::vector<tf::TensorShape> shapes;
+    for (const tf::Tensor& output : *outputs) shapes.push_back(output.shape());
+    ProcessTeams().Step(team_, std::move(request), inputs, outputs,
+                        [context, done = std::move(done),
+                         shapes = std::move(shapes)](const StepGradients& gradients) {
+                          context->SetStatus(SetOutputs(context, shapes, gradients));
+                          done();
+                        });
+  }
+
+ private:
+  static absl::Status SetOutputs(tf::OpKernelContext* context,
+                                 const std::vector<tf::TensorShape>& shapes,
+                                 const StepGradients& gradients) {
+    if (!gradients.status.ok()) return ToTensorFlow(gradients.status);
+    if (!gradients.own != !gradients.before) {  // one of them: its tensors are the outputs
+      const Flight& flight = gradients.own ? *gradients.own : *gradients.before;
+      const auto tensors = std::static_pointer_cast<std::vector<tf::Tensor>>(flight.outputs());
+      for (size_t i = 0; i < tensors->size(); ++i) context->set_output(i, (*tensors)[i]);
+      return absl::OkStatus();
+    }
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      tf::Tensor* output = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(i, shapes[i], &output));
+      gradients.Write(i, output->NumElements(), ToDType(output->dtype()), output->data());
+    }
+    return absl::OkStatus();
+  }
+
+  int team_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TeamGradients").Device(tf::DEVICE_CPU), TeamGradientsOp);
+
+}  // namespace
+}  // namespace ddl

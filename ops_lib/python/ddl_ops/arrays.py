@@ -1,0 +1,146 @@
+"""The collectives on NumPy arrays, in the order of the program. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddl_ops.environment import PLACEMENT
+from ddl_ops.loader import runtime
+
+# ddl::Code of ops_lib/cc/core/status.h.
+_INVALID_ARGUMENT = 1
+_UNAVAILABLE = 6
+_DIGEST_WORDS = 8  # of 32 bits, so that sums over ranks fit 64
+_SUMMED = ("float16", "float32", "float64", "int32", "int64")
+
+
+class NotTogetherError(RuntimeError):
+    """Some ranks did not call what all have to."""
+
+
+def _raise_unless_ok(code: int, message: ctypes.Array[ctypes.c_char]) -> None:
+    if code == 0:
+        return
+    text = message.value.decode(errors="replace")
+    if code == _INVALID_ARGUMENT:
+        raise ValueError(text)
+    raise NotTogetherError(text) if code == _UNAVAILABLE else RuntimeError(text)
+
+
+def _all_reduce(
+    name: str, array: np.ndarray[Any, Any], *, average: bool = False, gives_way: bool = False
+) -> None:
+    """Sums (or averages) a contiguous array in place."""
+    message = ctypes.create_string_buffer(2048)
+    code = runtime().ddl_all_reduce(
+        *(name.encode(), _dtype_number(array), average, gives_way),
+        *(array.ctypes.data, array.size, message, len(message)),
+    )
+    _raise_unless_ok(code, message)
+
+
+def _dtype_number(array: np.ndarray[Any, Any]) -> int:
+    if array.dtype.name not in _SUMMED:
+        raise TypeError(
+            f"dl_comm cannot add arrays of {array.dtype.name}. Convert them to one of "
+            f"{', '.join(_SUMMED)}."
+        )
+    return int(runtime().ddl_dtype(array.dtype.name.encode()))
+
+
+def barrier() -> None:
+    """Waits until all ranks have called it."""
+    _all_reduce("dl_comm.barrier", np.zeros(1, np.int32))
+
+
+def average(array: np.ndarray[Any, Any]) -> None:
+    """Averages an array over the ranks, in place. Errors as gradients."""
+    values = np.array(array, order="C")
+    _all_reduce("dl_comm.average", values, average=True)
+    array[...] = values
+
+
+def broadcast(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
+    """Gives each array rank `root`'s values, in place: any dtype without pointers, NaN and all."""
+    for number, array in enumerate(arrays):
+        # The sum of one rank's bits and zeros is these bits.
+        words = np.zeros(-(-array.nbytes // 4), np.int32)
+        if PLACEMENT.rank == root:
+            words.view(np.uint8)[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+        _all_reduce(f"dl_comm.broadcast {number}", words)
+        values = words.view(np.uint8)[: array.nbytes].view(array.dtype)
+        array[...] = values.reshape(array.shape)
+
+
+def differing(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
+    """Indices of the arrays whose values, shape or dtype are not the same on all ranks.
+
+    Every bit counts. Raises NotTogetherError if rank 0 calls it and the others are seen to wait
+    with something else for 5 s (or a fourth of DDL_STALL_TIMEOUT): nothing was compared then, and
+    the ranks can go on.
+    """
+    digests = np.zeros((len(arrays), _DIGEST_WORDS), np.int64)
+    for digest, array in zip(digests, arrays, strict=True):
+        hashed = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
+        hashed.update(np.ascontiguousarray(array).tobytes())
+        digest[:] = np.frombuffer(hashed.digest(), np.uint32)
+    total = digests.copy()
+    _all_reduce("dl_comm.check_buffers_match", total, gives_way=True)
+    return np.flatnonzero((total != PLACEMENT.size * digests).any(axis=1)).tolist()
+
+
+def prepare_teams(count: int, max_elements: int) -> None:
+    """How many teams there are, and how many elements a step of one has at most."""
+    runtime().ddl_prepare_teams(count, max_elements)
+
+
+def configure_team(
+    team: int, *, smooth: bool, ksteps: int, max_steps: int, report_every: int
+) -> None:
+    """See TeamPlan of ops_lib/cc/runtime/teams.h. Raises ValueError if there is no such team."""
+    message = ctypes.create_string_buffer(2048)
+    code = runtime().ddl_configure_team(
+        team, smooth, ksteps, max_steps, report_every, message, len(message)
+    )
+    _raise_unless_ok(code, message)
+
+
+def gradients(
+    arrays: Sequence[np.ndarray[Any, Any] | None], team: int
+) -> list[np.ndarray[Any, Any] | None]:
+    """What a team's step applies, in new arrays; None stays None, and must on every rank.
+
+    Raises ValueError if shapes differ between ranks or from the step before, or if there are too
+    many elements; RuntimeError without a plan for the team, or if a rank has left or does not come;
+    TypeError for dtypes that cannot be added.
+    """
+    results: list[np.ndarray[Any, Any] | None] = [
+        None if array is None else np.empty(array.shape, array.dtype) for array in arrays
+    ]
+    by_dtype: dict[str, list[int]] = {}
+    for index, array in enumerate(arrays):
+        if array is not None:
+            by_dtype.setdefault(array.dtype.name, []).append(index)
+    for dtype, members in by_dtype.items():
+        given = [np.ascontiguousarray(arrays[index]) for index in members]
+        message = ctypes.create_string_buffer(2048)
+        code = runtime().ddl_team_gradients(
+            *(team, f"{dtype} of team {team}".encode(), _dtype_number(given[0]), len(given)),
+            (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given)),
+            (ctypes.c_void_p * len(given))(*(results[index].ctypes.data for index in members)),
+            (ctypes.c_int64 * len(given))(*(array.size for array in given)),
+            *(message, len(message)),
+        )
+        _raise_unless_ok(code, message)
+    return results
+
+
+def say(sentence: str) -> None:
+    """One line of this rank to stderr, which ends in the job's log."""
+    print(f"ddl: rank {PLACEMENT.rank}: {sentence}", file=sys.stderr, flush=True)

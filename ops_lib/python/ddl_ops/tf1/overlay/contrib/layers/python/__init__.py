@@ -1,0 +1,1 @@
+"""tensorflow.contrib.layers.python: where scripts find what is public by now."""

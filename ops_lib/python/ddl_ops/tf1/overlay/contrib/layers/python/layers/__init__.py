@@ -1,0 +1,1 @@
+"""tensorflow.contrib.layers.python.layers: its feature columns; for layers use contrib.layers."""

@@ -1,0 +1,1 @@
+"""tensorflow.contrib.learn.python: where scripts find what contrib.learn has."""

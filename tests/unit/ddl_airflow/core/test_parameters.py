@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from ddl_airflow.core.errors import SettingUnknown
+from ddl_airflow.core.parameters import check_settings, parameter_environment, word_of
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (True, "true"),
+        (3, "3"),
+        (1e-05, "1e-05"),
+        ("adam", "adam"),
+        ("", "''"),
+        ("a b; rm -rf $HOME", "'a b; rm -rf $HOME'"),
+        ("it's", "'it'\"'\"'s'"),
+    ],
+)
+def test_a_value_is_one_word_of_the_command(value, word):
+    assert word_of(value) == word
+    assert len(shlex.split(word)) == 1
+
+
+def test_scripts_find_them_in_their_environment():
+    parameters = {"learning_rate": 0.5, "augment": False, "note": "a b"}
+    assert parameter_environment(parameters) == {
+        "PARAM_LEARNING_RATE": "0.5",
+        "PARAM_AUGMENT": "false",
+        "PARAM_NOTE": "a b",
+    }
+
+
+def test_a_setting_that_no_form_has_is_named_with_the_nearest_one():
+    check_settings(["epochs"], ["epochs", "nodes"])
+    check_settings(["whatever"], None)
+    with pytest.raises(SettingUnknown, match="'epoch' is not known. Did you mean epochs?"):
+        check_settings(["nodes", "epoch"], ["epochs", "nodes"])
+    with pytest.raises(SettingUnknown, match="There is: epochs, nodes."):
+        check_settings(["xyz"], ["nodes", "epochs"])

@@ -1,0 +1,408 @@
+"""Folders of manifests as Airflow's DAG processor and its workers see them through the bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from airflow.dag_processing.bundles.base import BundleVersion
+from airflow.dag_processing.dagbag import BundleDagBag
+from airflow.models.dagcode import DagCode
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.utils.file import list_py_file_paths
+
+from ddl_airflow.bundle import ManifestBundle
+from ddl_airflow.dag import ManifestProblem
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*a key is written out")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the manifests are."""
+    path = tmp_path / "manifests"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def make_bundle(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """make_bundle(version=, host=): the bundle as a process of Airflow gets it, not initialised."""
+
+    def make(version: str | None = None, host: str = "a") -> ManifestBundle:
+        storage = tmp_path / f"storage-{host}"
+        monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", str(storage))
+        return ManifestBundle(name="trainings", path=str(folder), version=version)
+
+    return make
+
+
+@pytest.fixture
+def bundle(make_bundle) -> ManifestBundle:
+    """The DAG processor's."""
+    made = make_bundle()
+    made.initialize()
+    return made
+
+
+def stubs(bundle: ManifestBundle) -> dict[str, Path]:
+    """What the DAG processor finds: paths below the bundle's."""
+    found = map(Path, list_py_file_paths(bundle.path, safe_mode=True))
+    return {path.relative_to(bundle.path).as_posix(): path for path in found}
+
+
+def parsed(bundle: ManifestBundle) -> dict[str, DAG | str]:
+    """For each stub, parsed on its own, its DAG; or the text of its import error."""
+    result: dict[str, DAG | str] = {}
+    for name, path in stubs(bundle).items():
+        bag = BundleDagBag(
+            dag_folder=str(path),
+            bundle_path=bundle.path,
+            bundle_name=bundle.name,
+            load_op_links=False,
+        )
+        assert bag.import_errors == {}
+        (dag,) = bag.dags.values()
+        assert dag.relative_fileloc == name
+        try:
+            DagSerialization.to_dict(dag)
+            result[name] = dag
+        except ManifestProblem as problem:
+            result[name] = str(problem).strip()
+    return result
+
+
+def version_of(bundle: ManifestBundle) -> str:
+    current = bundle.get_current_version()
+    assert isinstance(current, BundleVersion)
+    return current.version
+
+
+def identities(bundle: ManifestBundle) -> dict[str, tuple[int, int]]:
+    """What tells Airflow that a stub changed, and whether it was written again."""
+    return {n: (p.stat().st_mtime_ns, p.stat().st_ino) for n, p in stubs(bundle).items()}
+
+
+def test_each_manifest_is_a_file_of_its_own_to_airflow(bundle, folder, write_manifest):
+    write_manifest(folder / "one", "first")
+    write_manifest(folder / "deep" / "two", "second").rename(folder / "deep/two/weekly.yaml")
+    bad = write_manifest(folder / "bad", "third")
+    bad.write_text(bad.read_text().replace("command:", "comand:"))
+    (folder / "compose.yml").write_text("services: {}\n")
+    bundle.refresh()
+    found = parsed(bundle)
+    error = found.pop("bad/manifest.yml.py")
+    assert {name: dag.dag_id for name, dag in found.items()} == {
+        "one/manifest.yml.py": "first",
+        "deep/two/weekly.yaml.py": "second",
+    }
+    assert error == (
+        "bad/manifest.yml:5: model_definition.execution.comand: unknown field. "
+        "Did you mean command?"
+    )
+
+
+def test_scripts_and_folders_are_those_beside_the_manifest(bundle, folder, write_manifest):
+    write_manifest(folder / "one", "first")
+    bundle.refresh()
+    dag = parsed(bundle)["one/manifest.yml.py"]
+    assert dag.get_task("stage_data").code == str(folder / "one")
+    assert dag.get_task("stage_data").dataset == {"uri": (folder / "one" / "data").as_uri()}
+
+
+def test_only_what_changed_is_written_again(bundle, folder, write_manifest):
+    path = write_manifest(folder / "one", "first", more="retries: {attempts: 0}\n")
+    write_manifest(folder / "two", "second")
+    bundle.refresh()
+    before, version = identities(bundle), version_of(bundle)
+    assert "retries.attempts: is 0" in parsed(bundle)["one/manifest.yml.py"]
+
+    bundle.refresh()
+    assert (identities(bundle), version_of(bundle)) == (before, version)
+    path.touch()
+    write_manifest(folder / "elsewhere", "x").rename(folder / "elsewhere" / "notes.txt")
+    bundle.refresh()
+    assert (identities(bundle), version_of(bundle)) == (before, version)
+
+    path.write_text(path.read_text().replace("attempts: 0", "attempts: 1"))
+    # An older time than any that Airflow has seen: a copy with its times kept, a moved file.
+    os.utime(path, (1e9, 1e9))
+    bundle.refresh()
+    after = identities(bundle)
+    assert version_of(bundle) != version
+    assert after["two/manifest.yml.py"] == before["two/manifest.yml.py"]
+    assert after["one/manifest.yml.py"][0] / 1e9 > time.time() - 60
+    assert parsed(bundle)["one/manifest.yml.py"].dag_id == "first"
+
+
+def test_what_changed_is_parsed_once_more_when_airflow_would_store_it(
+    bundle, folder, write_manifest, monkeypatch
+):
+    """A parse may come too soon after the one before; see ManifestBundle._touch_again."""
+    path = write_manifest(folder / "one", "first")
+    write_manifest(folder / "two", "second")
+    bundle.refresh()
+    path.write_text(path.read_text() + "schedule: '@daily'\n")
+    bundle.refresh()
+    before = identities(bundle)
+    for wait_s, touched in ((30, set()), (6, set(before)), (3600, set())):
+        now = time.time() + wait_s
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        bundle.refresh()
+        after = identities(bundle)
+        assert {name for name in after if after[name] != before[name]} == touched
+        before = after
+
+
+def test_a_change_that_keeps_size_and_second_is_seen(bundle, folder, write_manifest):
+    path = write_manifest(folder, "name-a")
+    for name in ("name-b", "name-c", "name-d"):
+        path.write_text(path.read_text().replace("name-", "NAME-").replace("NAME-", "name-"))
+        write_manifest(folder, name)
+        bundle.refresh()
+        assert parsed(bundle)["manifest.yml.py"].dag_id == name
+
+
+def test_deleted_and_renamed_manifests_go(bundle, folder, write_manifest):
+    write_manifest(folder / "one", "first")
+    write_manifest(folder / "two", "second")
+    bundle.refresh()
+    (folder / "one" / "manifest.yml").unlink()
+    (folder / "two").rename(folder / "three")
+    bundle.refresh()
+    assert {n: dag.dag_id for n, dag in parsed(bundle).items()} == {
+        "three/manifest.yml.py": "second"
+    }
+    assert sorted(p.name for p in bundle.path.rglob("*")) == [
+        "manifest.yml",
+        "manifest.yml.py",
+        "three",
+    ]
+    # A file where a folder was, and the other way round.
+    (folder / "three" / "manifest.yml").rename(folder / "x.yml")
+    (folder / "three" / "train.py").unlink()
+    (folder / "three").rmdir()
+    bundle.refresh()
+    (folder / "x.yml").unlink()
+    write_manifest(folder / "x.yml", "third")
+    write_manifest(folder, "fourth").rename(folder / "three")
+    (folder / "three").rename(folder / "three.yml")
+    bundle.refresh()
+    assert {n: dag.dag_id for n, dag in parsed(bundle).items()} == {
+        "x.yml/manifest.yml.py": "third",
+        "three.yml.py": "fourth",
+    }
+
+
+def test_one_dag_id_in_two_files_is_an_error_in_both(bundle, folder, write_manifest):
+    write_manifest(folder / "a", "same name")
+    b = write_manifest(folder / "b", "same-name")
+    write_manifest(folder / "c", "another")
+    broken = write_manifest(folder / "d", "another")
+    broken.write_text(broken.read_text().replace("command:", "comand:"))
+    bundle.refresh()
+    found = parsed(bundle)
+    assert found["a/manifest.yml.py"] == (
+        "a/manifest.yml:2: model_definition.name: the DAG id 'same-name' is also claimed by "
+        "b/manifest.yml. Give each manifest its own name."
+    )
+    assert "b/manifest.yml:2" in found["b/manifest.yml.py"]
+    assert "also claimed by a/manifest.yml." in found["b/manifest.yml.py"]
+    assert found["c/manifest.yml.py"].dag_id == "another"  # a broken one claims nothing
+    before = identities(bundle)["a/manifest.yml.py"]
+    b.write_text(b.read_text().replace("same-name", "its own"))
+    bundle.refresh()
+    found = parsed(bundle)
+    assert [found[f"{n}/manifest.yml.py"].dag_id for n in "abc"] == [
+        "same-name",
+        "its-own",
+        "another",
+    ]
+    assert identities(bundle)["a/manifest.yml.py"] != before
+
+
+def test_a_run_keeps_its_version_and_shows_its_code(bundle, make_bundle, folder, write_manifest):
+    path = write_manifest(folder, "first", command="python train.py --old")
+    bundle.refresh()
+    version = version_of(bundle)
+    path.write_text(path.read_text().replace("--old", "--new"))
+    bundle.refresh()
+    old = make_bundle(version)
+    old.initialize()
+    for one, word, other in ((old, "--old", "--new"), (bundle, "--new", "--old")):
+        dag = parsed(one)["manifest.yml.py"]
+        assert dag.get_task("train").command == f"python train.py {word}"
+        assert dag.get_task("stage_data").code == str(folder)
+        code = DagCode.get_code_from_file(dag.fileloc)
+        assert word in code and other not in code and code.startswith("model_definition:")
+    assert (version_of(old), old.path.name) == (version, version)
+    # Airflow deletes versions that no task has used for a while; a run may still come back to it.
+    for stub in stubs(old).values():
+        stub.unlink()
+    (old.path / "manifest.yml").unlink()
+    old.path.rmdir()
+    make_bundle(version).initialize()
+    assert parsed(old)["manifest.yml.py"].get_task("train").command == "python train.py --old"
+    with pytest.raises(AirflowException, match="cannot be refreshed"):
+        old.refresh()
+
+
+def test_another_host_makes_the_version_it_has_and_refuses_others(
+    bundle, make_bundle, folder, write_manifest
+):
+    path = write_manifest(folder, "first")
+    bundle.refresh()
+    version = version_of(bundle)
+    there = make_bundle(version, host="b")
+    there.initialize()
+    assert parsed(there)["manifest.yml.py"].dag_id == "first"
+    path.write_text(path.read_text() + "# edited\n")
+    with pytest.raises(AirflowException, match="share .dag_processor. dag_bundle_storage_path"):
+        make_bundle(version, host="c").initialize()
+    there.initialize()  # it is there now
+
+
+def test_keys_are_not_shown_as_code(bundle, folder, literal_keys):
+    text, keys = literal_keys
+    (folder / "manifest.yml").write_text(text)
+    bundle.refresh()
+    dag = parsed(bundle)["manifest.yml.py"]
+    code = DagCode.get_code_from_file(dag.fileloc)
+    assert "access_key_id: '***'" in code
+    assert not [key for key in keys if key in code + stubs(bundle)["manifest.yml.py"].read_text()]
+    (folder / "manifest.yml").write_text(text.replace(keys[0], "${A}").replace(keys[1], "${B}"))
+    bundle.refresh()
+    dag = parsed(bundle)["manifest.yml.py"]
+    assert "access_key_id: ${A}" in DagCode.get_code_from_file(dag.fileloc)
+
+
+def test_copies_are_as_private_as_the_manifest(bundle, folder, literal_keys):
+    path = folder / "manifest.yml"
+    path.write_text(literal_keys[0])
+    path.chmod(0o600)
+    bundle.refresh()
+    private = [p for p in bundle.base_dir.rglob("*") if p.is_file() and p.stat().st_mode & 0o77]
+    holding = [p for p in private if literal_keys[1][0] in p.read_text()]
+    assert holding == []
+
+
+def test_what_cannot_be_read_is_an_error_of_its_own(bundle, folder, write_manifest):
+    write_manifest(folder / "good", "first")
+    (folder / "bad").mkdir()
+    (folder / "bad" / "manifest.yml").symlink_to("/proc/self/mem")
+    (folder / "bad" / "pipe.yml").touch()
+    (folder / "bad" / "pipe.yml").unlink()
+    os.mkfifo(folder / "bad" / "pipe.yml")
+    bundle.refresh()
+    found = parsed(bundle)
+    assert found.pop("good/manifest.yml.py").dag_id == "first"
+    assert list(found) == ["bad/manifest.yml.py"]
+    assert "bad/manifest.yml: cannot be read" in found["bad/manifest.yml.py"]
+
+
+def test_a_folder_that_cannot_be_searched_is_an_error_of_its_own(bundle, folder, write_manifest):
+    write_manifest(folder / "good", "first")
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(20):  # deeper than a path can say
+        os.mkdir("d" * 250, dir_fd=here)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    bundle.refresh()
+    found = parsed(bundle)
+    assert found.pop("good/manifest.yml.py").dag_id == "first"
+    ((name, error),) = found.items()
+    assert name.startswith("odd-names/") and "cannot be read: File name too long" in error
+    assert len(error) < 500
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"manifest-\xff.yml",
+        b"manifest\n.yml",
+        b"manifest '\"\\{}.yml",
+        "manifest-日本.yml".encode(),
+        b"manifest" + b"x" * 240 + b".yml",
+        b"a.yml.py/manifest.yml",
+        b"a.yml.redacted/manifest.yml",
+        b"manifest.yaml",
+        b"manifest .yml",
+    ],
+)
+def test_odd_names_are_names(bundle, folder, write_manifest, name):
+    path = Path(os.fsdecode(os.path.join(os.fsencode(folder), name)))
+    path.parent.mkdir(exist_ok=True)
+    write_manifest(path.parent, "odd").rename(path)
+    write_manifest(folder / "a.yml", "first").rename(folder / "b.yml")
+    bundle.refresh()
+    found = parsed(bundle)
+    assert sorted(dag.dag_id for dag in found.values()) == ["first", "odd"]
+    for stub, dag in found.items():
+        stub.encode()  # a database takes it
+        assert len(stub) < 600 and stub.isprintable()
+        DagSerialization.to_dict(dag)
+    path.write_text("learners: 0\n")
+    bundle.refresh()
+    (error,) = [one for one in parsed(bundle).values() if isinstance(one, str)]
+    error.encode()
+    assert all(line.isprintable() for line in error.splitlines())
+
+
+def test_a_folder_that_is_gone_takes_no_dag_with_it(bundle, folder, write_manifest):
+    write_manifest(folder, "first")
+    bundle.refresh()
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(AirflowException, match="is not there. Mount it"):
+        bundle.refresh()
+    assert parsed(bundle)["manifest.yml.py"].dag_id == "first"
+    folder.with_name("away").rename(folder)
+    bundle.refresh()
+
+
+def test_a_restart_writes_nothing_again(bundle, make_bundle, folder, write_manifest):
+    write_manifest(folder, "first")
+    bundle.refresh()
+    before = identities(bundle)
+    again = make_bundle()
+    again.initialize()
+    assert (identities(again), version_of(again)) == (before, version_of(bundle))
+
+
+def test_listings_of_a_month_ago_are_forgotten(bundle, folder, write_manifest):
+    def kept(what: str) -> set[str]:
+        return {path.name for path in (bundle.base_dir / what).iterdir()}
+
+    for name in ("first", "second", "third"):
+        write_manifest(folder / "a", name)
+        write_manifest(folder / "b", "always")
+        bundle.refresh()
+    versions, texts = kept("listings"), kept("manifests")
+    assert (len(versions), len(texts)) == (4, 4)  # one of the empty folder
+    current = f"{version_of(bundle)}.json"
+    for path in (bundle.base_dir / "listings").iterdir():
+        os.utime(path, (time.time() - 32 * 24 * 3600,) * 2)
+    write_manifest(folder / "a", "fourth")
+    bundle.refresh()
+    assert kept("listings") == {f"{version_of(bundle)}.json"}
+    listing = json.loads((bundle.base_dir / "listings" / f"{version_of(bundle)}.json").read_text())
+    assert kept("manifests") == {text for text, *_ in listing.values()}
+    assert current not in kept("listings")
+    assert len(parsed(bundle)) == 2
+
+
+def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_manifest):
+    path = write_manifest(folder / "a", "first")
+    os.utime(path, (1e9, 1e9))
+    bundle.refresh()
+    for text in (bundle.base_dir / "manifests").iterdir():
+        text.unlink()
+    write_manifest(folder / "b", "second")
+    bundle.refresh()
+    assert len(list((bundle.base_dir / "manifests").iterdir())) == 2

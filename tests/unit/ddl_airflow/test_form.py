@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import ParamValidationError
+
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.plan import plan
+from ddl_airflow.form import form
+
+FULL = Path(__file__).parents[2] / "fixtures" / "manifests" / "valid" / "full.yml"
+
+
+@pytest.fixture
+def fields() -> ParamsDict:
+    manifest = load_manifest(FULL)
+    return ParamsDict(form(manifest, plan(manifest, FULL)))
+
+
+def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
+    ours = ["nodes", "checkpoint", "attempts", "experiment_id", "dry_run"]
+    assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
+    assert fields.dump() == {
+        **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
+        **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        "experiment_id": "digits-wide",
+    }
+    rate = fields.get_param("learning_rate")
+    assert rate.description == "Of the optimizer"
+    assert (rate.schema["type"], rate.schema["minimum"], rate.schema["maximum"]) == ("number", 0, 1)
+    types = {name: fields.get_param(name).schema["type"] for name in fields}
+    assert types["augment"] == "boolean" and types["note"] == "string"
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"learning_rate": 1},
+        {"optimizer": "sgd"},
+        {"augment": False},
+        {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": True},
+        {"checkpoint": "0"},
+    ],
+)
+def test_what_the_manifest_allows_is_taken(fields, conf):
+    fields.update(conf)
+    assert conf.items() <= fields.validate().items()
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"learning_rate": 1.5},
+        {"learning_rate": "0.1"},
+        {"optimizer": "adamw"},
+        {"augment": "yes"},
+        {"nodes": 0},
+        {"nodes": 1.5},
+        {"checkpoint": "newest"},
+        {"checkpoint": "1; rm"},
+        {"attempts": 6},
+        {"dry_run": "true"},
+    ],
+)
+def test_what_it_does_not_allow_is_refused_by_airflow(fields, conf):
+    with pytest.raises(ParamValidationError):
+        fields.update(conf)
+        fields.validate()

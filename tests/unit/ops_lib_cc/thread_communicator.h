@@ -1,0 +1,93 @@
+#ifndef DDL_TESTS_THREAD_COMMUNICATOR_H_
+#define DDL_TESTS_THREAD_COMMUNICATOR_H_
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "algorithms/pieces.h"
+#include "comm/communicator.h"
+#include "transport/host_group.h"
+
+// The messages under way between ranks that are threads.
+class Mailboxes {
+ public:
+  void Put(int from, int to, std::string message) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    boxes_[{from, to}].push_back(std::move(message));
+  }
+
+  bool Take(int from, int to, std::string* message) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::deque<std::string>& box = boxes_[{from, to}];
+    if (box.empty()) return false;
+    *message = std::move(box.front());
+    box.pop_front();
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, int>, std::deque<std::string>> boxes_;
+};
+
+// Ranks that are threads, as runtime/ and comm/ see them.
+class ThreadCommunicator : public ddl::Communicator {
+ public:
+  // `mailboxes`: for all ranks; null where none sends messages.
+  explicit ThreadCommunicator(ddl::HostGroup* group, Mailboxes* mailboxes = nullptr,
+                              bool meets = false)
+      : group_(group), mailboxes_(mailboxes), meets_(meets) {}
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  int local_rank() const override { return rank(); }
+  int local_size() const override { return size(); }
+  const char* Means() const override { return "threads"; }
+
+  ddl::Status Send(int peer, std::string message) override {
+    if (mailboxes_ == nullptr) return Unused();
+    mailboxes_->Put(rank(), peer, std::move(message));
+    return ddl::Status();
+  }
+  ddl::Status TryReceive(int peer, std::string* message, bool* received) override {
+    if (mailboxes_ == nullptr) return Unused();
+    *received = mailboxes_->Take(peer, rank(), message);
+    return ddl::Status();
+  }
+  bool CanMeet() const override { return meets_; }
+  ddl::Status Meet(const ddl::Offer& offer, bool* alike) override {
+    return meets_ ? ddl::Meet(group_, offer, alike) : Unused();
+  }
+  ddl::Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
+                        int divisor) override {
+    return ddl::AllReduceInPieces(group_, in, out, count, dtype, divisor);
+  }
+  ddl::Status AllReduceBaseline(const void*, void*, int64_t, ddl::DType) override {
+    return Unused();
+  }
+  ddl::Status Broadcast(void* buffer, int64_t nbytes) override {
+    return ddl::BroadcastInPieces(group_, buffer, nbytes);
+  }
+  ddl::Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override {
+    int64_t own = 0;
+    for (int peer = 0; peer < rank(); ++peer) own += nbytes[peer];
+    if (in != static_cast<char*>(out) + own) {
+      std::memcpy(static_cast<char*>(out) + own, in, nbytes[rank()]);
+    }
+    return ddl::AllGatherInPieces(group_, static_cast<char*>(out) + own, out, nbytes);
+  }
+
+ private:
+  static ddl::Status Unused() { return {ddl::Code::kInternal, "not part of this test"}; }
+
+  ddl::HostGroup* group_;
+  Mailboxes* mailboxes_;
+  const bool meets_;
+};
+
+#endif  // DDL_TESTS_THREAD_COMMUNICATOR_H_
