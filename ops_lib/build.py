@@ -24,7 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "cc"
+DEFAULT_FOLDER = SOURCES.parents[1] / "build" / "ops_lib"
 DEFAULT_OUTPUT = Path(__file__).resolve().parent / "python" / "ddl_ops" / "_ddl_ops.so"
+
+# Each includes only those before it.
+LAYERS = ("core", "transport", "algorithms", "comm", "runtime", "tf")
 
 # The headers of TensorFlow and MPI are system headers to g++, so warnings are about our code.
 COMPILE_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG"]
@@ -214,6 +218,46 @@ def _run(command: Sequence[str], what: str) -> None:
         raise BuildError(f"{what} failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
 
 
+def compile_objects(
+    tools: Toolchain,
+    folder: Path = DEFAULT_FOLDER,
+    *,
+    layers: Sequence[str] = LAYERS,
+    jobs: int | None = None,
+    verbose: bool = False,
+) -> dict[Path, str]:
+    """Compiles the layers' files into `folder`. Returns each object and its stamp.
+
+    Compiles on `jobs` cores (default: all) and only what changed: an object's stamp is the digest
+    of its source, of all headers and of its command. Raises BuildError.
+    """
+    start = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*/*.h")))
+    tools_stamp = json.dumps(asdict(tools), sort_keys=True).encode()
+    sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
+
+    def compile_one(source: Path) -> tuple[Path, str]:
+        target = folder / f"{source.parent.name}-{source.stem}.o"
+        command = compile_command(source, target, tools)
+        stamp = _digest(source.read_bytes(), headers, tools_stamp, shlex.join(command).encode())
+        stamp_file = target.with_suffix(".stamp")
+        if target.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+            return target, stamp
+        stamp_file.unlink(missing_ok=True)
+        _run(command, f"compiling {source.relative_to(SOURCES)}")
+        stamp_file.write_text(stamp)
+        if verbose:
+            seconds = time.monotonic() - start
+            print(f"ops: {source.relative_to(SOURCES)} ({seconds:.1f} s)", flush=True)
+        return target, stamp
+
+    # The large files first, so that no core is left with one at the end.
+    order = sorted(sources, key=lambda path: path.parent.name != "tf")
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        return dict(sorted(pool.map(compile_one, order)))
+
+
 def build(
     output: Path = DEFAULT_OUTPUT,
     *,
@@ -224,39 +268,15 @@ def build(
 ) -> Path:
     """Builds the library at `output` and returns its path.
 
-    Compiles on `jobs` cores (default: all) and only what changed: an object's stamp is the digest
-    of its source, of all headers and of its command. `python_executable` names the environment
-    whose TensorFlow and MPI to build for. Raises BuildError.
+    Compiles and links only what changed, see compile_objects. `python_executable` names the
+    environment whose TensorFlow and MPI to build for. Raises BuildError.
     """
     start = time.monotonic()
     tools = find_toolchain(python_executable)
-    folder = build_folder or SOURCES.parents[1] / "build" / "ops_lib"
-    folder.mkdir(parents=True, exist_ok=True)
-    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*/*.h")))
-    tools_stamp = json.dumps(asdict(tools), sort_keys=True).encode()
-    sources = sorted(SOURCES.glob("*/*.cc"))
-    objects = [folder / f"{path.parent.name}-{path.stem}.o" for path in sources]
-
-    def compile_one(source: Path, target: Path) -> tuple[str, bool]:
-        command = compile_command(source, target, tools)
-        stamp = _digest(source.read_bytes(), headers, tools_stamp, shlex.join(command).encode())
-        stamp_file = target.with_suffix(".stamp")
-        if target.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
-            return stamp, False
-        stamp_file.unlink(missing_ok=True)
-        _run(command, f"compiling {source.relative_to(SOURCES)}")
-        stamp_file.write_text(stamp)
-        if verbose:
-            seconds = time.monotonic() - start
-            print(f"ops: {source.relative_to(SOURCES)} ({seconds:.1f} s)", flush=True)
-        return stamp, True
-
-    # The large files first, so that no core is left with one at the end.
-    order = sorted(zip(sources, objects, strict=True), key=lambda pair: pair[0].parent.name != "tf")
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        results = list(pool.map(lambda pair: compile_one(*pair), order))
-    command = link_command(objects, output, tools)
-    stamp = _digest(*(stamp.encode() for stamp, _ in results), shlex.join(command).encode())
+    folder = build_folder or DEFAULT_FOLDER
+    objects = compile_objects(tools, folder, jobs=jobs, verbose=verbose)
+    command = link_command(list(objects), output, tools)
+    stamp = _digest(*(stamp.encode() for stamp in objects.values()), shlex.join(command).encode())
     stamp_file = folder / "library.stamp"
     if output.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
         if verbose:
@@ -264,7 +284,7 @@ def build(
         return output
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_suffix(".unfinished")
-    _run(link_command(objects, unfinished, tools), "linking")
+    _run(link_command(list(objects), unfinished, tools), "linking")
     unfinished.replace(output)  # a process that has the old library loaded keeps it
     stamp_file.write_text(stamp)
     if verbose:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,27 @@ ROOT = Path(__file__).parents[1]
 TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm", "ffdl-digits", "parameter-server")
 # What a person enters when triggering them.
 ENTERED = {"mnist-keras": {"epochs": 3, "learning_rate": 0.003}}
+
+
+_LEFTOVERS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives what processes leave behind one folder, and SIGTERM an end that cleans up."""
+    # pytest keeps its own folders, to look at what failed.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="ddl-tests-")
+    config.stash[_LEFTOVERS] = os.environ["TMPDIR"] = tempfile.tempdir = folder
+    signal.signal(signal.SIGTERM, _terminated)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes it."""
+    shutil.rmtree(config.stash[_LEFTOVERS], ignore_errors=True)
+
+
+def _terminated(*_: object) -> None:
+    pytest.exit("SIGTERM", 128 + signal.SIGTERM)
 
 
 @dataclass

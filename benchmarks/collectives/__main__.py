@@ -23,17 +23,17 @@ BOUND = "stream-copy"
 
 
 def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str, str]:
-    """Compiles it with ops_lib/cc, without TensorFlow. Returns what it was built with."""
-    tools = environments.load_build().find_toolchain()
-    layers = ("core", "transport", "algorithms", "comm")
-    sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
+    """Compiles it and links the library's objects below runtime/. Returns what built it."""
+    build = environments.load_build()
+    tools = build.find_toolchain()
+    objects = build.compile_objects(tools, layers=("core", "transport", "algorithms", "comm"))
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
     subprocess.run(
         [
             *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", *tools.mpi_flags),
-            *map(str, [source, *sources]),
+            *map(str, [source, *objects]),
             *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{folder}" for folder in libraries)),
-            *("-o", str(program)),
+            *("-ldl", "-o", str(program)),
         ],
         check=True,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from benchmarks.environments import load_build
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = REPOSITORY / "ops_lib" / "cc"
@@ -15,36 +15,27 @@ SCRIPTS = REPOSITORY / "tests" / "parallel" / "scripts"
 LAYERS = ("core", "transport", "algorithms", "comm", "runtime")
 
 
-def _load_build() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "ddl_build_for_driver", REPOSITORY / "ops_lib" / "build.py"
-    )
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = build  # dataclasses look their module up
-    spec.loader.exec_module(build)
-    return build
-
-
 def compile_driver(folder: Path) -> Path:
-    """Compiles the layers below tf/ to folder/libengine.so, which Python can load too, and
-    folder/engine_driver over it. Returns the latter.
+    """Links the library's objects below tf/ to folder/libengine.so, which Python can load, and to
+    folder/engine_driver. Returns the latter.
     """
-    tools = _load_build().find_toolchain()
+    build = load_build()
+    tools = build.find_toolchain()
+    objects = build.compile_objects(tools, layers=LAYERS)
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
-    layers = [path for layer in LAYERS for path in sorted((SOURCES / layer).glob("*.cc"))]
     library, program = folder / "libengine.so", folder / "engine_driver"
-    for out, sources, more in [
-        (library, [*layers, SCRIPTS / "engine_for_python.cc"], ["-shared", "-fPIC"]),
-        (program, [SCRIPTS / "engine_driver.cc", SCRIPTS / "soak.cc", library], []),
+    for out, names, more in [
+        (library, ["engine_for_python.cc"], ["-shared", "-fPIC"]),
+        (program, ["engine_driver.cc", "soak.cc"], []),
     ]:
         subprocess.run(
             [
-                *(tools.compiler, "-std=c++17", "-O3", "-pthread", f"-I{SOURCES}", f"-I{SCRIPTS}"),
-                *('-DDDL_TF_VERSION="none"', *tools.mpi_flags, *more),
-                *map(str, sources),
+                *(tools.compiler, "-std=c++17", "-O2", "-pthread", f"-I{SOURCES}", f"-I{SCRIPTS}"),
+                *(*tools.mpi_flags, *more),
+                *(str(SCRIPTS / name) for name in names),
+                *map(str, objects),
                 *(*tools.mpi_link_flags, *(f"-Wl,-rpath,{place}" for place in libraries)),
-                *("-Wl,-rpath,$ORIGIN", "-o", str(out)),
+                *("-ldl", "-o", str(out)),
             ],
             check=True,
         )

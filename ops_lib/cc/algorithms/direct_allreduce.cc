@@ -1,7 +1,6 @@
 #include "algorithms/direct_allreduce.h"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "algorithms/share.h"
@@ -21,7 +20,7 @@ class Direct {
         divisor_(divisor),
         // This rank's share of each of the others; every share has room for the longest.
         room_((std::min(count, Piece()) / transport->size() + 1) * element_),
-        incoming_(new char[room_ * (transport->size() - 1)]) {}
+        incoming_(transport_.Scratch(room_ * (transport->size() - 1))) {}
 
   int64_t Piece() const { return kPieceBytes / element_; }
 
@@ -32,7 +31,7 @@ class Direct {
     sources[rank] = in + own.begin;
     for (int step = 1; step < size; ++step) {
       const int peer = (rank + size - step) % size;
-      char* to = incoming_.get() + room_ * (step - 1);
+      char* to = incoming_ + room_ * (step - 1);
       sources[peer] = to;
       DDL_RETURN_IF_ERROR(transport_.Receive(peer, to, own.count()));
     }
@@ -77,7 +76,7 @@ class Direct {
   const DType dtype_;
   const int divisor_;
   const int64_t room_;
-  const std::unique_ptr<char[]> incoming_;
+  char* const incoming_;
 };
 
 }  // namespace

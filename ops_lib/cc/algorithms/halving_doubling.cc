@@ -1,7 +1,6 @@
 #include "algorithms/halving_doubling.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,7 +20,7 @@ class Partners {
         element_(static_cast<int64_t>(DTypeSize(dtype))),
         dtype_(dtype),
         divisor_(divisor),
-        incoming_(new char[std::min(count, Piece()) * element_]) {
+        incoming_(transport_.Scratch(std::min(count, Piece()) * element_)) {
     while (2 * power_ <= transport->size()) power_ *= 2;
     extra_ = transport->size() - power_;
     const int rank = transport->rank();
@@ -47,9 +46,9 @@ class Partners {
     }
     const char* mine = in;
     if (paired_) {
-      DDL_RETURN_IF_ERROR(transport_.Receive(rank - 1, incoming_.get(), nbytes));
+      DDL_RETURN_IF_ERROR(transport_.Receive(rank - 1, incoming_, nbytes));
       DDL_RETURN_IF_ERROR(transport_.AwaitReceive());
-      Add(incoming_.get(), in, out, count, 1);
+      Add(incoming_, in, out, count, 1);
       mine = out;
     }
     DDL_RETURN_IF_ERROR(halve ? HalveAndDouble(mine, out, count) : Double(mine, out, count));
@@ -77,7 +76,7 @@ class Partners {
   // The partner's part has come; the lower place goes first.
   void AddIncoming(const char* mine, char* out, int64_t count, int distance, int divisor) {
     const void* first = mine;
-    const void* second = incoming_.get();
+    const void* second = incoming_;
     if (place_ & distance) std::swap(first, second);
     Add(first, second, out, count, divisor);
   }
@@ -87,7 +86,7 @@ class Partners {
     for (int distance = 1; distance < power_; distance *= 2) {
       const int partner = RankAt(place_ ^ distance);
       DDL_RETURN_IF_ERROR(
-          transport_.Exchange(partner, mine, nbytes, partner, incoming_.get(), nbytes));
+          transport_.Exchange(partner, mine, nbytes, partner, incoming_, nbytes));
       AddIncoming(mine, out, count, distance, 2 * distance == power_ ? divisor_ : 1);
       mine = out;
     }
@@ -104,7 +103,7 @@ class Partners {
       kept.end = middle;
       if (place_ & distance) std::swap(kept, given);
       DDL_RETURN_IF_ERROR(transport_.Exchange(partner, mine + given.begin * element_,
-                                              given.count() * element_, partner, incoming_.get(),
+                                              given.count() * element_, partner, incoming_,
                                               kept.count() * element_));
       AddIncoming(mine + kept.begin * element_, out + kept.begin * element_, kept.count(), distance,
                   distance == 1 ? divisor_ : 1);
@@ -126,7 +125,7 @@ class Partners {
   const int64_t element_;
   const DType dtype_;
   const int divisor_;
-  const std::unique_ptr<char[]> incoming_;
+  char* const incoming_;
   int power_ = 1, extra_ = 0, place_ = 0;
   bool paired_ = false;
 };

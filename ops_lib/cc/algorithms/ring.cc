@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "core/vector.h"
@@ -36,7 +35,7 @@ class Ring {
     total_ = steps * segments_;
     if (reducing_ > 0) {
       room_ = std::min(largest, kSegmentBytes);
-      incoming_.reset(new char[kAhead * room_]);
+      incoming_ = transport_.Scratch(kAhead * room_);
     }
   }
 
@@ -64,7 +63,7 @@ class Ring {
   }
   Share Received(int64_t t) const { return Sent(t + segments_); }
 
-  char* Incoming(int64_t t) { return incoming_.get() + t % kAhead * room_; }
+  char* Incoming(int64_t t) { return incoming_ + t % kAhead * room_; }
 
   // Segments before `now` are received and added.
   Status BeginReceives(int64_t now) {
@@ -119,7 +118,7 @@ class Ring {
   int64_t segments_ = 0, total_ = 0;
   int64_t received_ = 0, sent_ = 0;  // begun
   int64_t room_ = 0;  // of a segment in incoming_
-  std::unique_ptr<char[]> incoming_;
+  char* incoming_ = nullptr;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "transport/mpi_transport.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -33,8 +34,13 @@ MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> names, double timeout
 }
 
 MpiTransport::~MpiTransport() {
-  // With messages under way, freeing it could wait for ranks that are gone.
-  if (broken_.ok()) MPI_Comm_free(&comm_);
+  if (broken_.ok()) {
+    MPI_Comm_free(&comm_);
+  } else {
+    // With messages under way, freeing it could wait for ranks that are gone; and MPI may write to
+    // where they were expected until the process ends.
+    static_cast<void>(scratch_.release());
+  }
 }
 
 Status MpiTransport::Kept(Status status) {

@@ -56,7 +56,6 @@ class MpiTransport : public Transport {
   const double timeout_s_;
   std::deque<Part> sends_, receives_;
   int64_t pending_sends_ = 0;
-  Status broken_;
 };
 
 }  // namespace ddl

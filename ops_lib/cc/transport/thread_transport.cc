@@ -91,7 +91,6 @@ class ThreadTransport : public Transport {
   ThreadNetwork& network_;
   const int rank_;
   std::deque<std::shared_ptr<Message>> sends_, receives_;
-  Status broken_;
 };
 
 ThreadNetwork::ThreadNetwork(int size, double timeout_s)

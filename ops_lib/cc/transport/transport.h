@@ -2,6 +2,7 @@
 #define DDL_TRANSPORT_TRANSPORT_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "core/status.h"
 
@@ -40,6 +41,13 @@ class Transport {
   // Waits until at most `pending` of the messages sent are still under way, the last ones.
   virtual Status AwaitSends(int64_t pending) = 0;
 
+  // So many bytes to receive into, until the next call. After an error they live on with the
+  // transport: an algorithm that fails must not free what messages may still be written to.
+  char* Scratch(int64_t nbytes) {
+    if (broken_.ok()) scratch_.reset(new char[nbytes]);
+    return scratch_.get();
+  }
+
   // Both directions at once, to the end.
   Status Exchange(int to, const void* sent, int64_t sent_nbytes, int from, void* received,
                   int64_t received_nbytes) {
@@ -48,6 +56,10 @@ class Transport {
     DDL_RETURN_IF_ERROR(AwaitReceive());
     return AwaitSends(0);
   }
+
+ protected:
+  Status broken_;  // the error that stays
+  std::unique_ptr<char[]> scratch_;
 };
 
 }  // namespace ddl

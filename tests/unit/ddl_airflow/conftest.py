@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import sys
@@ -22,9 +21,7 @@ from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
 
 # Before anything imports Airflow: it reads its settings once, and writes where it lives.
-_home = tempfile.TemporaryDirectory(prefix="ddl-unit-airflow-")
-atexit.register(_home.cleanup)
-os.environ["AIRFLOW_HOME"] = _home.name
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-")
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _WAIT_S = 20.0

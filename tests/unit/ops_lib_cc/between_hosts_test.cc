@@ -222,8 +222,8 @@ TEST(MissingAndEndedRanksAreErrors) {
       std::vector<std::thread> threads;
       for (const int rank : {0, 1, 3}) {
         threads.emplace_back([&, rank] {
+          std::vector<float> values(1000);  // outlives the transport, which may still use it
           const std::unique_ptr<ddl::Transport> transport = network.Join(rank);
-          std::vector<float> values(1000);
           const auto reduce = [&] {
             return algorithm.run(transport.get(), values.data(), values.data(), 1000,
                                  ddl::DType::kFloat32, 1);
@@ -244,6 +244,21 @@ TEST(MissingAndEndedRanksAreErrors) {
       }
       if (ends) missing.reset();
       for (std::thread& thread : threads) thread.join();
+    }
+  }
+}
+
+TEST(MessagesOfARankThatComesTooLateFindMemory) {
+  for (const Algorithm& algorithm : kAlgorithms) {
+    ddl::ThreadNetwork network(2, 0.05);
+    std::vector<float> values[2] = {std::vector<float>(1000), std::vector<float>(1000)};
+    std::unique_ptr<ddl::Transport> ranks[2] = {network.Join(0), network.Join(1)};
+    for (const int rank : {0, 1}) {
+      const ddl::Status status =
+          algorithm.run(ranks[rank].get(), values[rank].data(), values[rank].data(), 1000,
+                        ddl::DType::kFloat32, 1);
+      // What rank 0 had sent is there, so rank 1 may well come to the end.
+      CHECK(rank == 1 || status.code() == ddl::Code::kDeadlineExceeded, algorithm.name);
     }
   }
 }

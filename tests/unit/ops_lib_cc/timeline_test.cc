@@ -17,13 +17,15 @@ using std::chrono::milliseconds;
 class TemporaryFile {
  public:
   TemporaryFile() {
-    const int file = mkstemp(path_);
+    const char* folder = std::getenv("TMPDIR");
+    path_ = std::string(folder ? folder : P_tmpdir) + "/ddl-timeline-XXXXXX";
+    const int file = mkstemp(path_.data());
     CHECK(file >= 0, path_);
     close(file);
   }
-  ~TemporaryFile() { unlink(path_); }
+  ~TemporaryFile() { unlink(path()); }
 
-  const char* path() const { return path_; }
+  const char* path() const { return path_.c_str(); }
 
   std::string Text() const {
     std::ostringstream text;
@@ -32,7 +34,7 @@ class TemporaryFile {
   }
 
  private:
-  char path_[32] = "/tmp/ddl-timeline-XXXXXX";
+  std::string path_;
 };
 
 struct Step {

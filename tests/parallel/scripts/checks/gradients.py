@@ -63,8 +63,10 @@ LOSSES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 }
 
 
-def my_gradients(loss: Callable[[tf.Tensor], tf.Tensor], x: np.ndarray) -> dict[str, np.ndarray]:
-    """Of this rank's x, in each of TensorFlow's ways."""
+def my_gradients(
+    loss: Callable[[tf.Tensor], tf.Tensor], x: np.ndarray
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Of this rank's x, in each of TensorFlow's ways; each may run several times."""
 
     def tape(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as recorded:
@@ -73,15 +75,17 @@ def my_gradients(loss: Callable[[tf.Tensor], tf.Tensor], x: np.ndarray) -> dict[
         return recorded.gradient(found, at)
 
     here = tf.constant(x)
-    gradients = {
-        "eager": tape(loss, here).numpy(),
-        "around a function": tape(tf.function(loss), here).numpy(),
-        "in a function": tf.function(lambda at: tape(loss, at))(here).numpy(),
-    }
-    with tf.Graph().as_default(), v1.Session() as session:
+    around, inside = tf.function(loss), tf.function(lambda at: tape(loss, at))
+    with tf.Graph().as_default() as graph:
         at = v1.placeholder(tf.float64, x.shape)
-        gradients["graph"] = session.run(tf.gradients(loss(at), at)[0], {at: x})
-    return gradients
+        gradient = tf.gradients(loss(at), at)[0]
+    session = v1.Session(graph=graph)
+    return {
+        "eager": lambda: tape(loss, here).numpy(),
+        "around a function": lambda: tape(around, here).numpy(),
+        "in a function": lambda: inside(here).numpy(),
+        "graph": lambda: session.run(gradient, {at: x}),
+    }
 
 
 @check
@@ -104,8 +108,8 @@ def gradients_are_those_of_the_sum_of_all_losses() -> None:
                 up, down = (sum_of_losses(rank, index, move) for move in (step, -step))
                 if rank == RANK:
                     want.flat[index] = (up - down) / (2 * step)
-        for way, got in my_gradients(loss, starts[RANK]).items():
-            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=f"{name} {way}")
+        for way, run in my_gradients(loss, starts[RANK]).items():
+            np.testing.assert_allclose(run(), want, rtol=1e-6, atol=1e-6, err_msg=f"{name} {way}")
 
 
 @check
@@ -114,9 +118,11 @@ def gradients_of_independent_collectives_keep_one_order() -> None:
         parts = [ddl.allreduce(x * float(i), average=False) * float(i) for i in range(1, 16)]
         return tf.add_n([tf.reduce_sum(part) for part in parts])
 
+    ways = my_gradients(lambda x: tf.cast(loss(x), tf.float64), np.ones([3]))
     for _ in range(5):
-        for way, got in my_gradients(lambda x: tf.cast(loss(x), tf.float64), np.ones([3])).items():
-            np.testing.assert_allclose(got, [SIZE * sum(i * i for i in range(1, 16))] * 3), way
+        for way, run in ways.items():
+            want = [SIZE * sum(i * i for i in range(1, 16))] * 3
+            np.testing.assert_allclose(run(), want, err_msg=way)
 
 
 @check

@@ -1,0 +1,139 @@
+"""Compiles the C++ tests beside the other tests, from the session's start, at the lowest priority.
+
+They are minutes of work for the compiler, and most tests before them wait more than they compute.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE.parents[2] / "ops_lib" / "cc"
+# What needs neither TensorFlow nor MPI.
+TESTED = [
+    *(SOURCES / "core" / f"{name}.cc" for name in "arithmetic dtype half tuner vector".split()),
+    *(
+        path
+        for layer in ("transport", "algorithms")
+        for path in sorted((SOURCES / layer).glob("*.cc"))
+        if not path.name.startswith("mpi_")
+    ),
+    *sorted((SOURCES / "comm").glob("nccl_*.cc")),
+    *(
+        SOURCES / "runtime" / f"{name}.cc"
+        for name in (
+            *("agreement", "description", "fused_allreduce"),
+            *("negotiator", "statistics", "teams", "timeline"),
+        )
+    ),
+    *sorted(HERE.glob("*.cc")),
+]
+# As low an optimisation as pays: AddressSanitizer takes longer to optimise the code than to run it;
+# what ThreadSanitizer runs waits for other threads, the longer the slower each is.
+VARIANTS = {
+    "plain": ["-O2"],
+    "address-undefined": [
+        "-O0",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+    ],
+    "thread": ["-O1", "-fsanitize=thread"],
+}
+
+
+class Compiler:
+    """g++ on all cores, one object at a time on each; the first to be asked for come first.
+
+    Attributes:
+        path: of g++; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.path = shutil.which("g++")
+        self._folder = Path(tempfile.mkdtemp(prefix="cc-"))
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._objects: dict[str, list[Future[Path]]] = {}
+        self._running: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def start(self, variant: str) -> None:
+        """Begins with a variant's objects; returns at once."""
+        if self.path is not None and variant not in self._objects:
+            self._objects[variant] = [
+                self._pool.submit(self._compile, variant, source) for source in TESTED
+            ]
+
+    def program(self, variant: str) -> Path:
+        """The tests, linked. Raises AssertionError with what g++ said."""
+        self.start(variant)
+        program = self._folder / variant / "tests"
+        objects = [compiled.result() for compiled in self._objects[variant]]
+        self._run([*VARIANTS[variant], "-o", program, *objects])
+        return program
+
+    def end(self) -> None:
+        """Leaves nothing running."""
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                process.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _compile(self, variant: str, source: Path) -> Path:
+        target = self._folder / variant / f"{source.parent.name}-{source.stem}.o"
+        target.parent.mkdir(exist_ok=True)
+        words = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
+        self._run([*words, f"-I{SOURCES}", f"-I{HERE}", "-c", "-o", target, source])
+        return target
+
+    def _run(self, words: list[str | Path]) -> None:
+        with self._lock:
+            assert not self._ended
+            process = subprocess.Popen(
+                ["nice", "-n", "19", self.path, "-pthread", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            self._running.add(process)
+        said, _ = process.communicate()
+        with self._lock:
+            self._running.remove(process)
+        assert process.returncode == 0, said
+
+
+_COMPILER = pytest.StashKey[Compiler]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts what the collected tests will ask for."""
+    variants = [
+        item.callspec.params["variant"]
+        for item in session.items
+        if "compiler" in getattr(item, "fixturenames", ())
+    ]
+    if variants and not session.config.option.collectonly:
+        compiler = session.config.stash[_COMPILER] = Compiler()
+        for variant in variants:
+            compiler.start(variant)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends what nobody waits for any more."""
+    if compiler := session.config.stash.get(_COMPILER, None):
+        compiler.end()
+
+
+@pytest.fixture(scope="session")
+def compiler(request: pytest.FixtureRequest) -> Compiler:
+    """The compiler, at work since the collection."""
+    return request.config.stash[_COMPILER]
