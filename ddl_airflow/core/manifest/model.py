@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,94 +19,33 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
     PrivateAttr,
     SecretStr,
-    Strict,
-    WithJsonSchema,
 )
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.compute import COMPUTE
 from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
-from ddl_airflow.core.manifest.document import Lines, Plain
-from ddl_airflow.core.units import parse_duration
+from ddl_airflow.core.manifest.document import Lines
+from ddl_airflow.core.manifest.values import (
+    AnyText,
+    Checkpoint,
+    Duration,
+    Prefix,
+    Secret,
+    Text,
+    Value,
+    Whole,
+    number,
+    truth,
+)
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
-
-
-# --- kinds of values ------------------------------------------------------------------------
-
-
-def _tidy(value: Any) -> Any:
-    """Text without surrounding space: a block scalar brings a newline that nobody meant."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise ValueError("has a NUL character")
-        return value.strip()
-    return value
-
-
-def _unquoted_whole(value: Any) -> Any:
-    if isinstance(value, Plain) and re.fullmatch(r"[+-]?(0|[1-9][0-9]{0,17})", value):
-        return int(value)
-    return value
-
-
-def _duration(value: Any) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("is not a duration")
-    return parse_duration(value)
-
-
-def _checkpoint(value: Any) -> int | str:
-    step = _unquoted_whole(value)
-    if step == "latest" or (type(step) is int and step >= 0):
-        return str(step) if isinstance(step, str) else step
-    raise ValueError("is neither latest nor a step, from 0")
-
-
-def _value(value: Any) -> bool | int | float | str:
-    """What a scalar means where its type is open: only an unquoted one may be no text."""
-    if isinstance(value, Plain):
-        if value in ("true", "false"):
-            return value == "true"
-        whole = _unquoted_whole(value)
-        if not isinstance(whole, Plain):
-            return int(whole)
-        if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", value[:400]):
-            number = float(value)
-            if math.isinf(number):
-                raise ValueError("is no number that a computer can hold")
-            return number
-    if isinstance(value, str):
-        return str(_tidy(value))
-    if isinstance(value, (bool, int, float)):
-        return value
-    raise ValueError("is neither a number, true or false, nor text")
-
-
-def _number(value: Any) -> Any:
-    number = _value(value) if isinstance(value, Plain) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise ValueError("is not a number")
-    return number
-
-
-def _truth(value: Any) -> Any:
-    truth = _value(value) if isinstance(value, Plain) else value
-    if not isinstance(truth, bool):
-        raise ValueError("is neither true nor false")
-    return truth
 
 
 def _schedule(value: Any) -> Any:
@@ -118,29 +56,6 @@ def _schedule(value: Any) -> Any:
 def _parameter(value: Any) -> Any:
     """``name: 0.1`` is short for ``name: {default: 0.1}``."""
     return value if isinstance(value, (Mapping, BaseModel)) else {"default": value}
-
-
-AnyText = Annotated[str, BeforeValidator(_tidy)]
-Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
-Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
-Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
-Duration = Annotated[
-    timedelta,
-    PlainValidator(_duration),
-    PlainSerializer(lambda value: value.total_seconds()),
-    WithJsonSchema({"type": "string", "pattern": "^ *[0-9.]+ ?[a-z]+ *$"}),
-]
-Checkpoint = Annotated[
-    int | str,
-    PlainValidator(_checkpoint),
-    WithJsonSchema({"anyOf": [{"const": "latest"}, {"type": "integer", "minimum": 0}]}),
-]
-Value = Annotated[
-    bool | int | float | str,
-    PlainValidator(_value),
-    WithJsonSchema({"type": ["boolean", "number", "string"]}),
-]
-Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
 
 
 class Section(BaseModel):
@@ -378,7 +293,7 @@ class Schedule(Section):
     cron: Text | None = Field(
         default=None, description="Cron expression or preset.", examples=["0 3 * * 0"]
     )
-    on_data_change: Annotated[bool, BeforeValidator(_truth)] = Field(
+    on_data_change: Annotated[bool, BeforeValidator(truth)] = Field(
         default=False,
         description="Whether it runs when the training data has changed.",
         examples=[True],
@@ -464,13 +379,13 @@ class Evaluation(Section):
         "the training, or one that the command writes.",
         examples=["accuracy"],
     )
-    minimum: Annotated[float, BeforeValidator(_number)] | None = Field(
+    minimum: Annotated[float, BeforeValidator(number)] | None = Field(
         default=None, description="Below it nothing is published.", examples=[0.95]
     )
-    maximum: Annotated[float, BeforeValidator(_number)] | None = Field(
+    maximum: Annotated[float, BeforeValidator(number)] | None = Field(
         default=None, description="Above it nothing is published.", examples=[0.2]
     )
-    not_worse_than_production: Annotated[bool, BeforeValidator(_truth)] = Field(
+    not_worse_than_production: Annotated[bool, BeforeValidator(truth)] = Field(
         default=False,
         description="Whether it must be as good as that of the model in production.",
         examples=[True],
@@ -485,7 +400,7 @@ class Evaluation(Section):
 class Approval(Section):
     """Whether a person decides over publishing."""
 
-    required: Annotated[bool, BeforeValidator(_truth)] = Field(
+    required: Annotated[bool, BeforeValidator(truth)] = Field(
         default=True, description="Whether the run waits for a person.", examples=[True]
     )
 

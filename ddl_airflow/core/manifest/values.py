@@ -1,0 +1,111 @@
+"""Kinds of values in a manifest: what a scalar, kept as text by the document, means in a field."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+    Strict,
+    WithJsonSchema,
+)
+
+from ddl_airflow.core.manifest.document import Plain
+from ddl_airflow.core.units import parse_duration
+
+
+def _tidy(value: Any) -> Any:
+    """Text without surrounding space: a block scalar brings a newline that nobody meant."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("has a NUL character")
+        return value.strip()
+    return value
+
+
+def _unquoted_whole(value: Any) -> Any:
+    if isinstance(value, Plain) and re.fullmatch(r"[+-]?(0|[1-9][0-9]{0,17})", value):
+        return int(value)
+    return value
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("is not a duration")
+    return parse_duration(value)
+
+
+def _checkpoint(value: Any) -> int | str:
+    step = _unquoted_whole(value)
+    if step == "latest" or (type(step) is int and step >= 0):
+        return str(step) if isinstance(step, str) else step
+    raise ValueError("is neither latest nor a step, from 0")
+
+
+def _value(value: Any) -> bool | int | float | str:
+    """What a scalar means where its type is open: only an unquoted one may be no text."""
+    if isinstance(value, Plain):
+        if value in ("true", "false"):
+            return value == "true"
+        whole = _unquoted_whole(value)
+        if not isinstance(whole, Plain):
+            return int(whole)
+        if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", value[:400]):
+            number = float(value)
+            if math.isinf(number):
+                raise ValueError("is no number that a computer can hold")
+            return number
+    if isinstance(value, str):
+        return str(_tidy(value))
+    if isinstance(value, (bool, int, float)):
+        return value
+    raise ValueError("is neither a number, true or false, nor text")
+
+
+def number(value: Any) -> Any:
+    """Validates a number; ValueError for anything else."""
+    number = _value(value) if isinstance(value, Plain) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ValueError("is not a number")
+    return number
+
+
+def truth(value: Any) -> Any:
+    """Validates true or false; ValueError for anything else."""
+    truth = _value(value) if isinstance(value, Plain) else value
+    if not isinstance(truth, bool):
+        raise ValueError("is neither true nor false")
+    return truth
+
+
+AnyText = Annotated[str, BeforeValidator(_tidy)]
+Text = Annotated[str, BeforeValidator(_tidy), Field(min_length=1)]
+Secret = Annotated[SecretStr, BeforeValidator(_tidy), Field(min_length=1)]
+Whole = Annotated[int, Strict(), BeforeValidator(_unquoted_whole)]
+Duration = Annotated[
+    timedelta,
+    PlainValidator(_duration),
+    PlainSerializer(lambda value: value.total_seconds()),
+    WithJsonSchema({"type": "string", "pattern": "^ *[0-9.]+ ?[a-z]+ *$"}),
+]
+Checkpoint = Annotated[
+    int | str,
+    PlainValidator(_checkpoint),
+    WithJsonSchema({"anyOf": [{"const": "latest"}, {"type": "integer", "minimum": 0}]}),
+]
+Value = Annotated[
+    bool | int | float | str,
+    PlainValidator(_value),
+    WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
+Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]
