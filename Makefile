@@ -7,7 +7,6 @@ BIN := $(VENV)/bin
 OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
-TESTS ?= tests
 
 .PHONY: help install ops demo up test fuzz test-gpu soak bench bench-peers bench-dags bench-training
 .PHONY: check check-nccl format lock clean
@@ -36,7 +35,7 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 	@$(BIN)/ddl-airflow demo --keep
 
 test: install  ## All tests; says loudly what it has to skip
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),scripts/test $(BIN))
 
 fuzz: install  ## 10,000 generated bad manifests; some minutes
 	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest
