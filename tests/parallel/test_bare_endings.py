@@ -52,15 +52,16 @@ def test_job_ends_well(driver: Path, run_command: Callable, how: str, transport:
 
 
 @TRANSPORTS
-def test_uncaught_exception_ends_all_after_its_traceback(
+def test_uncaught_exception_ends_all_with_its_traceback(
     driver: Path, run_command: Callable, transport: str
 ) -> None:
     ended = run_command(job(driver, "raise"), {"DDL_TRANSPORT": transport}, 30)
     assert ended.returncode != 0
     assert "end of script" not in ended.output
+    # The rank writes its traceback first; which of the two mpirun passes on first is mpirun's affair.
     traceback = ended.output.index("ValueError: this rank has had enough")
     assert ended.output.index("Traceback (most recent call last)") < traceback
-    assert traceback < ended.output.index("MPI_ABORT was invoked")
+    assert "MPI_ABORT was invoked" in ended.output
 
 
 @TRANSPORTS

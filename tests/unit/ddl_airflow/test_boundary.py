@@ -59,6 +59,9 @@ class Failing(StepOperator):
         super().__init__(**kwargs)
         self.error = error
 
+    def rehearse(self, layout):
+        return "would fail"
+
     def run_step(self, layout, context):
         raise self.error
 

@@ -44,7 +44,10 @@ def test_airflow_knows_every_option_and_its_default(monkeypatch):
     options = get_provider_info()["config"]["ddl"]["options"]
     for name in options:
         monkeypatch.delenv(f"AIRFLOW__DDL__{name.upper()}", raising=False)
-    assert set(options) == {"workspace", "python", "tensorboard_url", "transfer_workers"}
+    assert set(options) == {
+        *("workspace", "python", "tensorboard_url", "transfer_workers", "data_poll_interval"),
+    }
+    assert conf.getfloat("ddl", "data_poll_interval") == 60
     assert conf.getint("ddl", "transfer_workers") == 8
     assert conf.get("ddl", "python") == ""
     assert conf.get("ddl", "workspace").endswith("/ddl")
