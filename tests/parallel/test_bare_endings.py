@@ -58,7 +58,7 @@ def test_uncaught_exception_ends_all_with_its_traceback(
     ended = run_command(job(driver, "raise"), {"DDL_TRANSPORT": transport}, 30)
     assert ended.returncode != 0
     assert "end of script" not in ended.output
-    # The rank writes its traceback first; which of the two mpirun passes on first is mpirun's affair.
+    # The rank writes it first; which of the two mpirun passes on first is mpirun's affair.
     traceback = ended.output.index("ValueError: this rank has had enough")
     assert ended.output.index("Traceback (most recent call last)") < traceback
     assert "MPI_ABORT was invoked" in ended.output
