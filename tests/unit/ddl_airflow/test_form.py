@@ -24,7 +24,7 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        **{"nodes": 3, "checkpoint": "200", "attempts": 9, "dry_run": False},
         "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
@@ -70,7 +70,7 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},
-        {"attempts": 6},
+        {"attempts": 10},
         {"dry_run": "true"},
         {"experiment_id": "../x"},
         {"experiment_id": ""},
