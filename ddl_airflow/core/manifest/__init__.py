@@ -25,6 +25,7 @@ from ddl_airflow.core.manifest.model import (
     Manifest,
     Metric,
     Reference,
+    Schedule,
 )
 from ddl_airflow.core.manifest.schema import json_schema
 
@@ -36,6 +37,7 @@ __all__ = [
     "Manifest",
     "Metric",
     "Reference",
+    "Schedule",
     "converted",
     "json_schema",
     "label",

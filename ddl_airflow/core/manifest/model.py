@@ -35,6 +35,7 @@ from ddl_airflow.core.manifest.values import (
     AnyText,
     Checkpoint,
     Duration,
+    Moment,
     Prefix,
     Secret,
     Text,
@@ -293,10 +294,43 @@ class Schedule(Section):
     cron: Text | None = Field(
         default=None, description="Cron expression or preset.", examples=["0 3 * * 0"]
     )
+    timetable: Text | None = Field(
+        default=None,
+        description="Class path of a timetable that a plugin of the site registers; instead of "
+        "cron.",
+        examples=["site_calendar.AfterWorkday"],
+    )
+    timezone: Text | None = Field(
+        default=None,
+        description="Time zone of cron and start; UTC by default.",
+        examples=["Europe/Berlin"],
+    )
+    start: Moment | None = Field(
+        default=None,
+        description="Nothing is due before it; a date, or date and time.",
+        examples=["2026-01-31"],
+    )
+    catchup: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether every time since start is made up for, not only the last one.",
+        examples=[True],
+    )
     on_data_change: Annotated[bool, BeforeValidator(truth)] = Field(
         default=False,
         description="Whether it runs when the training data has changed.",
         examples=[True],
+    )
+    assets: tuple[Text, ...] = Field(
+        default=(),
+        description="URIs or names of assets of other DAGs; it runs once all of them were updated.",
+        examples=[["s3://mnist-training-models/mnist-keras"]],
+    )
+    max_active_runs: Whole = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Runs at the same time; what is due meanwhile waits.",
+        examples=[1],
     )
 
 
@@ -601,14 +635,18 @@ class Manifest(Section):
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides the training.
 
-        Key order, comments, spelled-out defaults, the file's name and the keys to the stores do
-        not change it.
+        Key order, comments, spelled-out defaults, the file's name, the keys to the stores and when
+        it runs do not change it.
         """
-        keys = {"connection": set(SECRET_FIELDS)}
+        keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
             mode="json",
             exclude_none=True,
-            exclude={"training_data_reference": keys, "training_results_reference": keys},
+            exclude={
+                "training_data_reference": keys,
+                "training_results_reference": keys,
+                "schedule": True,
+            },
         )
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
