@@ -54,6 +54,7 @@ from ddl_airflow.core.manifest import (
 from ddl_airflow.core.manifest.rules import suggestion
 from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
+from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -109,6 +110,7 @@ def dag_from(
     """
     steps = plan(manifest, path)
     retries = manifest.retries
+    failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
         description=manifest.model_definition.description or f"Training from {path.name}",
@@ -123,11 +125,12 @@ def dag_from(
             "retry_delay": retries.delay,
             "retry_exponential_backoff": 2.0 if retries.backoff == "exponential" else 0,
             "max_retry_delay": max(timedelta(hours=1), retries.delay),
+            "on_failure_callback": [say_error, *failed] if failed else None,
         },
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps)
-        _tasks(steps, list(fields))
+        _tasks(steps, list(fields), manifest)
     # After the tasks: each would make its own copy, and a run takes the DAG's.
     dag.params = ParamsDict(fields)
     return dag
@@ -196,7 +199,7 @@ def _changed_data(steps: Plan) -> Asset:
     return changed
 
 
-def _tasks(steps: Plan, settings: Sequence[str]) -> None:
+def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         task_id="stage_data",
@@ -244,13 +247,14 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        on_success_callback=notifiers(manifest, "on_success") or None,
     )
     stage_data >> trained >> transformed
     last: BaseOperator = transformed
     if steps.evaluate is not None:
         last = last >> _evaluated(steps, steps.evaluate)
     if steps.approve:
-        last = last >> _approved()
+        last = last >> _approved(manifest)
     last >> uploaded
 
 
@@ -269,7 +273,7 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
     )
 
 
-def _approved() -> BaseOperator:
+def _approved(manifest: Manifest) -> BaseOperator:
     """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
@@ -277,6 +281,7 @@ def _approved() -> BaseOperator:
         task_id="approve",
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+        notifiers=notifiers(manifest, "on_approval"),
     )
 
 

@@ -24,6 +24,7 @@ from ddl_airflow.core.manifest.model import (
     Location,
     Manifest,
     Metric,
+    Notification,
     Reference,
     Schedule,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Location",
     "Manifest",
     "Metric",
+    "Notification",
     "Reference",
     "Schedule",
     "converted",

@@ -2,9 +2,9 @@
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
 schedule, retries, launcher, distribution, experiment, metrics, transform, evaluation, approval,
-parameters and code; ``ffdl.py`` translates another into it. Each field carries its description and
-an example; error messages and the reference page are made from them. What a single field cannot
-know is in ``rules.py``.
+notifications, parameters and code; ``ffdl.py`` translates another into it. Each field carries its
+description and an example; error messages and the reference page are made from them. What a single
+field cannot know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.values import (
     AnyText,
+    Argument,
     Checkpoint,
     Duration,
     Moment,
@@ -46,12 +47,20 @@ from ddl_airflow.core.manifest.values import (
 )
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 
 
 def _schedule(value: Any) -> Any:
     """``schedule: "@daily"`` is short for ``schedule: {cron: "@daily"}``."""
     return {"cron": value} if isinstance(value, str) else value
+
+
+def _notification(value: Any) -> Any:
+    """An address alone is a mail to it; a class path alone is a notifier without arguments."""
+    if not isinstance(value, str):
+        return value
+    return {"arguments": {"to": value}} if "@" in value else {"notifier": value}
 
 
 def _parameter(value: Any) -> Any:
@@ -439,6 +448,44 @@ class Approval(Section):
     )
 
 
+class Notification(Section):
+    """One message, by a notifier that a provider of this Airflow brings."""
+
+    notifier: Text = Field(
+        default=SMTP_NOTIFIER,
+        description="Its class path; mail by default. `airflow providers notifications` lists all.",
+        examples=["airflow.providers.smtp.notifications.smtp.SmtpNotifier"],
+    )
+    arguments: Mapping[str, Argument] = Field(
+        default={},
+        description="What it is made with; secrets belong into the connection that it uses.",
+        examples=[{"to": ["ml@example.com"], "smtp_conn_id": "mail"}],
+    )
+
+
+NotificationOrShort = Annotated[Notification, BeforeValidator(_notification)]
+
+
+class Notifications(Section):
+    """Who hears of a run, by Airflow's notifiers. An address alone is a mail to it."""
+
+    on_failure: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a task has failed and is not tried again.",
+        examples=[["ml@example.com"]],
+    )
+    on_success: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a model was published.",
+        examples=[["ml@example.com"]],
+    )
+    on_approval: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When the run waits for a person.",
+        examples=[["ml@example.com"]],
+    )
+
+
 class Parameter(Section):
     """A value that a run may change: in the trigger form, in the command, in the environment.
 
@@ -556,6 +603,11 @@ class Manifest(Section):
         description="Whether a person decides over publishing.",
         examples=[{"required": True}],
     )
+    notifications: Notifications = Field(
+        default=Notifications(),
+        description="Who hears of a run.",
+        examples=[{"on_failure": ["ml@example.com"]}],
+    )
     parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
         default={},
         description="Values that a run may change, by name; a value alone is its default.",
@@ -635,8 +687,8 @@ class Manifest(Section):
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides the training.
 
-        Key order, comments, spelled-out defaults, the file's name, the keys to the stores and when
-        it runs do not change it.
+        Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
+        runs and who hears of it do not change it.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -646,6 +698,7 @@ class Manifest(Section):
                 "training_data_reference": keys,
                 "training_results_reference": keys,
                 "schedule": True,
+                "notifications": True,
             },
         )
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -28,12 +28,14 @@ from ddl_airflow.core.manifest.model import (
     RUN_SETTINGS,
     SECRET_FIELDS,
     TYPES,
+    Approval,
     Connection,
     DataReference,
     Evaluation,
     Launcher,
     Location,
     Metric,
+    Notifications,
     Parameter,
     Reference,
     ResultsReference,
@@ -311,6 +313,26 @@ def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Fin
         yield Finding(at, "asks for nothing", fix)
     if low is not None and high is not None and low > high:
         yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("approval", "notifications")
+def notifications_have_a_reason_and_no_secret(
+    at: str, approval: Approval, notifications: Notifications
+) -> Findings:
+    if notifications.on_approval and not approval.required:
+        fix = "Add approval: {required: true}, or delete it."
+        yield Finding(f"{at}.on_approval", "is given, and nobody is asked for approval", fix)
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            field = f"{at}.{event}[{i}]"
+            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", one.notifier):
+                fix = "Write a mail address, or module and class of a notifier."
+                message = f"{one.notifier[:60]!r} is neither a mail address nor a class path"
+                yield Finding(f"{field}.notifier", message, fix)
+            for name in one.arguments:
+                if re.search(r"passw|secret|token|api_?key|credential|webhook_url", name, re.I):
+                    fix = "Put it into an Airflow connection, and give the notifier its id."
+                    yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
 
 
 @_rule("parameters")

@@ -84,6 +84,10 @@ def _value(value: Any) -> bool | int | float | str:
     raise ValueError("is neither a number, true or false, nor text")
 
 
+def _argument(value: Any) -> Any:
+    return tuple(map(_value, value)) if isinstance(value, (list, tuple)) else _value(value)
+
+
 def number(value: Any) -> Any:
     """Validates a number; ValueError for anything else."""
     number = _value(value) if isinstance(value, Plain) else value
@@ -125,5 +129,10 @@ Value = Annotated[
     bool | int | float | str,
     PlainValidator(_value),
     WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
+Argument = Annotated[
+    bool | int | float | str | tuple[bool | int | float | str, ...],
+    PlainValidator(_argument),
+    WithJsonSchema({"type": ["boolean", "number", "string", "array"]}),
 ]
 Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]

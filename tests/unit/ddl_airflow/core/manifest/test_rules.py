@@ -104,6 +104,28 @@ def test_schedule(schedule: str, good: bool) -> None:
     assert [field.partition(".")[0] for field in fields] == ([] if good else ["schedule"])
 
 
+@pytest.mark.parametrize(
+    ("notifications", "wrong"),
+    [
+        ("{on_failure: [ml@example.com], on_success: [a.b.Notifier]}", []),
+        ("{on_failure: [{notifier: a.b.C, arguments: {to: [x, y], n: 3, on: true}}]}", []),
+        ("{on_failure: [somebody]}", ["notifications.on_failure[0].notifier"]),
+        ("{on_approval: [ml@example.com]}", ["notifications.on_approval"]),
+        (
+            "{on_success: [{arguments: {to: a@b, smtp_password: x, webhook_url: y}}]}",
+            [
+                "notifications.on_success[0].arguments.smtp_password",
+                "notifications.on_success[0].arguments.webhook_url",
+            ],
+        ),
+        ("{on_success: [{arguments: {to: {a: b}}}]}", ["notifications.on_success[0].arguments.to"]),
+    ],
+)
+def test_notifications(notifications: str, wrong: list[str]) -> None:
+    more = f'"@weekly"\nnotifications: {notifications}'
+    assert _fields("conn_id", '"@weekly"', more) == wrong
+
+
 def test_a_training_does_not_wait_for_its_own_model() -> None:
     text = (VALID / "conn_id.yml").read_text(encoding="utf-8")
     manifest = load_manifest_text(text, "m.yml")
