@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.manifest import Connection, Manifest, Reference
+from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
 
@@ -48,11 +48,23 @@ class ScheduleStep:
 
     Attributes:
         cron: cron expression or preset; empty for none.
+        timetable: class path of a registered timetable; empty for none.
+        timezone: of cron and start.
+        start: ISO 8601, without a zone; empty: long ago.
+        catchup: whether every missed time is made up for.
         on_data_change: whether it runs when the dataset has changed.
+        assets: URIs and names; it runs when all of them were updated.
+        max_active_runs: runs at the same time.
     """
 
     cron: str
+    timetable: str
+    timezone: str
+    start: str
+    catchup: bool
     on_data_change: bool
+    assets: tuple[str, ...]
+    max_active_runs: int
 
 
 @dataclass(frozen=True)
@@ -219,10 +231,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         parameters={name: one.default for name, one in manifest.parameters.items()},
         experiment=manifest.experiment or "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
-        schedule=ScheduleStep(
-            cron=(manifest.schedule and manifest.schedule.cron) or "",
-            on_data_change=bool(manifest.schedule and manifest.schedule.on_data_change),
-        ),
+        schedule=_schedule(manifest.schedule or Schedule()),
         tries=_tries(manifest),
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
@@ -274,6 +283,19 @@ def _tries(manifest: Manifest) -> dict[str, Tries]:
         for name, step in manifest.steps
         if name != "evaluate" or _evaluate(manifest) is not None
     }
+
+
+def _schedule(asked: Schedule) -> ScheduleStep:
+    return ScheduleStep(
+        cron=asked.cron or "",
+        timetable=asked.timetable or "",
+        timezone=asked.timezone or "UTC",
+        start=asked.start.isoformat() if asked.start else "",
+        catchup=asked.catchup,
+        on_data_change=asked.on_data_change,
+        assets=asked.assets,
+        max_active_runs=asked.max_active_runs,
+    )
 
 
 def _evaluate(manifest: Manifest) -> EvaluateStep | None:

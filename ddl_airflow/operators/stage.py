@@ -11,12 +11,12 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import check_settings
+from ddl_airflow.core.parameters import check_settings, differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, read_pointer
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
+from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.code import CodeSnapshot, snapshot
@@ -28,7 +28,8 @@ class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
 
     The cheap checks come first: a command whose script is missing fails here, before a byte of
-    data has moved.
+    data has moved. The dataset is no asset of this task: as an outlet it would start whoever waits
+    for it, this training perhaps; as an inlet it would need the name that its maker gives it.
 
     Args:
         dataset: where the data lies. Its keys are never serialised nor rendered.
@@ -58,7 +59,7 @@ class StageDataOperator(StepOperator):
         manifest: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
+        super().__init__(**kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)
@@ -88,7 +89,8 @@ class StageDataOperator(StepOperator):
 
     def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
         run = context["dag_run"]
-        if self._results is None or getattr(run.run_type, "value", run.run_type) == "manual":
+        by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
+        if self._results is None or by_a_person or any(map(differs_by_run, self.commands)):
             return
         newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
         made_of = {
@@ -144,7 +146,6 @@ class StageDataOperator(StepOperator):
                 "tries": {"stage_data": self.tries(context)},
             },
         )
-        context["outlet_events"][self.outlets[0]].extra = summary
         return summary | {"code": code.digest}
 
 

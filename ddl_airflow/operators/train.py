@@ -15,6 +15,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
+from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
@@ -60,6 +61,7 @@ class TrainOperator(StepOperator):
     settable = ("nodes",)
     template_fields_renderers = {"command": "bash", "metrics": "json", "parameters": "json"}
     ui_color = "#f7e3c3"
+    operator_extra_links = (TrainingLink(), TensorBoardLink())
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.transfer import SUCCESS, publish
 
@@ -33,6 +34,7 @@ class UploadResultsOperator(StepOperator):
     template_fields = ("results", "manifest", "promote")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
+    operator_extra_links = (ResultsLink(),)
 
     def __init__(
         self,
