@@ -25,10 +25,8 @@ from airflow.sdk import (
     Asset,
     AssetAll,
     AssetAny,
-    AssetOrTimeSchedule,
     AssetWatcher,
     BaseOperator,
-    CronTriggerTimetable,
     get_parsing_context,
 )
 from airflow.sdk.definitions.asset import BaseAsset
@@ -151,6 +149,8 @@ def _schedule(steps: Plan, manifest: Manifest) -> Any:
     event = events[0] if len(events) == 1 else AssetAny(*events)
     if time is None:
         return event
+    from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
+
     if isinstance(time, str):
         # Presets other than @once are cron expressions to this timetable too.
         time = CronTriggerTimetable(time, timezone=asked.timezone)

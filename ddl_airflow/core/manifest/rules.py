@@ -7,7 +7,6 @@ one look at a manifest shows everything.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import shlex
@@ -94,6 +93,8 @@ _rule = registering(RULES)
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
     """Returns the known word that was probably meant."""
+    import difflib  # slow to import, and rarely needed
+
     near = difflib.get_close_matches(given[:60], list(known), n=1)
     return near[0] if near else None
 

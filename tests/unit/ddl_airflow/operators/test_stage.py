@@ -11,7 +11,7 @@ from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.operators.stage import StageDataOperator
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 
 @pytest.fixture
