@@ -15,14 +15,9 @@ from typing import Any, cast
 from ddl_airflow import __version__
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
 from ddl_airflow.core.layout import experiments
-from ddl_airflow.core.manifest import (
-    Manifest,
-    converted,
-    json_schema,
-    load_manifest,
-    manifests_in,
-    shared_dag_id,
-)
+from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
+from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files

@@ -108,8 +108,10 @@ def dag_from(
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps)
         _tasks(steps, list(fields))
-    # After the tasks: each would make its own copy, and a run takes the DAG's.
-    dag.params = ParamsDict(fields)
+    # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
+    # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
+    # of the manifest hold already.
+    object.__setattr__(dag, "params", ParamsDict(fields))
     return dag
 
 

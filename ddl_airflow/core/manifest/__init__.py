@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.folder import (
     REDACTED,
     label,
@@ -26,7 +25,6 @@ from ddl_airflow.core.manifest.model import (
     Metric,
     Reference,
 )
-from ddl_airflow.core.manifest.schema import json_schema
 
 __all__ = [
     "REDACTED",
@@ -36,8 +34,6 @@ __all__ = [
     "Manifest",
     "Metric",
     "Reference",
-    "converted",
-    "json_schema",
     "label",
     "load_manifest",
     "load_manifest_text",

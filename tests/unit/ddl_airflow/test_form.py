@@ -34,6 +34,14 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert types["augment"] == "boolean" and types["note"] == "string"
 
 
+@pytest.mark.parametrize("path", sorted(FULL.parent.glob("*.yml")), ids=lambda path: path.name)
+def test_defaults_are_what_airflow_allows(path):
+    # Which a parse does not ask it.
+    manifest = load_manifest(path)
+    defaults = ParamsDict(form(manifest, plan(manifest, path)))
+    assert defaults.validate() == defaults.dump()
+
+
 @pytest.mark.parametrize(
     "conf",
     [
