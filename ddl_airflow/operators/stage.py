@@ -88,7 +88,8 @@ class StageDataOperator(StepOperator):
 
     def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
         run = context["dag_run"]
-        if self._results is None or getattr(run.run_type, "value", run.run_type) == "manual":
+        by_a_person = getattr(run.run_type, "value", run.run_type) == "manual"
+        if self._results is None or by_a_person or self.was_cleared(context):
             return
         newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
         made_of = {

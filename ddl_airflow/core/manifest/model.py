@@ -61,7 +61,9 @@ def _parameter(value: Any) -> Any:
 class Section(BaseModel):
     """Base of every section: frozen, and closed to fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
 
 # --- model_definition -----------------------------------------------------------------------
