@@ -109,7 +109,6 @@ def dag_from(
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
-    retries = manifest.retries
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
@@ -120,19 +119,15 @@ def dag_from(
         max_active_runs=steps.schedule.max_active_runs,
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
-        default_args={
-            "retries": retries.retries,
-            "retry_delay": retries.delay,
-            "retry_exponential_backoff": 2.0 if retries.backoff == "exponential" else 0,
-            "max_retry_delay": max(timedelta(hours=1), retries.delay),
-            "on_failure_callback": [say_error, *failed] if failed else None,
-        },
+        default_args={"on_failure_callback": [say_error, *failed] if failed else None},
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps)
         _tasks(steps, list(fields), manifest)
-    # After the tasks: each would make its own copy, and a run takes the DAG's.
-    dag.params = ParamsDict(fields)
+    # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
+    # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
+    # of the manifest hold already.
+    object.__setattr__(dag, "params", ParamsDict(fields))
     return dag
 
 
@@ -199,10 +194,24 @@ def _changed_data(steps: Plan) -> Asset:
     return changed
 
 
+def _named(steps: Plan, step: str) -> dict[str, Any]:
+    """A task's id, and what Airflow is to do when it fails or takes too long."""
+    tries = steps.tries[step]
+    delay = timedelta(seconds=tries.delay_s)
+    return {
+        "task_id": step,
+        "retries": tries.attempts - 1,
+        "retry_delay": delay,
+        "retry_exponential_backoff": 2.0 if tries.backoff == "exponential" else 0,
+        "max_retry_delay": max(timedelta(hours=1), delay),
+        "execution_timeout": tries.timeout_s and timedelta(seconds=tries.timeout_s),
+    }
+
+
 def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
-        task_id="stage_data",
+        **_named(steps, "stage_data"),
         task_display_name="stage-data",
         dataset=steps.stage_data.dataset,
         code=steps.stage_data.code,
@@ -218,7 +227,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         manifest=steps.manifest,
     )
     trained = TrainOperator(
-        task_id="train",
+        **_named(steps, "train"),
         command=train.command,
         nodes=train.nodes,
         slots=train.slots,
@@ -231,7 +240,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         parameters=steps.parameters,
     )
     transformed = TransformOperator(
-        task_id="transform",
+        **_named(steps, "transform"),
         commands=transform.commands,
         checkpoint=transform.checkpoint,
         inputs=transform.inputs,
@@ -242,7 +251,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         parameters=steps.parameters,
     )
     uploaded = UploadResultsOperator(
-        task_id="upload_results",
+        **_named(steps, "upload_results"),
         task_display_name="upload-results",
         results=steps.upload_results.results,
         manifest=steps.manifest,
@@ -254,13 +263,13 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     if steps.evaluate is not None:
         last = last >> _evaluated(steps, steps.evaluate)
     if steps.approve:
-        last = last >> _approved(manifest)
+        last = last >> _approved(steps, manifest)
     last >> uploaded
 
 
 def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
     return EvaluateOperator(
-        task_id="evaluate",
+        **_named(steps, "evaluate"),
         results=steps.upload_results.results,
         command=evaluate.command,
         metric=evaluate.metric,
@@ -273,12 +282,14 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
     )
 
 
-def _approved(manifest: Manifest) -> BaseOperator:
+def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
     """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
+    # Its own tries are no step of the manifest; and a person may take any time.
+    named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
     return ApprovalOperator(
-        task_id="approve",
+        **named,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),

@@ -143,7 +143,7 @@ class StageDataOperator(StepOperator):
             {
                 "dataset": summary | {"listing": listing},
                 "code": code.record(),
-                "tries": {"stage_data": context["ti"].try_number},
+                "tries": {"stage_data": self.tries(context)},
             },
         )
         return summary | {"code": code.digest}

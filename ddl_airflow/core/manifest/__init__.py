@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.folder import (
     REDACTED,
     label,
@@ -28,7 +27,6 @@ from ddl_airflow.core.manifest.model import (
     Reference,
     Schedule,
 )
-from ddl_airflow.core.manifest.schema import json_schema
 
 __all__ = [
     "REDACTED",
@@ -40,8 +38,6 @@ __all__ = [
     "Notification",
     "Reference",
     "Schedule",
-    "converted",
-    "json_schema",
     "label",
     "load_manifest",
     "load_manifest_text",
