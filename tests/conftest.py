@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration.ceph import CephObjectStore, available
+from tests.integration.mail import Mailbox
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
@@ -102,11 +104,28 @@ def loader_folder(dags_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def mailbox() -> Iterator[Mailbox]:
+    """What the running Airflow mails."""
+    with Mailbox() as box:
+        yield box
+
+
+@pytest.fixture(scope="session")
 def site(
-    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
+    object_store: StoreUnderTest, mailbox: Mailbox, dags_folder: Path, loader_folder: Path
 ) -> Iterator[AirflowSite]:
-    """A running Airflow over both folders, connected to the object store."""
-    environment = connection_environment(object_store) | {"AIRFLOW__DDL__DATA_POLL_INTERVAL": "1"}
+    """A running Airflow over both folders, connected to the object store and the mailbox."""
+    smtp = {"from_email": "airflow@example.com", "disable_ssl": True, "disable_tls": True}
+    mail = {"conn_type": "smtp", "host": "127.0.0.1", "port": mailbox.port, "extra": smtp}
+    store = object_store.endpoint_url
+    environment = connection_environment(object_store) | {
+        "AIRFLOW__DDL__DATA_POLL_INTERVAL": "1",
+        # Ceph has no pages for people; its own listing does for a link.
+        "AIRFLOW__DDL__RESULTS_URL": f"{store}/{{bucket}}?prefix={{prefix}}/",
+        "AIRFLOW__DDL__TENSORBOARD_URL": f"{store}/?tensorboard",
+        "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+        "AIRFLOW_CONN_SMTP_DEFAULT": json.dumps(mail),
+    }
     local = {
         "name": "loader",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",

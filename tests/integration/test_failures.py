@@ -7,6 +7,7 @@ would cost ten seconds for each case.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import pytest
 
@@ -14,6 +15,7 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from tests.integration.disk import tiny_disk
+from tests.integration.mail import body
 
 pytestmark = pytest.mark.integration
 
@@ -129,6 +131,7 @@ CASES = {
         2,
         ("JobFailed", "rank 1 of 2", "ValueError", "sample 17 has 783 pixels", "train.py:3"),
         script=RAISES_ON_RANK_1,
+        more="notifications: {on_failure: [ml@example.com]}",
     ),
     "no-checkpoint": Case("transform", 1, ("CheckpointMissing",)),
     "no-such-step": Case(
@@ -195,6 +198,15 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     assert published["KeyCount"] == 0
     layout = RunLayout(site.workspace, dag_id, training)
     assert not layout.model.exists()
+
+
+def test_a_failure_is_mailed_once_and_after_the_last_try(site, mailbox, failed):
+    (mail,) = mailbox.about("fails-raises")
+    assert (mail["Subject"], mail["To"]) == ("fails-raises: train failed", "ml@example.com")
+    text = body(mail)
+    assert "rank 1 of 2" in text and "sample 17 has 783 pixels" in text
+    run_id = quote(failed["raises"], safe="/")
+    assert f'<a href="{site.url}/dags/fails-raises/runs/{run_id}">' in text
 
 
 def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp_path):
