@@ -11,7 +11,7 @@ import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, BaseOperator, get_parsing_context
 from airflow.sdk.definitions.param import ParamsDict
 
+from ddl_airflow.core.compute import Compute, Place
 from ddl_airflow.core.errors import (
     ManifestError,
     ManifestInvalid,
@@ -32,6 +33,7 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.manifest import (
     REDACTED,
     Manifest,
+    compute_table,
     label,
     load_manifest_text,
     manifests_in,
@@ -120,6 +122,15 @@ def dag_from(
     return dag
 
 
+def _site_compute() -> Mapping[str, Compute]:
+    """The kinds of node that manifests may name: ``[ddl] compute`` over the built-in ones.
+
+    Raises:
+        ManifestError: the table cannot be read, or says what cannot be.
+    """
+    return compute_table(conf.get("ddl", "compute", fallback=""))
+
+
 def _schedule(steps: Plan) -> Any:
     """Time, changed data, both, or None."""
     cron = steps.schedule.cron
@@ -146,8 +157,19 @@ def _schedule(steps: Plan) -> Any:
     )
 
 
+def _resources(place: Place, pool_slots: int = 1) -> dict[str, Any]:
+    """A place in Airflow's words; what it leaves open is Airflow's own default."""
+    said = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
+    return {
+        **{name: value for name, value in said.items() if value},
+        "pool_slots": pool_slots,
+        "priority_weight": place.priority_weight,
+    }
+
+
 def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
+    elsewhere = _resources(steps.other_steps)
     stage_data = StageDataOperator(
         task_id="stage_data",
         task_display_name="stage-data",
@@ -163,6 +185,7 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         settings=settings,
         results=steps.upload_results.results,
         manifest=steps.manifest,
+        **elsewhere,
     )
     trained = TrainOperator(
         task_id="train",
@@ -176,6 +199,7 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         tf1=train.tf1,
         metrics=train.metrics,
         parameters=steps.parameters,
+        **_resources(train.place, train.pool_slots),
     )
     transformed = TransformOperator(
         task_id="transform",
@@ -187,6 +211,7 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         python=transform.python,
         tf1=transform.tf1,
         parameters=steps.parameters,
+        **elsewhere,
     )
     uploaded = UploadResultsOperator(
         task_id="upload_results",
@@ -194,17 +219,20 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        **elsewhere,
     )
     stage_data >> trained >> transformed
     last: BaseOperator = transformed
     if steps.evaluate is not None:
-        last = last >> _evaluated(steps, steps.evaluate)
+        last = last >> _evaluated(steps, steps.evaluate, elsewhere)
     if steps.approve:
-        last = last >> _approved()
+        last = last >> _approved(elsewhere)
     last >> uploaded
 
 
-def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
+def _evaluated(
+    steps: Plan, evaluate: EvaluateStep, resources: Mapping[str, Any]
+) -> EvaluateOperator:
     return EvaluateOperator(
         task_id="evaluate",
         results=steps.upload_results.results,
@@ -216,10 +244,11 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
         python=steps.train.python,
         tf1=steps.train.tf1,
         parameters=steps.parameters,
+        **resources,
     )
 
 
-def _approved() -> BaseOperator:
+def _approved(resources: Mapping[str, Any]) -> BaseOperator:
     """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
@@ -227,6 +256,7 @@ def _approved() -> BaseOperator:
         task_id="approve",
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+        **resources,
     )
 
 
@@ -326,7 +356,7 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         if wanted is not None and not may_have_dag_id(content, wanted):
             continue
         try:
-            manifest = load_manifest_text(content, source)
+            manifest = load_manifest_text(content, source, _site_compute())
         except ManifestError as error:
             broken.append(error)
             continue
@@ -382,7 +412,7 @@ def dag_of_stub(
         if unreadable:
             raise _unreadable(source, unreadable)
         content = copy.read_bytes()
-        manifest = load_manifest_text(content, source)
+        manifest = load_manifest_text(content, source, _site_compute())
         claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
         if claimed_by:
             raise _claimed_twice(claim, claimed_by)

@@ -27,6 +27,7 @@ from ddl_airflow.core.manifest.model import (
     Reference,
 )
 from ddl_airflow.core.manifest.schema import json_schema
+from ddl_airflow.core.manifest.site import compute_table
 
 __all__ = [
     "REDACTED",
@@ -36,6 +37,7 @@ __all__ = [
     "Manifest",
     "Metric",
     "Reference",
+    "compute_table",
     "converted",
     "json_schema",
     "label",
