@@ -36,10 +36,10 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
+from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
     REDACTED,
-    compute_table,
     label,
     load_manifest_text,
     read_manifest,

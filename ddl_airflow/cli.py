@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddl_airflow import __version__
-from ddl_airflow.core.compute import Compute
+from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
 from ddl_airflow.core.layout import experiments
-from ddl_airflow.core.manifest import (
-    Manifest,
-    compute_table,
-    converted,
-    json_schema,
-    load_manifest,
-    manifests_in,
-    shared_dag_id,
-)
+from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
+from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
@@ -260,6 +254,8 @@ def _plain(value: Any) -> Any:
         return value.view()
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

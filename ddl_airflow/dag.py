@@ -23,7 +23,7 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, BaseOperator, get_parsing_context
 from airflow.sdk.definitions.param import ParamsDict
 
-from ddl_airflow.core.compute import Compute, Place
+from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import (
     ManifestError,
     ManifestInvalid,
@@ -33,7 +33,6 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.core.manifest import (
     REDACTED,
     Manifest,
-    compute_table,
     label,
     load_manifest_text,
     manifests_in,
@@ -97,7 +96,6 @@ def dag_from(
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
-    retries = manifest.retries
     with ManifestDag(
         dag_id=steps.dag_id,
         description=manifest.model_definition.description or f"Training from {path.name}",
@@ -107,18 +105,14 @@ def dag_from(
         max_active_runs=1,
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
-        default_args={
-            "retries": retries.retries,
-            "retry_delay": retries.delay,
-            "retry_exponential_backoff": 2.0 if retries.backoff == "exponential" else 0,
-            "max_retry_delay": max(timedelta(hours=1), retries.delay),
-        },
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps)
         _tasks(steps, list(fields))
-    # After the tasks: each would make its own copy, and a run takes the DAG's.
-    dag.params = ParamsDict(fields)
+    # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
+    # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
+    # of the manifest hold already.
+    object.__setattr__(dag, "params", ParamsDict(fields))
     return dag
 
 
@@ -157,21 +151,32 @@ def _schedule(steps: Plan) -> Any:
     )
 
 
-def _resources(place: Place, pool_slots: int = 1) -> dict[str, Any]:
-    """A place in Airflow's words; what it leaves open is Airflow's own default."""
-    said = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
+def _named(steps: Plan, step: str) -> dict[str, Any]:
+    """A task's id, where it runs, and what Airflow is to do when it fails or takes too long."""
+    tries = steps.tries[step]
+    delay = timedelta(seconds=tries.delay_s)
+    place, pool_slots = (
+        (steps.train.place, steps.train.pool_slots) if step == "train" else (steps.other_steps, 1)
+    )
+    # What a place leaves open is Airflow's own default.
+    where = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
     return {
-        **{name: value for name, value in said.items() if value},
+        **{name: value for name, value in where.items() if value},
         "pool_slots": pool_slots,
         "priority_weight": place.priority_weight,
+        "task_id": step,
+        "retries": tries.attempts - 1,
+        "retry_delay": delay,
+        "retry_exponential_backoff": 2.0 if tries.backoff == "exponential" else 0,
+        "max_retry_delay": max(timedelta(hours=1), delay),
+        "execution_timeout": tries.timeout_s and timedelta(seconds=tries.timeout_s),
     }
 
 
 def _tasks(steps: Plan, settings: Sequence[str]) -> None:
     train, transform = steps.train, steps.transform
-    elsewhere = _resources(steps.other_steps)
     stage_data = StageDataOperator(
-        task_id="stage_data",
+        **_named(steps, "stage_data"),
         task_display_name="stage-data",
         dataset=steps.stage_data.dataset,
         code=steps.stage_data.code,
@@ -185,10 +190,9 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         settings=settings,
         results=steps.upload_results.results,
         manifest=steps.manifest,
-        **elsewhere,
     )
     trained = TrainOperator(
-        task_id="train",
+        **_named(steps, "train"),
         command=train.command,
         nodes=train.nodes,
         slots=train.slots,
@@ -199,10 +203,9 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         tf1=train.tf1,
         metrics=train.metrics,
         parameters=steps.parameters,
-        **_resources(train.place, train.pool_slots),
     )
     transformed = TransformOperator(
-        task_id="transform",
+        **_named(steps, "transform"),
         commands=transform.commands,
         checkpoint=transform.checkpoint,
         inputs=transform.inputs,
@@ -211,30 +214,26 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         python=transform.python,
         tf1=transform.tf1,
         parameters=steps.parameters,
-        **elsewhere,
     )
     uploaded = UploadResultsOperator(
-        task_id="upload_results",
+        **_named(steps, "upload_results"),
         task_display_name="upload-results",
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
-        **elsewhere,
     )
     stage_data >> trained >> transformed
     last: BaseOperator = transformed
     if steps.evaluate is not None:
-        last = last >> _evaluated(steps, steps.evaluate, elsewhere)
+        last = last >> _evaluated(steps, steps.evaluate)
     if steps.approve:
-        last = last >> _approved(elsewhere)
+        last = last >> _approved(steps)
     last >> uploaded
 
 
-def _evaluated(
-    steps: Plan, evaluate: EvaluateStep, resources: Mapping[str, Any]
-) -> EvaluateOperator:
+def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
     return EvaluateOperator(
-        task_id="evaluate",
+        **_named(steps, "evaluate"),
         results=steps.upload_results.results,
         command=evaluate.command,
         metric=evaluate.metric,
@@ -244,19 +243,19 @@ def _evaluated(
         python=steps.train.python,
         tf1=steps.train.tf1,
         parameters=steps.parameters,
-        **resources,
     )
 
 
-def _approved(resources: Mapping[str, Any]) -> BaseOperator:
+def _approved(steps: Plan) -> BaseOperator:
     """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
+    # Its own tries are no step of the manifest; and a person may take any time.
+    named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
     return ApprovalOperator(
-        task_id="approve",
+        **named,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
-        **resources,
     )
 
 

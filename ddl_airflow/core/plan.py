@@ -57,6 +57,23 @@ class ScheduleStep:
 
 
 @dataclass(frozen=True)
+class Tries:
+    """How often a step is tried, and for how long.
+
+    Attributes:
+        attempts: in all, the first included.
+        delay_s: seconds before the second; each further pause doubles if ``backoff`` is
+            ``exponential``.
+        timeout_s: seconds that one try may take; None for no limit.
+    """
+
+    attempts: int
+    delay_s: float
+    backoff: str
+    timeout_s: float | None
+
+
+@dataclass(frozen=True)
 class StageDataStep:
     """Bring the data and the code to where ranks find them.
 
@@ -151,6 +168,7 @@ class Plan:
     """One manifest's training.
 
     Attributes:
+        tries: of each step, by its name.
         parameters: values of the script's parameters, where a run sets no others.
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
@@ -161,6 +179,7 @@ class Plan:
     dag_id: str
     manifest: Mapping[str, Any]
     schedule: ScheduleStep
+    tries: Mapping[str, Tries]
     parameters: Mapping[str, bool | int | float | str]
     experiment: str
     experiments: bool
@@ -212,6 +231,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             cron=(manifest.schedule and manifest.schedule.cron) or "",
             on_data_change=bool(manifest.schedule and manifest.schedule.on_data_change),
         ),
+        tries=_tries(manifest),
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
@@ -251,6 +271,20 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         other_steps=manifest.compute.other_steps,
     )
+
+
+def _tries(manifest: Manifest) -> dict[str, Tries]:
+    common = manifest.retries
+    return {
+        name: Tries(
+            attempts=common.attempts if step.attempts is None else step.attempts,
+            delay_s=(common.delay if step.delay is None else step.delay).total_seconds(),
+            backoff=common.backoff,
+            timeout_s=None if step.timeout is None else step.timeout.total_seconds(),
+        )
+        for name, step in manifest.steps
+        if name != "evaluate" or _evaluate(manifest) is not None
+    }
 
 
 def _evaluate(manifest: Manifest) -> EvaluateStep | None:

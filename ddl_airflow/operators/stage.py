@@ -141,7 +141,7 @@ class StageDataOperator(StepOperator):
             {
                 "dataset": summary | {"listing": listing},
                 "code": code.record(),
-                "tries": {"stage_data": context["ti"].try_number},
+                "tries": {"stage_data": self.tries(context)},
             },
         )
         context["outlet_events"][self.outlets[0]].extra = summary

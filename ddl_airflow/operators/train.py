@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,18 +14,22 @@ from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import forget_part, has_part, write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
 from ddl_airflow.storage.filesystem import alone_in
 
+# Files that stand for a checkpoint; ddl_ops.resume reads them.
+_CHECKPOINTS = (".index", ".keras", ".h5")
+
 
 class TrainOperator(StepOperator):
     """Starts the ranks, follows them, and explains how they ended.
 
-    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, so a script that looks
-    there resumes.
+    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
+    are damaged, so a script that looks there resumes. So does a task that was cleared before its
+    training had ended; after that, the training is done again from its start.
 
     Args:
         command: what each rank runs, in the run's copy of the code.
@@ -116,9 +121,16 @@ class TrainOperator(StepOperator):
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
-        self._job = RunningJob(launcher(self.launcher), self.log)
+        if self.tries(context) == 1 and has_part(layout, "train"):
+            # Cleared after its end. Who does that wants another training, not the word that there
+            # is nothing left to do.
+            self.log.info("trained before: starts again; what it left is in %s", layout.replaced)
+            layout.start_again()
+            forget_part(layout, "train")
         # An experiment of this training's own is nobody else's.
         with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
+            self._leave_whole_checkpoints(layout, try_number)
+            self._job = RunningJob(launcher(self.launcher), self.log)
             self._job.run(job, layout.progress)
         self._say_communication(layout)
         progress = self._job.progress
@@ -127,11 +139,39 @@ class TrainOperator(StepOperator):
             "train",
             {
                 "environment": self._environment(layout, try_number, job),
-                "result": {"metrics": progress.metrics, "steps": progress.step},
-                "tries": {"train": try_number},
+                "result": {
+                    "metrics": progress.metrics,
+                    "steps": progress.step,
+                    "wrote_model": layout.model.exists(),
+                },
+                "tries": {"train": self.tries(context)},
             },
         )
         return {"world_size": job.world_size, "metrics": progress.metrics}
+
+    def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
+        """Has a training that goes on go on from the newest checkpoint that can be read."""
+        folders = (layout.result, layout.experiment)
+        if not any(p.suffix in _CHECKPOINTS for folder in folders for p in folder.rglob("*")):
+            return
+        name = f"resume-{try_number}"
+        words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]
+        job = JobSpec(
+            job_id=f"{layout.training_id}/{name}",
+            command=shlex.join([*words, *map(str, folders)]),
+            nodes=1,
+            slots=1,
+            python=rank_python(self.python),
+            folder=layout.code,
+            record_dir=layout.state / name,
+            log_dir=layout.logs / "resume",
+            env={"CUDA_VISIBLE_DEVICES": "-1"},  # it reads files; GPUs are for the ranks
+        )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
+        self._job = RunningJob(OnceLauncher(), self.log)
+        self._job.run(job)
 
     def on_kill(self) -> None:
         """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""

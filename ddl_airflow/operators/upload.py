@@ -15,7 +15,7 @@ from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.lineage.record import LINEAGE, assemble
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.transfer import SUCCESS, publish
 
 
 class UploadResultsOperator(StepOperator):
@@ -65,10 +65,16 @@ class UploadResultsOperator(StepOperator):
             )
         files = _files(layout.result, "") | _files(layout.logs, "logs/")
         files |= _files(layout.experiment, "experiment/")
-        record = assemble(layout, self.manifest, context, files)
-        path = layout.state / LINEAGE
-        files[LINEAGE] = path
         store = store_of(self._reference)
+        record = assemble(
+            layout,
+            self.manifest,
+            context,
+            files,
+            tries=self.tries(context),
+            published=store.at(layout.training_id).exists(SUCCESS),
+        )
+        files[LINEAGE] = layout.state / LINEAGE
         self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
         published = publish(
             files,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.folder import (
     REDACTED,
     label,
@@ -26,8 +25,6 @@ from ddl_airflow.core.manifest.model import (
     Metric,
     Reference,
 )
-from ddl_airflow.core.manifest.schema import json_schema
-from ddl_airflow.core.manifest.site import compute_table
 
 __all__ = [
     "REDACTED",
@@ -37,9 +34,6 @@ __all__ = [
     "Manifest",
     "Metric",
     "Reference",
-    "compute_table",
-    "converted",
-    "json_schema",
     "label",
     "load_manifest",
     "load_manifest_text",

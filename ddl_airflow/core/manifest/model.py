@@ -1,10 +1,10 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, distribution, experiment, metrics, transform, evaluation, approval,
-parameters and code; ``ffdl.py`` translates another into it. Each field carries its description and
-an example; error messages and the reference page are made from them. What a single field cannot
-know is in ``rules.py``.
+schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
+approval, parameters and code; ``ffdl.py`` translates another into it. Each field carries its
+description and an example; error messages and the reference page are made from them. What a single
+field cannot know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _parameter(value: Any) -> Any:
 class Section(BaseModel):
     """Base of every section: frozen, and closed to fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
 
 # --- model_definition -----------------------------------------------------------------------
@@ -315,10 +317,41 @@ class Retries(Section):
         examples=["fixed"],
     )
 
-    @property
-    def retries(self) -> int:
-        """Tries after the first one: Airflow's ``retries``."""
-        return self.attempts - 1
+
+class Step(Section):
+    """What holds for one step instead of ``retries``, and how long a try of it may take."""
+
+    attempts: Whole | None = Field(
+        default=None, ge=1, le=100, description="Tries in all, the first included.", examples=[5]
+    )
+    delay: Duration | None = Field(
+        default=None, description="Pause before the next try.", examples=["1m"]
+    )
+    timeout: Duration | None = Field(
+        default=None,
+        description="Longest time that one try may take; by default there is no limit.",
+        examples=["12h"],
+    )
+
+
+class Steps(Section):
+    """Steps that are tried otherwise than ``retries`` says."""
+
+    stage_data: Step = Field(
+        default=Step(), description="Fetching the data.", examples=[{"timeout": "2h"}]
+    )
+    train: Step = Field(
+        default=Step(), description="The training.", examples=[{"attempts": 5, "timeout": "2d"}]
+    )
+    transform: Step = Field(
+        default=Step(), description="Making the SavedModel.", examples=[{"timeout": "1h"}]
+    )
+    evaluate: Step = Field(
+        default=Step(), description="The evaluation.", examples=[{"attempts": 1}]
+    )
+    upload_results: Step = Field(
+        default=Step(), description="Publishing.", examples=[{"attempts": 10, "delay": "1m"}]
+    )
 
 
 class Launcher(Section):
@@ -486,6 +519,11 @@ class Manifest(Section):
     )
     retries: Retries = Field(
         default=Retries(), description="What happens on failure.", examples=[{"attempts": 3}]
+    )
+    steps: Steps = Field(
+        default=Steps(),
+        description="Attempts and timeouts of single steps.",
+        examples=[{"train": {"attempts": 5, "timeout": "2d"}}],
     )
     launcher: Launcher = Field(
         default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]

@@ -13,6 +13,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from ddl_airflow.core.manifest.model import (
     RUN_SETTINGS,
     SECRET_FIELDS,
     TYPES,
+    Approval,
     Connection,
     DataReference,
     Evaluation,
@@ -37,6 +39,7 @@ from ddl_airflow.core.manifest.model import (
     Reference,
     ResultsReference,
     Schedule,
+    Steps,
     slug,
     split_commands,
 )
@@ -255,6 +258,19 @@ def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Fin
         yield Finding(at, "asks for nothing", fix)
     if low is not None and high is not None and low > high:
         yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("evaluation", "approval", "steps")
+def steps_are_there_and_have_time(
+    at: str, evaluation: Evaluation | None, approval: Approval, steps: Steps
+) -> Findings:
+    if "evaluate" in steps.model_fields_set and evaluation is None and not approval.required:
+        fix = "Delete it, or add evaluation:."
+        yield Finding(f"{at}.evaluate", "is for a step that this training does not have", fix)
+    for name, step in steps:
+        if step.timeout is not None and step.timeout <= timedelta(0):
+            fix = "Write for example 12h, or delete it for no limit."
+            yield Finding(f"{at}.{name}.timeout", "leaves no time at all", fix)
 
 
 @_rule("parameters")

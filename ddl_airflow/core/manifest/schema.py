@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS, FfdlManifest
+from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS
+from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
 from ddl_airflow.core.manifest.model import Manifest
 
 # Editors know this one best.

@@ -106,21 +106,11 @@ def _slots_are_known(at: str, table: Mapping[str, _Compute]) -> Findings:
 _RULES = (Rule(("compute",), _slots_are_known, warning=False),)
 
 
-def compute_table(setting: str) -> Mapping[str, Compute]:
-    """Every kind of node that manifests may name.
+def read_table(setting: str) -> Mapping[str, Compute]:
+    """What ``ddl_airflow.core.compute.compute_table`` says of a setting that is not empty.
 
-    A file is read once and again when it has changed.
-
-    Args:
-        setting: ``[ddl] compute``: a path, or the table itself where it begins with a brace; empty
-            for the built-in table alone.
-
-    Raises:
-        ManifestSyntaxError, ManifestInvalid: with the table's file, field and fix.
+    A file is read once, and again when it has changed.
     """
-    setting = setting.strip()
-    if not setting:
-        return COMPUTE
     if setting.startswith("{"):
         return _parsed(setting.encode(), _INLINE)
     path = Path(setting).expanduser()

@@ -55,6 +55,7 @@ def shape(dag: DAG) -> dict:
                 "downstream": sorted(task.downstream_task_ids),
                 "retries": task.retries,
                 "retry_delay_s": task.retry_delay.total_seconds(),
+                "timeout_s": task.execution_timeout and task.execution_timeout.total_seconds(),
                 "fields": {name: getattr(task, name) for name in task.template_fields},
                 "outlets": [asset.uri for asset in task.outlets],
             }

@@ -7,7 +7,8 @@ import pytest
 from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 
-from ddl_airflow.core.manifest import compute_table, load_manifest, load_manifest_text
+from ddl_airflow.core.compute import compute_table
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.form import form
 
@@ -25,7 +26,7 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        **{"nodes": 3, "checkpoint": "200", "attempts": 9, "dry_run": False},
         "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
@@ -47,6 +48,14 @@ def test_nodes_are_bounded_by_what_was_set_aside_and_by_what_there_is():
     pooled = nodes(pool="gpus")
     assert (pooled.value, pooled.schema["maximum"]) == (3, 3)
     assert "takes 6 slot(s) of the pool gpus whatever is entered" in pooled.description
+
+
+@pytest.mark.parametrize("path", sorted(FULL.parent.glob("*.yml")), ids=lambda path: path.name)
+def test_defaults_are_what_airflow_allows(path):
+    # Which a parse does not ask it.
+    manifest = load_manifest(path)
+    defaults = ParamsDict(form(manifest, plan(manifest, path)))
+    assert defaults.validate() == defaults.dump()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},
-        {"attempts": 6},
+        {"attempts": 10},
         {"dry_run": "true"},
         {"experiment_id": "../x"},
         {"experiment_id": ""},

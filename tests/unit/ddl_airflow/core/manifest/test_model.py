@@ -56,7 +56,7 @@ def test_full_manifest_has_everything() -> None:
     assert manifest.dag_id == "Digits-v2-Keras"
     assert (manifest.slots, manifest.world_size) == (2, 6)
     assert manifest.retries.delay == timedelta(seconds=90)
-    assert (manifest.retries.delay, manifest.retries.retries) == (timedelta(seconds=90), 4)
+    assert (manifest.steps.train.attempts, manifest.steps.train.timeout) == (9, timedelta(hours=36))
     assert manifest.training_data_reference.place.prefix == "data/v2"
     assert manifest.training_results_reference.place.prefix == "models"
     assert (manifest.distribution, manifest.experiment) == ("mpi", "digits-wide")
