@@ -129,7 +129,8 @@ class LocalLauncher:
             deadline = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-        kill_marked("DDL_JOB_ID", handle.job_id)
+        # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
+        kill_marked("DDL_RECORD_DIR", str(handle.record_dir))
         if process is not None:
             process.wait()
 
