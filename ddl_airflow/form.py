@@ -20,13 +20,14 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     """
     fields = {name: _parameter(one) for name, one in manifest.parameters.items()}
     fields["nodes"] = Param(
-        manifest.model_definition.execution.compute_configuration.nodes,
+        steps.train.nodes,
         title="Nodes",
-        description=_nodes(manifest),
+        description=_nodes(manifest, steps),
         section=_RUN,
         type="integer",
         minimum=1,
-        maximum=4096,
+        # What a task takes of a pool is fixed before anybody fills in the form.
+        maximum=steps.train.nodes if steps.train.place.pool else manifest.compute.nodes or 4096,
     )
     if len(manifest.commands) == 1:  # commands of its own choose by themselves
         fields["checkpoint"] = Param(
@@ -68,13 +69,18 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     return fields
 
 
-def _nodes(manifest: Manifest) -> str:
+def _nodes(manifest: Manifest, steps: Plan) -> str:
+    each = f"Each runs {manifest.slots} rank(s)."
     if manifest.distribution == "parameter_server":
-        return (
+        each = (
             "The first runs a master, two workers and a parameter server; each other "
             f"{manifest.slots} worker(s) and a parameter server."
         )
-    return f"Each runs {manifest.slots} rank(s)."
+    pool = steps.train.place.pool
+    if pool:
+        taken = f"{steps.train.pool_slots} slot(s) of the pool {pool}"
+        return f"{each} At most the manifest's: the training takes {taken} whatever is entered."
+    return each
 
 
 def _parameter(one: Any) -> Param:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from airflow.configuration import conf
-from airflow.providers_manager import ProvidersManager
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
@@ -53,6 +52,8 @@ def notifiers(
 
 
 def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any:
+    from airflow.providers_manager import ProvidersManager  # most manifests notify nobody
+
     installed = sorted(
         path
         for provider in ProvidersManager().providers.values()  # type: ignore[no-untyped-call]

@@ -107,6 +107,18 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/opt/trainer/bin/python",
                         "version_added": "0.1.0",
                     },
+                    "compute": {
+                        "description": (
+                            "The site's kinds of node, by the names that manifests write: ranks "
+                            "per node, pool, queue, executor, priority. A YAML file, or the table "
+                            "itself as JSON; docs/cluster.md has its fields. Empty: the built-in "
+                            "names."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "/etc/airflow/compute.yml",
+                        "version_added": "0.1.0",
+                    },
                     "tensorboard_url": {
                         "description": (
                             "Address of a TensorBoard over the workspace's experiments, as "

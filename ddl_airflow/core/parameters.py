@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,8 @@ def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
         return
     known = sorted(known)
     for name in sorted(set(given) - set(known)):
+        import difflib  # slow to import, and rarely needed
+
         near = difflib.get_close_matches(name[:60], known, n=1)
         fix = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(known)}."
         raise SettingUnknown(f"the run's setting {name[:60]!r} is not known. {fix}")

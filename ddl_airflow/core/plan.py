@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
@@ -106,11 +107,15 @@ class TrainStep:
     Attributes:
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
+        place: where Airflow runs it.
+        pool_slots: of the place's pool: one for each rank, which is each GPU.
     """
 
     command: str
     nodes: int
     slots: int
+    place: Place
+    pool_slots: int
     launcher: str
     distribution: str
     python: str
@@ -180,6 +185,7 @@ class Plan:
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
             one.
+        other_steps: where Airflow runs all steps but the training.
     """
 
     dag_id: str
@@ -195,6 +201,7 @@ class Plan:
     evaluate: EvaluateStep | None
     approve: bool
     upload_results: UploadResultsStep
+    other_steps: Place
 
 
 def _folder(reference: Reference, folder: Path) -> Path:
@@ -219,6 +226,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     definition = manifest.model_definition
     framework = definition.framework
     first, *rest = manifest.commands
+    nodes = definition.execution.compute_configuration.nodes
     references = (manifest.training_data_reference, manifest.training_results_reference)
     return Plan(
         dag_id=manifest.dag_id,
@@ -244,8 +252,10 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         train=TrainStep(
             command=first,
-            nodes=definition.execution.compute_configuration.nodes,
+            nodes=nodes,
             slots=manifest.slots,
+            place=manifest.compute.train,
+            pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
@@ -268,6 +278,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             results=_store(manifest.training_results_reference, path.parent),
             promote=_evaluate(manifest) is not None,
         ),
+        other_steps=manifest.compute.other_steps,
     )
 
 

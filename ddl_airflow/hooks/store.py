@@ -11,7 +11,6 @@ from airflow.sdk.log import mask_secret
 
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.s3 import s3_answer, s3_client, s3_config
 from ddl_airflow.storage.store import ObjectStore, open_store
 
 
@@ -37,6 +36,8 @@ class ObjectStoreHook(BaseHook):
         Raises:
             ConnectionInvalid: a key is missing, or the endpoint is none.
         """
+        from ddl_airflow.storage.s3 import s3_client  # here and below: no parse needs it
+
         connection = self.get_connection(self.conn_id)
         if not (connection.login and connection.password):
             missing = "secret access key" if connection.login else "access key ID"
@@ -57,6 +58,8 @@ class ObjectStoreHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""
+        from ddl_airflow.storage.s3 import s3_answer
+
         try:
             client = self.get_conn()
             extra = self.get_connection(self.conn_id).extra_dejson
@@ -78,6 +81,8 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri)
     if connection.conn_id:
         return open_store(reference.uri, _client_of_connection(connection.conn_id))
+    from ddl_airflow.storage.s3 import s3_client
+
     keys = connection.resolve(os.environ)
     mask_secret(keys.access_key_id)
     mask_secret(keys.secret_access_key)
@@ -89,6 +94,8 @@ def store_of(reference: StoreReference) -> ObjectStore:
 
 def _client_of_connection(conn_id: str) -> Any:
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
+
+    from ddl_airflow.storage.s3 import s3_config
 
     try:
         connection = BaseHook.get_connection(conn_id)

@@ -91,9 +91,16 @@ class StepOperator(BaseOperator):
         Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match.
         Source: ``clear_task_instances`` in ``airflow/models/taskinstance.py``, Airflow 3.3.
         """
-        ti = context["ti"]
-        tries: int = ti.try_number - max(0, ti.max_tries - self.retries)
+        tries: int = context["ti"].try_number - self._tries_before(context)
         return max(1, tries)  # the manifest may have got other attempts since
+
+    def was_cleared(self, context: Any) -> bool:
+        """Whether somebody has cleared the task since it was first tried."""
+        return self._tries_before(context) > 0
+
+    def _tries_before(self, context: Any) -> int:
+        before: int = context["ti"].max_tries - self.retries
+        return max(0, before)
 
     @contextmanager
     def _timeout(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowSkipException
@@ -18,10 +18,10 @@ from ddl_airflow.lineage.production import LATEST, read_pointer
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.code import CodeSnapshot, snapshot
-from ddl_airflow.storage.store import ObjectStore, StoredObject
-from ddl_airflow.storage.transfer import list_dataset, stage
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.code import CodeSnapshot
+    from ddl_airflow.storage.store import ObjectStore, StoredObject
 
 
 class StageDataOperator(StepOperator):
@@ -78,6 +78,8 @@ class StageDataOperator(StepOperator):
 
     def rehearse(self, layout: RunLayout) -> str:
         """What is there, and how much of it would have to be fetched."""
+        from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+
         self._take_code(layout)
         store, cache = store_of(self._reference), Cache(layout.cache)
         found = store.list()
@@ -88,9 +90,12 @@ class StageDataOperator(StepOperator):
         )
 
     def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
+        from ddl_airflow.storage.transfer import list_dataset
+
         run = context["dag_run"]
         by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
-        if self._results is None or by_a_person or any(map(differs_by_run, self.commands)):
+        always = by_a_person or self.was_cleared(context)
+        if self._results is None or always or any(map(differs_by_run, self.commands)):
             return
         newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
         made_of = {
@@ -106,6 +111,8 @@ class StageDataOperator(StepOperator):
             )
 
     def _take_code(self, layout: RunLayout) -> CodeSnapshot:
+        from ddl_airflow.storage.code import snapshot
+
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         for command in self.commands:
             check_command(command, layout.code, rank_python(self.python))
@@ -114,6 +121,9 @@ class StageDataOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+        from ddl_airflow.storage.cache import Cache
+        from ddl_airflow.storage.transfer import stage
+
         code = self._take_code(layout)
         store = store_of(self._reference)
         self._skip_if_trained(store, code, context)

@@ -8,7 +8,7 @@ import pytest
 
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, point
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 pytestmark = pytest.mark.integration
 

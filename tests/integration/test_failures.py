@@ -6,8 +6,6 @@ would cost ten seconds for each case.
 
 from __future__ import annotations
 
-import textwrap
-import time
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -209,40 +207,6 @@ def test_a_failure_is_mailed_once_and_after_the_last_try(site, mailbox, failed):
     assert "rank 1 of 2" in text and "sample 17 has 783 pixels" in text
     run_id = quote(failed["raises"], safe="/")
     assert f'<a href="{site.url}/dags/fails-raises/runs/{run_id}">' in text
-
-
-def test_cancelled_task_ends_every_rank(site, dags_folder):
-    folder = dags_folder / "endless"
-    folder.mkdir()
-    (folder / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    (folder / "manifest.yml").write_text(
-        textwrap.dedent(MANIFEST).format(
-            name="endless",
-            command="python train.py",
-            connection="{conn_id: ddl_object_store}",
-            bucket="mnist-training-data",
-            results=BUCKET,
-            version="2.21",
-            more="",
-        )
-    )
-    site.wait_for_dag("endless")
-    run_id = site.trigger("endless")
-    job_id = f"{training_id('endless', run_id)}/train-1"
-    deadline = time.monotonic() + 60
-    while len(marked("DDL_JOB_ID", job_id)) < 5:  # mpirun, two shims, two scripts
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    site.call(
-        "PATCH",
-        f"/dags/endless/dagRuns/{run_id}/taskInstances/train",
-        json={"new_state": "failed"},
-    )
-    deadline = time.monotonic() + 20
-    while marked("DDL_JOB_ID", job_id):
-        assert time.monotonic() < deadline, marked("DDL_JOB_ID", job_id)
-        time.sleep(0.2)
-    assert site.wait_for_run("endless", run_id, 60) == "failed"
 
 
 def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp_path):

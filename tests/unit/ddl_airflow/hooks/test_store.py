@@ -9,7 +9,8 @@ from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, store_of
-from ddl_airflow.storage import FolderStore, S3Store
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store
 
 ENDPOINT = "http://127.0.0.1:9"
 
