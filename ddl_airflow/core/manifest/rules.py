@@ -224,7 +224,7 @@ def schedule_says_when(at: str, given: Schedule | None) -> Findings:
 
 def _timezone_findings(at: str, name: str) -> Findings:
     try:
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", name[:100]):
+        if len(name) < 100 and re.fullmatch(r"[A-Za-z][\w+-]*(/[\w+-]+)*", name, re.ASCII):
             ZoneInfo(name)
             return
     except (ZoneInfoNotFoundError, ValueError, OSError):
