@@ -26,6 +26,7 @@ class JobSpec:
         log_dir: where each rank's output goes, ``rank-<n>.log``.
         env: what every rank finds in its environment, besides what the launcher adds.
         cluster: the tasks of a job that runs with TF_CONFIG; each is a rank. None under MPI.
+        inherits: file descriptors that the process which holds the ranks together keeps open.
     """
 
     job_id: str
@@ -38,6 +39,7 @@ class JobSpec:
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
+    inherits: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:

@@ -104,6 +104,7 @@ class LocalLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    pass_fds=job.inherits,
                     start_new_session=True,  # Airflow signals the task's group; cancel() is ours
                 )
         except OSError as error:

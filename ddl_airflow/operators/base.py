@@ -55,6 +55,18 @@ def asset_of(uri: str) -> Asset:
     return asset
 
 
+def _end_with_supervisor() -> None:
+    """A task whose supervisor was killed would go on, unseen, beside its next try."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CommsDecoder
+
+    from ddl_airflow.launchers.tether import end_with_parent
+
+    # In `airflow dags test` there is no supervisor: the parent is the user's shell.
+    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder):
+        end_with_parent()
+
+
 class StepOperator(BaseOperator):
     """One step of a training. Not for use by itself.
 
@@ -64,6 +76,7 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
+        _end_with_supervisor()
         run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
         layout = RunLayout(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from ddl_airflow.core.cluster import parameter_servers
@@ -23,6 +23,8 @@ from ddl_airflow.storage.filesystem import alone_in
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
+# More than it takes to end ranks that were told to.
+_OTHERS_END_S = 30.0
 
 
 class TrainOperator(StepOperator):
@@ -122,18 +124,21 @@ class TrainOperator(StepOperator):
         try_number = context["ti"].try_number
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
-        layout.statistics.unlink(missing_ok=True)  # of an earlier try
-        if self.tries(context) == 1 and has_part(layout, "train"):
-            # Cleared after its end. Who does that wants another training, not the word that there
-            # is nothing left to do.
-            self.log.info("trained before: starts again; what it left is in %s", layout.replaced)
-            layout.start_again()
-            forget_part(layout, "train")
-        # An experiment of this training's own is nobody else's.
-        with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
+        # Against other trainings of the experiment; and against an earlier try, whose ranks may
+        # live a moment longer than the task that started them, or on a host that was given up.
+        place = layout.experiment if layout.experiment_id else layout.state
+        with alone_in(place, job.job_id, _OTHERS_END_S) as lock:
+            layout.statistics.unlink(missing_ok=True)  # of an earlier try
+            if self.tries(context) == 1 and has_part(layout, "train"):
+                # Cleared after its end. Who does that wants another training, not the word that
+                # there is nothing left to do.
+                before = layout.replaced
+                self.log.info("trained before: starts again; what it left is in %s", before)
+                layout.start_again()
+                forget_part(layout, "train")
             self._leave_whole_checkpoints(layout, try_number)
             self._job = RunningJob(launcher(self.launcher), self.log)
-            self._job.run(job, layout.progress)
+            self._job.run(replace(job, inherits=(lock,)), layout.progress)
         self._say_communication(layout)
         progress = self._job.progress
         write_part(
