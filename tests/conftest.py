@@ -16,6 +16,7 @@ import pytest
 from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration.ceph import CephObjectStore, available
+from tests.integration.slurm import SlurmCluster
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
@@ -102,11 +103,30 @@ def loader_folder(dags_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def slurm_folder() -> Path:
+    """Where the cluster of ``slurm`` lives, whether or not a test starts it."""
+    return Path(tempfile.mkdtemp(prefix="slurm-"))  # short: sockets in it have short names only
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_folder: Path) -> Iterator[SlurmCluster]:
+    """A Slurm cluster of two nodes on this host."""
+    if reason := SlurmCluster.missing():
+        pytest.skip(reason)
+    with SlurmCluster(slurm_folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def site(
-    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
+    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path, slurm_folder: Path
 ) -> Iterator[AirflowSite]:
-    """A running Airflow over both folders, connected to the object store."""
-    environment = connection_environment(object_store) | {"AIRFLOW__DDL__DATA_POLL_INTERVAL": "1"}
+    """A running Airflow over both folders, connected to the object store and to Slurm."""
+    environment = connection_environment(object_store) | {
+        "AIRFLOW__DDL__DATA_POLL_INTERVAL": "1",
+        "AIRFLOW__DDL__JOB_POLL_INTERVAL": "0.5",
+        "SLURM_CONF": str(slurm_folder / "slurm.conf"),
+    }
     local = {
         "name": "loader",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",

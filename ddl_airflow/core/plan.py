@@ -75,6 +75,8 @@ class TrainStep:
     """Run the manifest's first command on all ranks.
 
     Attributes:
+        scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
+        gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
     """
@@ -83,6 +85,8 @@ class TrainStep:
     nodes: int
     slots: int
     launcher: str
+    scheduler: Mapping[str, Any]
+    gpu: bool
     distribution: str
     python: str
     framework: str
@@ -218,6 +222,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             nodes=definition.execution.compute_configuration.nodes,
             slots=manifest.slots,
             launcher=manifest.launcher.kind,
+            scheduler=_scheduler(manifest),
+            gpu=manifest.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
@@ -240,6 +246,18 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             promote=_evaluate(manifest) is not None,
         ),
     )
+
+
+def _scheduler(manifest: Manifest) -> dict[str, Any]:
+    asked = manifest.launcher
+    limit = asked.time_limit
+    settings = {
+        "partition": asked.partition,
+        "account": asked.account,
+        "time_limit_s": limit and limit.total_seconds(),
+        "options": asked.options and list(asked.options),
+    }
+    return {name: value for name, value in settings.items() if value}
 
 
 def _evaluate(manifest: Manifest) -> EvaluateStep | None:

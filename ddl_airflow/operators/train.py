@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
+
+from airflow.configuration import conf
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
-from ddl_airflow.core.job import JobSpec
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.core.progress import Progress
+from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.operators.launch import RunningJob
-from ddl_airflow.storage.filesystem import alone_in
+from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from ddl_airflow.storage.filesystem import alone_in, lock_of
 
 
 class TrainOperator(StepOperator):
@@ -26,10 +30,16 @@ class TrainOperator(StepOperator):
     A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, so a script that looks
     there resumes.
 
+    Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
+    worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
+    person fails or clears the task is it cancelled.
+
     Args:
         command: what each rank runs, in the run's copy of the code.
         nodes, slots: hosts, and ranks on each.
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
+        scheduler: what the launcher is to ask its scheduler for.
+        gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``: ``nodes * slots`` ranks; ``parameter_server``: the tasks of
             ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
         python: the ranks' Python; empty for the site's.
@@ -44,6 +54,7 @@ class TrainOperator(StepOperator):
         "nodes",
         "slots",
         "launcher",
+        "scheduler",
         "distribution",
         "python",
         "framework",
@@ -53,7 +64,12 @@ class TrainOperator(StepOperator):
     )
     templated = ("command",)
     settable = ("nodes",)
-    template_fields_renderers = {"command": "bash", "metrics": "json", "parameters": "json"}
+    template_fields_renderers = {
+        "command": "bash",
+        "scheduler": "json",
+        "metrics": "json",
+        "parameters": "json",
+    }
     ui_color = "#f7e3c3"
 
     def __init__(
@@ -63,6 +79,8 @@ class TrainOperator(StepOperator):
         nodes: int = 1,
         slots: int = 1,
         launcher: str = "local",
+        scheduler: Mapping[str, Any] | None = None,
+        gpu: bool = False,
         distribution: str = "mpi",
         python: str = "",
         framework: str = "tensorflow",
@@ -76,6 +94,8 @@ class TrainOperator(StepOperator):
         self.nodes = nodes
         self.slots = slots
         self.launcher = launcher
+        self.scheduler = dict(scheduler or {})
+        self.gpu = gpu
         self.distribution = distribution
         self.python = python
         self.framework = framework
@@ -88,7 +108,8 @@ class TrainOperator(StepOperator):
         """The line that would start the ranks."""
         job = self._job_of(layout, 1)
         check_command(job.command, job.folder, job.python)
-        return f"would start {job.world_size} rank(s): {launcher(self.launcher).render(job)}"
+        submission = launcher(self.launcher, self.scheduler).render(job)
+        return f"would start {job.world_size} rank(s): {submission}"
 
     def _job_of(self, layout: RunLayout, try_number: int) -> JobSpec:
         servers = self.distribution == "parameter_server"
@@ -108,6 +129,8 @@ class TrainOperator(StepOperator):
                 "DDL_METRICS": json.dumps(self.metrics),
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
+            gpu=self.gpu,
+            lock=lock_of(layout.experiment) if layout.experiment_id else None,
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -115,18 +138,54 @@ class TrainOperator(StepOperator):
         try_number = context["ti"].try_number
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
+        chosen = launcher(self.launcher, self.scheduler)
+        if isinstance(chosen, Scheduler):
+            self._job = scheduled = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            self._wait_for(scheduled.start(job, layout.progress, stale=[layout.statistics]))
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
-        self._job = RunningJob(launcher(self.launcher), self.log)
+        self._job = running = RunningJob(chosen, self.log)
         # An experiment of this training's own is nobody else's.
         with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
-            self._job.run(job, layout.progress)
+            handle = running.run(job, layout.progress)
+        return self._result(layout, try_number, handle, running.progress)
+
+    def _wait_for(self, started: StartedJob) -> NoReturn:
+        # Not at the top: only who defers pays for it.
+        from ddl_airflow.triggers.job import JobTrigger
+
+        limit = self.execution_timeout
+        trigger = JobTrigger(
+            started.dump(),
+            conf.getfloat("ddl", "job_poll_interval", fallback=5.0),
+            limit.total_seconds() if limit else None,
+        )
+        self.defer(trigger=trigger, method_name=self.execute_complete.__name__)
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
+        """Called by Airflow when the trigger has seen the job end; returns as ``run_step``."""
+        started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
+
+        def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
+            chosen = launcher(self.launcher, self.scheduler)
+            assert isinstance(chosen, Scheduler), self.launcher
+            self._job = job = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            job.finish(started, status)
+            number = context["ti"].try_number
+            result = self._result(layout, number, started.handle, job.progress)
+            job.forget()
+            return result
+
+        return self.with_layout(context, settle)
+
+    def _result(
+        self, layout: RunLayout, try_number: int, job: JobHandle, progress: Progress
+    ) -> dict[str, Any]:
         self._say_communication(layout)
-        progress = self._job.progress
         write_part(
             layout,
             "train",
             {
-                "environment": self._environment(layout, try_number, job),
+                "environment": self._environment(job),
                 "result": {"metrics": progress.metrics, "steps": progress.step},
                 "tries": {"train": try_number},
             },
@@ -149,9 +208,9 @@ class TrainOperator(StepOperator):
         else:
             self.log.info("communication | %s", line)
 
-    def _environment(self, layout: RunLayout, try_number: int, job: JobSpec) -> dict[str, Any]:
+    def _environment(self, job: JobHandle) -> dict[str, Any]:
         ranks = [
-            json.loads((layout.records(try_number) / f"rank-{n}.json").read_text("utf-8"))
+            json.loads((job.record_dir / f"rank-{n}.json").read_text("utf-8"))
             for n in range(job.world_size)
         ]
         return {
@@ -159,8 +218,8 @@ class TrainOperator(StepOperator):
             "launcher": self.launcher,
             "distribution": self.distribution,
             "world_size": job.world_size,
-            "nodes": job.nodes,
-            "slots": job.slots,
+            "nodes": self.nodes,
+            "slots": self.slots,
             "hosts": sorted({r["host"] for r in ranks}),
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),

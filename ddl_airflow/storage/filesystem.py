@@ -52,6 +52,13 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
         raise StagingError(f"{where}: {exc.strerror or exc}") from exc
 
 
+def lock_of(folder: Path) -> Path:
+    """The file that ``alone_in`` locks. Its folder is made, for others who lock it."""
+    with os_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder.parent / f".{folder.name}.lock"
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Keeps others, who ask in the same way, out of a folder that outlives its user.
@@ -60,8 +67,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         StagingError: somebody is in it, on this host or another that shares the file system.
     """
     with os_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = (folder.parent / f".{folder.name}.lock").open("wb")
+        lock = lock_of(folder).open("wb")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,8 +28,9 @@ def converted(manifest: Manifest) -> str:
     """
     fields = manifest.model_dump(exclude_defaults=True, exclude_none=True)
     fields["model_definition"]["execution"]["compute_configuration"].setdefault("nodes", 1)
-    if delay := fields.get("retries", {}).get("delay"):
-        fields["retries"]["delay"] = f"{delay!r}s".replace(".0s", "s")
+    for parent, key in (("retries", "delay"), ("launcher", "time_limit")):
+        if seconds := fields.get(parent, {}).get(key):
+            fields[parent][key] = f"{seconds!r}s".replace(".0s", "s")
     comments = {
         path: f"was {name}" for path in _leaves(fields, "") if (name := manifest.original(path))
     }
