@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,7 +126,14 @@ def site(
     environment = connection_environment(object_store) | {
         "AIRFLOW__DDL__DATA_POLL_INTERVAL": "1",
         "AIRFLOW__DDL__JOB_POLL_INTERVAL": "0.5",
+        # Before Slurm's own commands come those that a test puts there.
+        "PATH": os.pathsep.join(
+            [str(slurm_folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
         "SLURM_CONF": str(slurm_folder / "slurm.conf"),
+        # Another triggerer takes over from one that was killed: soon.
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
     }
     local = {
         "name": "loader",

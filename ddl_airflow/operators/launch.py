@@ -254,8 +254,8 @@ class ScheduledJob(RunningJob):
         if status.ended and status.state is not JobState.SUCCEEDED:
             return None
         if not status.ended and left.watched:
-            # Its trigger was not asked to give way by the job's end, but by a person who cleared
-            # or failed the task, and has it cancelled.
+            # Somebody waited for it, and a new try began all the same: a person cleared the task
+            # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
             self._log.info("%s was given up; waiting for its end", name)
             self._end(handle)
             return None

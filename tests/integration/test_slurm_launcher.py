@@ -227,7 +227,7 @@ def test_what_slurm_refuses_is_not_tried_again(job, settings, words):
     [
         ({"time_limit_s": 7200.0}, {}, "PartitionTimeLimit.*launcher.time_limit"),
         ({}, {"nodes": 3}, "asks for 3 nodes, and partition cpu has 2"),
-        ({}, {"slots": 64}, "asks for 128 cores, and partition cpu has 8"),
+        ({}, {"slots": 64}, "asks for 128 cores, and partition cpu has 16"),
     ],
 )
 def test_a_job_that_slurm_takes_and_never_starts_is_not_waited_for(job, settings, size, words):
