@@ -8,8 +8,8 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test fuzz test-gpu soak bench bench-peers bench-dags bench-training
-.PHONY: check check-nccl format lock clean
+.PHONY: help install ops demo up test fuzz test-gpu soak bench bench-peers bench-dags bench-overhead
+.PHONY: bench-training check check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet 
 
 bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
 	@$(BIN)/python -m benchmarks.collectives.peers
+
+bench-overhead: install  ## Measure what surrounds a training's work, against tasks that do nothing
+	@$(BIN)/python -m benchmarks.run_overhead
 
 bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs it once
 	@$(BIN)/python -m benchmarks.dag_parse

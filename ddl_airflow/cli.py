@@ -8,21 +8,16 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ddl_airflow import __version__
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
 from ddl_airflow.core.layout import experiments
-from ddl_airflow.core.manifest import (
-    Manifest,
-    converted,
-    json_schema,
-    load_manifest,
-    manifests_in,
-    shared_dag_id,
-)
+from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
+from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
@@ -243,6 +238,8 @@ def _plain(value: Any) -> Any:
         return value.view()
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

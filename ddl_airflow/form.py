@@ -37,14 +37,15 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
             type="string",
             pattern="^(latest|0|[1-9][0-9]*)$",
         )
+    most = max(tries.attempts for tries in steps.tries.values())
     fields["attempts"] = Param(
-        manifest.retries.attempts,
+        most,
         title="Attempts",
         description="Tries of each task in all; at most what the manifest allows.",
         section=_RUN,
         type="integer",
         minimum=1,
-        maximum=manifest.retries.attempts,
+        maximum=most,
     )
     if steps.experiments:
         fields["experiment_id"] = Param(

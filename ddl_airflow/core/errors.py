@@ -21,6 +21,7 @@
     │   ├── EvaluationInvalid    nobody measured what decides           permanent
     │   └── QualityTooLow        measured, and not good enough          permanent
     ├── NoSuchModel              to be put into production              permanent
+    ├── TimedOut                 a step took longer than it may
     ├── SettingUnknown           a run was given what its form has not  permanent
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
@@ -182,6 +183,12 @@ class QualityTooLow(EvaluationError):
 
 class NoSuchModel(DdlError):
     """A model that was to be put into production again is not there."""
+
+
+class TimedOut(DdlError):
+    """A try of a step took longer than the manifest allows."""
+
+    retryable = True
 
 
 class SettingUnknown(DdlError):

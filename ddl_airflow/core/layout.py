@@ -13,6 +13,8 @@
           checkpoints/                                                        CHECKPOINT_DIR
           model/                  the SavedModel
         logs/rank-<n>.log                                                     LOG_DIR
+        damaged/                  checkpoints that could not be read
+        replaced/                 what a finished training left, once it is trained again
         ddl/                      progress.jsonl, stats.json, lineage/, transform.json,
                                   job.json, try-<k>/rank-<n>.json
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +131,14 @@ class RunLayout:
         """Where the manifest's evaluation leaves its metrics."""
         return self.state / "evaluation.json"
 
+    @property
+    def damaged(self) -> Path:
+        return self.root / "damaged"
+
+    @property
+    def replaced(self) -> Path:
+        return self.root / "replaced"
+
     def records(self, try_number: int) -> Path:
         """Where the ranks of one try leave their records."""
         return self.state / f"try-{try_number}"
@@ -141,6 +152,19 @@ class RunLayout:
         """Makes the folders that ranks write to."""
         for folder in (self.code, self.result, self.checkpoints, self.logs, self.state):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def start_again(self) -> None:
+        """Moves what a training has left to ``replaced``, in place of what was there before.
+
+        An experiment that the manifest or the run names stays: it is there to be gone on with.
+        """
+        shutil.rmtree(self.replaced, ignore_errors=True)
+        self.replaced.mkdir(parents=True)
+        own = () if self.experiment_id else (self.experiment,)
+        for path in (self.result, self.progress, *own):
+            if path.exists():
+                path.replace(self.replaced / path.name)
+        self.create()
 
     def rank_environment(self, job_name: str) -> dict[str, str]:
         """What every rank and the transform find in their environment: docs/process-contract.md."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.manifest import Connection, Manifest, Reference
+from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
 
@@ -48,11 +48,40 @@ class ScheduleStep:
 
     Attributes:
         cron: cron expression or preset; empty for none.
+        timetable: class path of a registered timetable; empty for none.
+        timezone: of cron and start.
+        start: ISO 8601, without a zone; empty: long ago.
+        catchup: whether every missed time is made up for.
         on_data_change: whether it runs when the dataset has changed.
+        assets: URIs and names; it runs when all of them were updated.
+        max_active_runs: runs at the same time.
     """
 
     cron: str
+    timetable: str
+    timezone: str
+    start: str
+    catchup: bool
     on_data_change: bool
+    assets: tuple[str, ...]
+    max_active_runs: int
+
+
+@dataclass(frozen=True)
+class Tries:
+    """How often a step is tried, and for how long.
+
+    Attributes:
+        attempts: in all, the first included.
+        delay_s: seconds before the second; each further pause doubles if ``backoff`` is
+            ``exponential``.
+        timeout_s: seconds that one try may take; None for no limit.
+    """
+
+    attempts: int
+    delay_s: float
+    backoff: str
+    timeout_s: float | None
 
 
 @dataclass(frozen=True)
@@ -150,6 +179,7 @@ class Plan:
     """One manifest's training.
 
     Attributes:
+        tries: of each step, by its name.
         parameters: values of the script's parameters, where a run sets no others.
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
@@ -159,6 +189,7 @@ class Plan:
     dag_id: str
     manifest: Mapping[str, Any]
     schedule: ScheduleStep
+    tries: Mapping[str, Tries]
     parameters: Mapping[str, bool | int | float | str]
     experiment: str
     experiments: bool
@@ -204,10 +235,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         parameters={name: one.default for name, one in manifest.parameters.items()},
         experiment=manifest.experiment or "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
-        schedule=ScheduleStep(
-            cron=(manifest.schedule and manifest.schedule.cron) or "",
-            on_data_change=bool(manifest.schedule and manifest.schedule.on_data_change),
-        ),
+        schedule=_schedule(manifest.schedule or Schedule()),
+        tries=_tries(manifest),
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
@@ -258,6 +287,33 @@ def _scheduler(manifest: Manifest) -> dict[str, Any]:
         "options": asked.options and list(asked.options),
     }
     return {name: value for name, value in settings.items() if value}
+
+
+def _tries(manifest: Manifest) -> dict[str, Tries]:
+    common = manifest.retries
+    return {
+        name: Tries(
+            attempts=common.attempts if step.attempts is None else step.attempts,
+            delay_s=(common.delay if step.delay is None else step.delay).total_seconds(),
+            backoff=common.backoff,
+            timeout_s=None if step.timeout is None else step.timeout.total_seconds(),
+        )
+        for name, step in manifest.steps
+        if name != "evaluate" or _evaluate(manifest) is not None
+    }
+
+
+def _schedule(asked: Schedule) -> ScheduleStep:
+    return ScheduleStep(
+        cron=asked.cron or "",
+        timetable=asked.timetable or "",
+        timezone=asked.timezone or "UTC",
+        start=asked.start.isoformat() if asked.start else "",
+        catchup=asked.catchup,
+        on_data_change=asked.on_data_change,
+        assets=asked.assets,
+        max_active_runs=asked.max_active_runs,
+    )
 
 
 def _evaluate(manifest: Manifest) -> EvaluateStep | None:

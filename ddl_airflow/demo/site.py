@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from ddl_airflow.demo import guard
+from ddl_airflow.demo import guard, plugins
 
 USER = "admin"
 _BUNDLE = {"name": "trainings", "classpath": "ddl_airflow.bundle.ManifestBundle", "kwargs": {}}
@@ -154,7 +154,9 @@ class AirflowSite:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__FERNET_KEY": "",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+            # The writer may be another process, on a busy machine: SQLite's own 5 s are soon over.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}?timeout=60",
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(plugins.__file__).parent),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": port,
             "AIRFLOW__API__BASE_URL": self.url,
@@ -215,10 +217,19 @@ class AirflowSite:
         self._services.clear()
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
-        """One call of the REST API, ``/api/v2`` + path. Raises httpx.HTTPStatusError."""
+        """One call of the REST API, ``/api/v2`` + path.
+
+        Raises:
+            httpx.HTTPStatusError: with what the server answered, and where its log is.
+        """
         assert self._client is not None, "start() first"
         answer = self._client.request(method, path, **kwargs)
-        answer.raise_for_status()
+        if answer.is_error:
+            said = f"{method} {answer.url}: {answer.status_code}: {answer.text[:1000]}"
+            log = self.home / "logs" / "site" / "api-server.log"
+            raise httpx.HTTPStatusError(
+                f"{said}\nThe server's log: {log}", request=answer.request, response=answer
+            )
         return answer.json() if answer.content else None
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 90) -> None:

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import NoSuchModel
-from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import SUCCESS
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 LATEST = "latest"
 PRODUCTION = "production"
@@ -52,7 +51,8 @@ def point(
 ) -> dict[str, Any]:
     """Lets the pointer name a published training, and returns it.
 
-    To name the same one again changes nothing.
+    To name again what was named before changes nothing, unless it was trained again meanwhile: to
+    go back there is ``rollback``.
 
     Args:
         metrics: of its model.
@@ -60,15 +60,18 @@ def point(
         withdraw: whether the one named so far is not to be gone back to.
     """
     now = read_pointer(store, dag_id, name)
-    if now is not None and now["training_id"] == training_id:
+    said = {"metrics": dict(metrics), "made_of": dict(made_of or {})}
+    if now is not None and any(
+        one["training_id"] == training_id and said == {field: one[field] for field in said}
+        for one in (now, *(() if withdraw else now["before"]))
+    ):
         return now
     before = [] if now is None else [_entry(now, withdraw), *now["before"]]
     pointer = {
         "schema": SCHEMA,
         "training_id": training_id,
         "model": f"{store.uri}/{training_id}/model",
-        "metrics": dict(metrics),
-        "made_of": dict(made_of or {}),
+        **said,
         "set": datetime.now(UTC).isoformat(timespec="seconds"),
         "before": [one for one in before if one["training_id"] != training_id][:_KEPT],
     }

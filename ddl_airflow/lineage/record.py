@@ -36,8 +36,24 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     return part
 
 
+def forget_part(layout: RunLayout, step: str) -> None:
+    """Drops what a step kept, if it has run."""
+    (layout.state / "lineage" / f"{step}.json").unlink(missing_ok=True)
+
+
+def has_part(layout: RunLayout, step: str) -> bool:
+    """Whether the step has run to its end, and nobody has started it again."""
+    return (layout.state / "lineage" / f"{step}.json").exists()
+
+
 def assemble(
-    layout: RunLayout, manifest: Mapping[str, Any], context: Any, files: Mapping[str, Path]
+    layout: RunLayout,
+    manifest: Mapping[str, Any],
+    context: Any,
+    files: Mapping[str, Path],
+    *,
+    tries: int,
+    published: bool = False,
 ) -> dict[str, Any]:
     """The record of a training, also written to ``<run>/ddl/lineage.json``.
 
@@ -46,6 +62,9 @@ def assemble(
         manifest: name, digest and dialect.
         context: Airflow's, for the run.
         files: what is published, by key; each goes in with size and SHA-256.
+        tries: of the upload.
+        published: whether that was done before. Then when the run started, and the tries of the
+            upload, stay those of that time: the same results are the same record.
     """
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -54,13 +73,17 @@ def assemble(
         "run": _run(context) | {"experiment": layout.experiment.name},
     }
     for step in _PARTS:
-        if step == "evaluate" and not (layout.state / "lineage" / f"{step}.json").exists():
+        if step == "evaluate" and not has_part(layout, step):
             continue  # not all trainings have it
         part = read_part(layout, step)
         record["run"]["tries"].update(part.pop("tries"))
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)
-    record["run"]["tries"]["upload_results"] = context["ti"].try_number
+    record["run"]["tries"]["upload_results"] = tries
+    if published and (layout.state / LINEAGE).exists():
+        before = json.loads((layout.state / LINEAGE).read_text("utf-8"))["run"]
+        record["run"]["started"] = before["started"]
+        record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = [
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}

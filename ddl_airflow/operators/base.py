@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import conf
 from airflow.sdk import Asset, BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.errors import DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.parameters import word_of
 from ddl_airflow.storage.filesystem import os_errors
@@ -77,9 +78,9 @@ class StepOperator(BaseOperator):
             training_id(run.dag_id, run.run_id),
             context["params"].get("experiment_id") or "",
         )
-        with airflow_errors(attempts_left=context["ti"].try_number < attempts):
+        with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
-                with os_errors(layout.root):
+                with os_errors(layout.root), self._timeout():
                     layout.create()
                     return work(layout, context)
             except DdlError as error:
@@ -92,6 +93,30 @@ class StepOperator(BaseOperator):
         if context["params"].get("dry_run"):
             self._rehearse_from_here(layout, context)
         return self.run_step(layout, context)
+
+    def tries(self, context: Any) -> int:
+        """Which try this is, from 1, since the task was last cleared.
+
+        Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match.
+        Source: ``clear_task_instances`` in ``airflow/models/taskinstance.py``, Airflow 3.3.
+        """
+        ti = context["ti"]
+        tries: int = ti.try_number - max(0, ti.max_tries - self.retries)
+        return max(1, tries)  # the manifest may have got other attempts since
+
+    @contextmanager
+    def _timeout(self) -> Iterator[None]:
+        try:
+            yield
+        except AirflowTaskTimeout as error:
+            raise self.timed_out() from error
+
+    def timed_out(self) -> TimedOut:
+        """The error of a try that took longer than its ``execution_timeout``."""
+        return TimedOut(
+            f"{self.task_display_name} was ended after {self.execution_timeout}. If that was "
+            f"too early, raise steps.{self.task_id}.timeout in the manifest."
+        )
 
     # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
     # the regex of a metric is no template.

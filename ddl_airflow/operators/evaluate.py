@@ -114,7 +114,7 @@ class EvaluateOperator(StepOperator):
             "evaluate",
             {
                 "result": {"metrics": metrics, "evaluation": evaluation},
-                "tries": {"evaluate": try_number},
+                "tries": {"evaluate": self.tries(context)},
             },
         )
         return {"metrics": metrics, "production": production, "table": table}

@@ -15,12 +15,12 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError
+from ddl_airflow.core.errors import DdlError, JobFailed, JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import Launcher, Scheduler
@@ -194,65 +194,22 @@ class ScheduledJob(RunningJob):
         super().__init__(launcher, log)
         self._kept = kept
 
-    def start(self, job: JobSpec, progress_path: Path, stale: Sequence[Path] = ()) -> StartedJob:
-        """The job of an earlier process that nobody could wait for any more, or a new one.
-
-        Args:
-            job: the new one.
-            progress_path: where rank 0 reports.
-            stale: files that a new job must not find.
+    def left(self) -> StartedJob | None:
+        """The job that an earlier process submitted, and could not wait for to its end.
 
         Raises:
-            SubmitFailed: nothing could be started.
             LaunchError: it is not known whether a job of an earlier process still runs.
             JobLost: it was cancelled meanwhile.
         """
-        started = self._left()
-        if started is None:
-            for path in stale:
-                path.unlink(missing_ok=True)
-            started = self._submit(job, progress_path)
-        if self._cancelled:
-            self._launcher.cancel(started.handle, _GRACE_S)
-            raise JobLost(f"job {job.job_id} was cancelled; every process of it was ended")
-        return started
-
-    def finish(self, started: StartedJob, status: JobStatus) -> None:
-        """Says what the job said, and returns if it succeeded; raises as ``run`` does."""
-        try:
-            self._conclude(started, self._follow(started, status))
-        except LaunchError:
-            self.forget()
-            raise
-
-    def forget(self) -> None:
-        """Its end was dealt with: the next process starts a new job."""
-        self._kept.unlink(missing_ok=True)
-
-    def _submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
-        submission = self._prepare(job)
-        # First what to look for: this process may end before it knows the answer.
-        started = StartedJob(
-            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path)
-        )
-        self._keep(started)
-        self._handle = self._launcher.submit(submission)
-        started = replace(started, handle=self._handle)
-        self._keep(started)
-        self._log.info("submitted as %s job %d", self._handle.kind, self._handle.number)
-        return started
-
-    def _left(self) -> StartedJob | None:
-        """What an earlier process left to be gone on with."""
         if not self._kept.exists():
             return None
         left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
         handle = self._launcher.find(left.handle)
         left = replace(left, handle=handle)
         status = self._launcher.status(handle)
-        name = f"{handle.kind} job {handle.number} ({handle.job_id})"
         if status.ended and status.state is not JobState.SUCCEEDED:
             return None
+        name = f"{handle.kind} job {handle.number} ({handle.job_id})"
         if not status.ended and left.watched:
             # Somebody waited for it, and a new try began all the same: a person cleared the task
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
@@ -260,9 +217,54 @@ class ScheduledJob(RunningJob):
             self._end(handle)
             return None
         self._log.info("going on with %s, submitted by a process that is gone", name)
-        self._handle = handle
-        self._keep(left)
+        self._submitted(left)
         return left
+
+    def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
+        """A new job.
+
+        Raises:
+            SubmitFailed: nothing could be started.
+            JobLost: it was cancelled meanwhile.
+        """
+        submission = self._prepare(job)
+        # First what to look for: this process may end before it knows the answer.
+        started = StartedJob(
+            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path)
+        )
+        self._keep(started)
+        started = replace(started, handle=self._launcher.submit(submission))
+        self._log.info("submitted as %s job %d", started.handle.kind, started.handle.number)
+        self._submitted(started)
+        return started
+
+    def finish(self, started: StartedJob, status: JobStatus, error: DdlError | None = None) -> None:
+        """Says what the job said, and returns if it succeeded; raises as ``run`` does.
+
+        Args:
+            started: the job.
+            status: how it ended.
+            error: why it was ended, where that is known better than it is to the scheduler.
+        """
+        try:
+            self._follow(started, status)
+            if error is not None:
+                raise error
+            self._conclude(started, status)
+        except DdlError:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Its end was dealt with: the next process starts a new job."""
+        self._kept.unlink(missing_ok=True)
+
+    def _submitted(self, started: StartedJob) -> None:
+        self._handle = started.handle
+        self._keep(started)
+        if self._cancelled:  # while the scheduler was being asked
+            self.cancel()
+            raise JobLost(f"job {started.handle.job_id} was cancelled")
 
     def _end(self, handle: JobHandle) -> None:
         deadline = time.monotonic() + _END_S

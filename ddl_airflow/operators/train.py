@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn
@@ -17,18 +18,23 @@ from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import forget_part, has_part, write_part
+from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob
 from ddl_airflow.storage.filesystem import alone_in, lock_of
 
+# Files that stand for a checkpoint; ddl_ops.resume reads them.
+_CHECKPOINTS = (".index", ".keras", ".h5")
+
 
 class TrainOperator(StepOperator):
     """Starts the ranks, follows them, and explains how they ended.
 
-    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, so a script that looks
-    there resumes.
+    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
+    are damaged, so a script that looks there resumes. So does a task that was cleared before its
+    training had ended; after that, the training is done again from its start.
 
     Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
     worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
@@ -71,6 +77,7 @@ class TrainOperator(StepOperator):
         "parameters": "json",
     }
     ui_color = "#f7e3c3"
+    operator_extra_links = (TrainingLink(), TensorBoardLink())
 
     def __init__(
         self,
@@ -139,15 +146,28 @@ class TrainOperator(StepOperator):
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
         chosen = launcher(self.launcher, self.scheduler)
+        again = self.tries(context) == 1 and has_part(layout, "train")
+        scheduled = None
         if isinstance(chosen, Scheduler):
             self._job = scheduled = ScheduledJob(chosen, self.log, layout.scheduled_job)
-            self._wait_for(scheduled.start(job, layout.progress, stale=[layout.statistics]))
+            if not again and (left := scheduled.left()):
+                self._wait_for(left)
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
-        self._job = running = RunningJob(chosen, self.log)
+        if again:
+            # Cleared after its end. Who does that wants another training, not the word that there
+            # is nothing left to do.
+            self.log.info("trained before: starts again; what it left is in %s", layout.replaced)
+            layout.start_again()
+            forget_part(layout, "train")
         # An experiment of this training's own is nobody else's.
         with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
-            handle = running.run(job, layout.progress)
-        return self._result(layout, try_number, handle, running.progress)
+            self._leave_whole_checkpoints(layout, try_number)
+            if scheduled is None:
+                self._job = running = RunningJob(chosen, self.log)
+                handle = running.run(job, layout.progress)
+                return self._result(layout, context, handle, running.progress)
+        self._job = scheduled
+        self._wait_for(scheduled.submit(job, layout.progress))
 
     def _wait_for(self, started: StartedJob) -> NoReturn:
         # Not at the top: only who defers pays for it.
@@ -169,16 +189,15 @@ class TrainOperator(StepOperator):
             chosen = launcher(self.launcher, self.scheduler)
             assert isinstance(chosen, Scheduler), self.launcher
             self._job = job = ScheduledJob(chosen, self.log, layout.scheduled_job)
-            job.finish(started, status)
-            number = context["ti"].try_number
-            result = self._result(layout, number, started.handle, job.progress)
+            job.finish(started, status, self.timed_out() if event["timed_out"] else None)
+            result = self._result(layout, context, started.handle, job.progress)
             job.forget()
             return result
 
         return self.with_layout(context, settle)
 
     def _result(
-        self, layout: RunLayout, try_number: int, job: JobHandle, progress: Progress
+        self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
     ) -> dict[str, Any]:
         self._say_communication(layout)
         write_part(
@@ -186,11 +205,39 @@ class TrainOperator(StepOperator):
             "train",
             {
                 "environment": self._environment(job),
-                "result": {"metrics": progress.metrics, "steps": progress.step},
-                "tries": {"train": try_number},
+                "result": {
+                    "metrics": progress.metrics,
+                    "steps": progress.step,
+                    "wrote_model": layout.model.exists(),
+                },
+                "tries": {"train": self.tries(context)},
             },
         )
         return {"world_size": job.world_size, "metrics": progress.metrics}
+
+    def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
+        """Has a training that goes on go on from the newest checkpoint that can be read."""
+        folders = (layout.result, layout.experiment)
+        if not any(p.suffix in _CHECKPOINTS for folder in folders for p in folder.rglob("*")):
+            return
+        name = f"resume-{try_number}"
+        words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]
+        job = JobSpec(
+            job_id=f"{layout.training_id}/{name}",
+            command=shlex.join([*words, *map(str, folders)]),
+            nodes=1,
+            slots=1,
+            python=rank_python(self.python),
+            folder=layout.code,
+            record_dir=layout.state / name,
+            log_dir=layout.logs / "resume",
+            env={"CUDA_VISIBLE_DEVICES": "-1"},  # it reads files; GPUs are for the ranks
+        )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
+        self._job = RunningJob(OnceLauncher(), self.log)
+        self._job.run(job)
 
     def on_kill(self) -> None:
         """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""

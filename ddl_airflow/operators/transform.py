@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddl_airflow.core import errors
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import has_part, read_part, write_part
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import RunningJob
@@ -88,7 +89,8 @@ class TransformOperator(StepOperator):
             report = self._own_commands(layout, try_number)
         else:
             report = self._built_in(layout, try_number)
-        write_part(layout, "transform", {"result": report, "tries": {"transform": try_number}})
+        tries = {"transform": self.tries(context)}
+        write_part(layout, "transform", {"result": report, "tries": tries})
         return {"model": str(layout.model)} | {
             name: report[name] for name in ("checkpoint", "checkpoint_step") if name in report
         }
@@ -121,6 +123,10 @@ class TransformOperator(StepOperator):
         self._job.run(job)
 
     def _own_commands(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
+        if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
+            # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
+            # in the end must be what these commands wrote.
+            shutil.rmtree(layout.model, ignore_errors=True)
         for number, command in enumerate(self.commands):
             check_command(command, layout.code, rank_python(self.python))
             self._run(layout, f"transform-{try_number}-{number}", command, self.tf1)

@@ -14,8 +14,9 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.store import SUCCESS
 
 
 class UploadResultsOperator(StepOperator):
@@ -33,6 +34,7 @@ class UploadResultsOperator(StepOperator):
     template_fields = ("results", "manifest", "promote")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
+    operator_extra_links = (ResultsLink(),)
 
     def __init__(
         self,
@@ -59,16 +61,24 @@ class UploadResultsOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
+        from ddl_airflow.storage.transfer import publish  # no parse needs it
+
         if not (layout.model / "saved_model.pb").is_file():
             raise TransformError(
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         files = _files(layout.result, "") | _files(layout.logs, "logs/")
         files |= _files(layout.experiment, "experiment/")
-        record = assemble(layout, self.manifest, context, files)
-        path = layout.state / LINEAGE
-        files[LINEAGE] = path
         store = store_of(self._reference)
+        record = assemble(
+            layout,
+            self.manifest,
+            context,
+            files,
+            tries=self.tries(context),
+            published=store.at(layout.training_id).exists(SUCCESS),
+        )
+        files[LINEAGE] = layout.state / LINEAGE
         self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
         published = publish(
             files,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -58,12 +59,18 @@ class JobTrigger(BaseTrigger):
         """Yields the job and its status once, at its end."""
         await asyncio.to_thread(self._started.watch)
         reports = Tail(*self._started.progress) if self._started.progress else None
-        while not (status := await asyncio.to_thread(self._look, reports)).ended:
+        while True:
+            status = await asyncio.to_thread(self._look, reports)
+            waited_s = time.time() - self._started.started
+            late = not status.ended and self.timeout_s is not None and waited_s > self.timeout_s
+            if status.ended or late:
+                break
             await asyncio.sleep(self.interval_s)
-        await self._cancel()  # what waits for ever, or takes too long
-        yield TriggerEvent(  # type: ignore[no-untyped-call]
-            {"job": self.job, "status": status.dump()}
-        )
+        await self._cancel()  # what takes too long, or would wait for ever
+        if late:
+            status = replace(status, state=JobState.LOST)
+        event = {"job": self.job, "status": status.dump(), "timed_out": late}
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Cancels the job; Airflow gives up on it after ``[triggerer] on_kill_timeout``."""
@@ -100,10 +107,6 @@ class JobTrigger(BaseTrigger):
                     self.log.info("progress | %s", self._progress.line())
             except ValueError as error:  # not worth a training; worth a line
                 self.log.warning("progress.jsonl: %s", error)
-        waited = time.time() - self._started.started
-        if not status.ended and self.timeout_s is not None and waited > self.timeout_s:
-            why = f"{self._name} was cancelled: {waited:.0f} s are more than execution_timeout."
-            return JobStatus(JobState.LOST, reason=why)
         return status
 
 

@@ -18,7 +18,7 @@ from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
-from ddl_airflow.storage import S3Store
+from ddl_airflow.storage.s3 import S3Store
 from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 
@@ -130,11 +130,11 @@ def test_lineage_command_checks_the_published_files(site, object_store, finished
     assert "logs/rank-1.log is not the file that was published" in said.stderr
 
 
-def test_model_and_data_are_asset_events(site, finished):
+def test_each_model_is_an_asset_event_that_says_its_data(site, finished):
     events = site.call("GET", "/assets/events", params={"limit": 100})["asset_events"]
     by_name = {(e["name"], e["source_run_id"]): e["extra"] for e in events}
     for dag_id, (run_id, _) in finished.items():
-        data = by_name["s3://mnist-training-data", run_id]
+        data = site.xcom(dag_id, run_id, "stage_data")
         model = by_name[f"s3://{RESULTS_BUCKET}/{dag_id}", run_id]
         assert data["fingerprint"].startswith("sha256:")
         assert model["dataset"] == data["fingerprint"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.folder import (
     REDACTED,
     label,
@@ -24,9 +23,10 @@ from ddl_airflow.core.manifest.model import (
     Location,
     Manifest,
     Metric,
+    Notification,
     Reference,
+    Schedule,
 )
-from ddl_airflow.core.manifest.schema import json_schema
 
 __all__ = [
     "REDACTED",
@@ -35,9 +35,9 @@ __all__ = [
     "Location",
     "Manifest",
     "Metric",
+    "Notification",
     "Reference",
-    "converted",
-    "json_schema",
+    "Schedule",
     "label",
     "load_manifest",
     "load_manifest_text",

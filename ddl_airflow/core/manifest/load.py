@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -23,11 +23,13 @@ from ddl_airflow.core.manifest.document import (
     mask_fields,
     read_document,
 )
-from ddl_airflow.core.manifest.ffdl import RULES as FFDL_RULES
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
-from ddl_airflow.core.manifest.ffdl import FfdlManifest, Translation, is_ffdl, translated
+from ddl_airflow.core.manifest.ffdl import is_ffdl
 from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
 from ddl_airflow.core.manifest.rules import RULES, Finding, Rule, nearest, suggestion
+
+if TYPE_CHECKING:
+    from ddl_airflow.core.manifest.ffdl.translate import Translation
 
 
 def load_manifest(path: Path, *, source: str | None = None) -> Manifest:
@@ -75,6 +77,10 @@ def load_manifest_text(text: str | bytes, source: str) -> Manifest:
         message = f"is {_shown(document.value, quote=False)}, wanted a mapping of fields"
         found.add(Finding("", message, fix))
     elif is_ffdl(document.value):
+        from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
+        from ddl_airflow.core.manifest.ffdl.rules import RULES as FFDL_RULES
+        from ddl_airflow.core.manifest.ffdl.translate import translated
+
         original = found.read(FfdlManifest, document.value, FFDL_RULES)
         translation = translated(_parts(FfdlManifest, original, document.value))
         manifest = found.read(Manifest, translation.value, RULES, translation)

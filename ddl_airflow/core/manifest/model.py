@@ -1,10 +1,10 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, launcher, distribution, experiment, metrics, transform, evaluation, approval,
-parameters and code; ``ffdl.py`` translates another into it. Each field carries its description and
-an example; error messages and the reference page are made from them. What a single field cannot
-know is in ``rules.py``.
+schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
+approval, notifications, parameters and code; ``ffdl`` translates another into it. Each field
+carries its description and an example; error messages and the reference page are made from them.
+What a single field cannot know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.values import (
     AnyText,
+    Argument,
     Checkpoint,
     Duration,
+    Moment,
     Prefix,
     Secret,
     Text,
@@ -45,12 +47,20 @@ from ddl_airflow.core.manifest.values import (
 )
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 
 
 def _schedule(value: Any) -> Any:
     """``schedule: "@daily"`` is short for ``schedule: {cron: "@daily"}``."""
     return {"cron": value} if isinstance(value, str) else value
+
+
+def _notification(value: Any) -> Any:
+    """An address alone is a mail to it; a class path alone is a notifier without arguments."""
+    if not isinstance(value, str):
+        return value
+    return {"arguments": {"to": value}} if "@" in value else {"notifier": value}
 
 
 def _parameter(value: Any) -> Any:
@@ -61,7 +71,9 @@ def _parameter(value: Any) -> Any:
 class Section(BaseModel):
     """Base of every section: frozen, and closed to fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
 
 # --- model_definition -----------------------------------------------------------------------
@@ -293,10 +305,43 @@ class Schedule(Section):
     cron: Text | None = Field(
         default=None, description="Cron expression or preset.", examples=["0 3 * * 0"]
     )
+    timetable: Text | None = Field(
+        default=None,
+        description="Class path of a timetable that a plugin of the site registers; instead of "
+        "cron.",
+        examples=["site_calendar.AfterWorkday"],
+    )
+    timezone: Text | None = Field(
+        default=None,
+        description="Time zone of cron and start; UTC by default.",
+        examples=["Europe/Berlin"],
+    )
+    start: Moment | None = Field(
+        default=None,
+        description="Nothing is due before it; a date, or date and time.",
+        examples=["2026-01-31"],
+    )
+    catchup: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether every time since start is made up for, not only the last one.",
+        examples=[True],
+    )
     on_data_change: Annotated[bool, BeforeValidator(truth)] = Field(
         default=False,
         description="Whether it runs when the training data has changed.",
         examples=[True],
+    )
+    assets: tuple[Text, ...] = Field(
+        default=(),
+        description="URIs or names of assets of other DAGs; it runs once all of them were updated.",
+        examples=[["s3://mnist-training-models/mnist-keras"]],
+    )
+    max_active_runs: Whole = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Runs at the same time; what is due meanwhile waits.",
+        examples=[1],
     )
 
 
@@ -315,10 +360,41 @@ class Retries(Section):
         examples=["fixed"],
     )
 
-    @property
-    def retries(self) -> int:
-        """Tries after the first one: Airflow's ``retries``."""
-        return self.attempts - 1
+
+class Step(Section):
+    """What holds for one step instead of ``retries``, and how long a try of it may take."""
+
+    attempts: Whole | None = Field(
+        default=None, ge=1, le=100, description="Tries in all, the first included.", examples=[5]
+    )
+    delay: Duration | None = Field(
+        default=None, description="Pause before the next try.", examples=["1m"]
+    )
+    timeout: Duration | None = Field(
+        default=None,
+        description="Longest time that one try may take; by default there is no limit.",
+        examples=["12h"],
+    )
+
+
+class Steps(Section):
+    """Steps that are tried otherwise than ``retries`` says."""
+
+    stage_data: Step = Field(
+        default=Step(), description="Fetching the data.", examples=[{"timeout": "2h"}]
+    )
+    train: Step = Field(
+        default=Step(), description="The training.", examples=[{"attempts": 5, "timeout": "2d"}]
+    )
+    transform: Step = Field(
+        default=Step(), description="Making the SavedModel.", examples=[{"timeout": "1h"}]
+    )
+    evaluate: Step = Field(
+        default=Step(), description="The evaluation.", examples=[{"attempts": 1}]
+    )
+    upload_results: Step = Field(
+        default=Step(), description="Publishing.", examples=[{"attempts": 10, "delay": "1m"}]
+    )
 
 
 class Launcher(Section):
@@ -428,6 +504,44 @@ class Approval(Section):
     )
 
 
+class Notification(Section):
+    """One message, by a notifier that a provider of this Airflow brings."""
+
+    notifier: Text = Field(
+        default=SMTP_NOTIFIER,
+        description="Its class path; mail by default. `airflow providers notifications` lists all.",
+        examples=["airflow.providers.smtp.notifications.smtp.SmtpNotifier"],
+    )
+    arguments: Mapping[str, Argument] = Field(
+        default={},
+        description="What it is made with; secrets belong into the connection that it uses.",
+        examples=[{"to": ["ml@example.com"], "smtp_conn_id": "mail"}],
+    )
+
+
+NotificationOrShort = Annotated[Notification, BeforeValidator(_notification)]
+
+
+class Notifications(Section):
+    """Who hears of a run, by Airflow's notifiers. An address alone is a mail to it."""
+
+    on_failure: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a task has failed and is not tried again.",
+        examples=[["ml@example.com"]],
+    )
+    on_success: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a model was published.",
+        examples=[["ml@example.com"]],
+    )
+    on_approval: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When the run waits for a person.",
+        examples=[["ml@example.com"]],
+    )
+
+
 class Parameter(Section):
     """A value that a run may change: in the trigger form, in the command, in the environment.
 
@@ -510,6 +624,11 @@ class Manifest(Section):
     retries: Retries = Field(
         default=Retries(), description="What happens on failure.", examples=[{"attempts": 3}]
     )
+    steps: Steps = Field(
+        default=Steps(),
+        description="Attempts and timeouts of single steps.",
+        examples=[{"train": {"attempts": 5, "timeout": "2d"}}],
+    )
     launcher: Launcher = Field(
         default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
     )
@@ -544,6 +663,11 @@ class Manifest(Section):
         default=Approval(required=False),
         description="Whether a person decides over publishing.",
         examples=[{"required": True}],
+    )
+    notifications: Notifications = Field(
+        default=Notifications(),
+        description="Who hears of a run.",
+        examples=[{"on_failure": ["ml@example.com"]}],
     )
     parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
         default={},
@@ -630,14 +754,19 @@ class Manifest(Section):
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides the training.
 
-        Key order, comments, spelled-out defaults, the file's name and the keys to the stores do
-        not change it.
+        Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
+        runs and who hears of it do not change it.
         """
-        keys = {"connection": set(SECRET_FIELDS)}
+        keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
             mode="json",
             exclude_none=True,
-            exclude={"training_data_reference": keys, "training_results_reference": keys},
+            exclude={
+                "training_data_reference": keys,
+                "training_results_reference": keys,
+                "schedule": True,
+                "notifications": True,
+            },
         )
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -7,15 +7,16 @@ one look at a manifest shows everything.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import SecretStr
 
@@ -27,16 +28,19 @@ from ddl_airflow.core.manifest.model import (
     RUN_SETTINGS,
     SECRET_FIELDS,
     TYPES,
+    Approval,
     Connection,
     DataReference,
     Evaluation,
     Launcher,
     Location,
     Metric,
+    Notifications,
     Parameter,
     Reference,
     ResultsReference,
     Schedule,
+    Steps,
     slug,
     split_commands,
 )
@@ -98,6 +102,8 @@ _rule = registering(RULES)
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
     """Returns the known word that was probably meant."""
+    import difflib  # slow to import, and rarely needed
+
     near = difflib.get_close_matches(given[:60], list(known), n=1)
     return near[0] if near else None
 
@@ -189,10 +195,9 @@ def parameter_servers_are_local(at: str, launcher: Launcher, distribution: str) 
 
 @_rule("schedule")
 def schedule_is_cron_or_preset(at: str, given: Schedule | None) -> Findings:
-    if given is not None and given.cron is None and not given.on_data_change:
-        yield Finding(at, "names no time", "Add cron: or on_data_change: true.")
-    if given is not None and given.cron == "@once" and given.on_data_change:
-        yield Finding(f"{at}.cron", "@once cannot go with on_data_change", "Delete one of them.")
+    if given is not None and given.cron == "@once" and (given.on_data_change or given.assets):
+        with_it = "on_data_change" if given.on_data_change else "assets"
+        yield Finding(f"{at}.cron", f"@once cannot go with {with_it}", "Delete one of them.")
     if given is None or given.cron is None or given.cron in PRESETS:
         return
     schedule = given.cron
@@ -221,6 +226,75 @@ def _cron_problem(schedule: str) -> str:
     except CroniterError:
         return "is not a cron expression"
     return ""
+
+
+@_rule("schedule")
+def schedule_says_when(at: str, given: Schedule | None) -> Findings:
+    if given is None:
+        return
+    time = given.cron or given.timetable
+    if not (time or given.on_data_change or given.assets):
+        # Alone it is for those who trigger several runs at once.
+        if given.max_active_runs == 1 or given.timezone or given.start or given.catchup:
+            yield Finding(at, "names no time", "Add cron:, assets: or on_data_change: true.")
+        return
+    if given.cron and given.timetable:
+        yield Finding(f"{at}.timetable", "is given beside cron", "Delete one of them.")
+    if given.timetable and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", given.timetable):
+        fix = "Write its module and class, such as site_calendar.AfterWorkday."
+        yield Finding(f"{at}.timetable", f"{given.timetable[:60]!r} is no class path", fix)
+    if given.catchup and not (time and given.start):
+        fix = "Add cron and start, or delete catchup: each run trains on the data as it is now."
+        yield Finding(f"{at}.catchup", "needs a time and a start to count from", fix)
+    if given.timezone is not None:
+        yield from _timezone_findings(f"{at}.timezone", given.timezone)
+
+
+def _timezone_findings(at: str, name: str) -> Findings:
+    try:
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", name[:100]):
+            ZoneInfo(name)
+            return
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    yield Finding(
+        at, f"{name[:60]!r} is not a time zone", "Write for example Europe/Berlin, or UTC."
+    )
+
+
+@_rule("training_results_reference", "model_definition.name", "schedule")
+def schedule_waits_for_assets_of_others(
+    at: str, results: ResultsReference, name: str, given: Schedule | None
+) -> Findings:
+    own = _place(results)
+    seen: set[str] = set()
+    for i, asset in enumerate(given.assets if given else ()):
+        field, uri = f"{at}.assets[{i}]", asset.rstrip("/")
+        fix = "Write an asset's name, or its URI such as s3://bucket/prefix."
+        if len(asset) > 1500 or not asset.isascii() or not asset.isprintable():
+            yield Finding(field, "is longer than 1500 characters, or not all ASCII", fix)
+        elif problem := _asset_problem(asset):
+            yield Finding(field, problem, fix)
+        elif uri in seen:
+            yield Finding(field, f"{uri[:60]!r} is there twice", "Delete one of them.")
+        elif own and own[0] == "s3" and uri == "s3://" + "/".join((*own[2:], slug(name))):
+            fix = "Delete it; its runs would start each other for ever."
+            yield Finding(field, "is this training's own model", fix)
+        seen.add(uri)
+
+
+def _asset_problem(uri: str) -> str:
+    if "://" not in uri:
+        return ""
+    try:
+        url = urlsplit(uri)
+    except ValueError:
+        return "is not a URI"
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", url.scheme) or url.scheme == "airflow":
+        return "has a scheme that no asset has"
+    if "@" in url.netloc:
+        return "carries more than a place"
+    return "" if url.netloc or url.path else "names no place"
 
 
 @_rule("experiment")
@@ -283,6 +357,39 @@ def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Fin
         yield Finding(at, "asks for nothing", fix)
     if low is not None and high is not None and low > high:
         yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("evaluation", "approval", "steps")
+def steps_are_there_and_have_time(
+    at: str, evaluation: Evaluation | None, approval: Approval, steps: Steps
+) -> Findings:
+    if "evaluate" in steps.model_fields_set and evaluation is None and not approval.required:
+        fix = "Delete it, or add evaluation:."
+        yield Finding(f"{at}.evaluate", "is for a step that this training does not have", fix)
+    for name, step in steps:
+        if step.timeout is not None and step.timeout <= timedelta(0):
+            fix = "Write for example 12h, or delete it for no limit."
+            yield Finding(f"{at}.{name}.timeout", "leaves no time at all", fix)
+
+
+@_rule("approval", "notifications")
+def notifications_have_a_reason_and_no_secret(
+    at: str, approval: Approval, notifications: Notifications
+) -> Findings:
+    if notifications.on_approval and not approval.required:
+        fix = "Add approval: {required: true}, or delete it."
+        yield Finding(f"{at}.on_approval", "is given, and nobody is asked for approval", fix)
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            field = f"{at}.{event}[{i}]"
+            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", one.notifier):
+                fix = "Write a mail address, or module and class of a notifier."
+                message = f"{one.notifier[:60]!r} is neither a mail address nor a class path"
+                yield Finding(f"{field}.notifier", message, fix)
+            for name in one.arguments:
+                if re.search(r"passw|secret|token|api_?key|credential|webhook_url", name, re.I):
+                    fix = "Put it into an Airflow connection, and give the notifier its id."
+                    yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
 
 
 @_rule("parameters")

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS, FfdlManifest
+from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS
+from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
 from ddl_airflow.core.manifest.model import Manifest
 
 # Editors know this one best.
@@ -31,6 +32,8 @@ def json_schema() -> dict[str, Any]:
     fields = sections["Manifest"]["properties"]
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
+    for event in sections["Notifications"]["properties"].values():
+        event["items"] = {"anyOf": [event["items"], {"type": "string"}]}
     whole = fields["parameters"]["additionalProperties"]
     fields["parameters"]["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
     return {

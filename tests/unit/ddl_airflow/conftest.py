@@ -216,7 +216,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def context_of() -> Callable[..., dict[str, Any]]:
     """context_of(dag_id, try_number=, **params): what a task of ours takes from Airflow."""
 
-    def make(dag_id: str, try_number: int = 1, **params: Any) -> dict[str, Any]:
+    def make(dag_id: str, try_number: int = 1, max_tries: int = 0, **params: Any) -> dict[str, Any]:
         run = SimpleNamespace(
             dag_id=dag_id,
             run_id=RUN_ID,
@@ -226,7 +226,7 @@ def context_of() -> Callable[..., dict[str, Any]]:
             logical_date=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
             start_date=datetime(2026, 11, 20, 20, 16, tzinfo=UTC),
         )
-        ti = SimpleNamespace(try_number=try_number)
+        ti = SimpleNamespace(try_number=try_number, max_tries=max_tries)
         return {"dag_run": run, "ti": ti, "params": params, "outlet_events": _Events()}
 
     return make

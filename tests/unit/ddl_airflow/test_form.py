@@ -24,7 +24,7 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "attempts": 5, "dry_run": False},
+        **{"nodes": 3, "checkpoint": "200", "attempts": 9, "dry_run": False},
         "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
@@ -32,6 +32,14 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert (rate.schema["type"], rate.schema["minimum"], rate.schema["maximum"]) == ("number", 0, 1)
     types = {name: fields.get_param(name).schema["type"] for name in fields}
     assert types["augment"] == "boolean" and types["note"] == "string"
+
+
+@pytest.mark.parametrize("path", sorted(FULL.parent.glob("*.yml")), ids=lambda path: path.name)
+def test_defaults_are_what_airflow_allows(path):
+    # Which a parse does not ask it.
+    manifest = load_manifest(path)
+    defaults = ParamsDict(form(manifest, plan(manifest, path)))
+    assert defaults.validate() == defaults.dump()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},
-        {"attempts": 6},
+        {"attempts": 10},
         {"dry_run": "true"},
         {"experiment_id": "../x"},
         {"experiment_id": ""},

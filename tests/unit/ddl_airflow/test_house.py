@@ -24,11 +24,15 @@ MAY_IMPORT = {
     "provider_info": set(),
     "hooks": {"core", "storage", "launchers"},
     "triggers": {"core", "storage", "launchers", "hooks"},
-    "operators": {"core", "storage", "launchers", "hooks", "triggers", "lineage", "boundary"},
+    "links": {"core"},
+    "operators": {
+        *("core", "storage", "launchers", "hooks", "triggers", "lineage", "boundary", "links"),
+    },
     "form": {"core"},
-    "dag": {"core", "operators", "form", "triggers"},
+    "notifications": {"core"},
+    "dag": {"core", "operators", "form", "triggers", "notifications"},
     "bundle": {"core", "dag"},
-    "plugin": {"core", "operators", "dag"},
+    "plugin": {"core", "operators", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "cli": {"core", "storage", "lineage", "demo"},
 }

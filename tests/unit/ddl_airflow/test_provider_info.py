@@ -45,8 +45,8 @@ def test_airflow_knows_every_option_and_its_default(monkeypatch):
     for name in options:
         monkeypatch.delenv(f"AIRFLOW__DDL__{name.upper()}", raising=False)
     assert set(options) == {
-        *("workspace", "python", "tensorboard_url", "transfer_workers", "data_poll_interval"),
-        "job_poll_interval",
+        *("workspace", "python", "results_url", "tensorboard_url", "transfer_workers"),
+        *("data_poll_interval", "job_poll_interval"),
     }
     assert conf.getfloat("ddl", "job_poll_interval") == 5
     assert conf.getfloat("ddl", "data_poll_interval") == 60

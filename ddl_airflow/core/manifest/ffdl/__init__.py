@@ -2,25 +2,21 @@
 
 Each field that FfDL reads is mapped, refused with the reason, or set aside with a warning; none is
 passed over. ``docs/coming-from-ffdl.md`` is the table.
+
+Each task's process reads a manifest, and most are of our dialect: here is only what tells them
+apart; the rest is imported for a manifest of FfDL.
 """
 
-from ddl_airflow.core.manifest.ffdl.model import (
-    FFDL_FIELDS,
-    OUR_FIELDS,
-    SECRET_FIELDS,
-    FfdlManifest,
-    is_ffdl,
-)
-from ddl_airflow.core.manifest.ffdl.rules import RULES
-from ddl_airflow.core.manifest.ffdl.translate import Translation, translated
+from __future__ import annotations
 
-__all__ = [
-    "FFDL_FIELDS",
-    "OUR_FIELDS",
-    "RULES",
-    "SECRET_FIELDS",
-    "FfdlManifest",
-    "Translation",
-    "is_ffdl",
-    "translated",
-]
+from collections.abc import Mapping
+from typing import Any
+
+SECRET_FIELDS = ("user_name", "password")
+OUR_FIELDS = {"model_definition", "training_data_reference", "training_results_reference"}
+FFDL_FIELDS = {"data_stores", "framework", "learners", "gpus"}
+
+
+def is_ffdl(value: Mapping[str, Any]) -> bool:
+    """Returns whether the fields of a document are FfDL's, and not those of our dialect."""
+    return OUR_FIELDS.isdisjoint(value) and not FFDL_FIELDS.isdisjoint(value)

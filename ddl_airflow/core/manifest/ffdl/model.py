@@ -16,9 +16,6 @@ from ddl_airflow.core.manifest.model import Section
 from ddl_airflow.core.manifest.values import AnyText, Secret, Text, Whole
 
 OBJECT_STORES = ("mount_cos", "s3_datastore")
-SECRET_FIELDS = ("user_name", "password")
-OUR_FIELDS = {"model_definition", "training_data_reference", "training_results_reference"}
-FFDL_FIELDS = {"data_stores", "framework", "learners", "gpus"}
 # What an object store's connection is called: ours, FfDL's.
 CONNECTION = {
     "conn_id": "conn_id",
@@ -195,8 +192,3 @@ class FfdlManifest(Section):
     evaluation_metrics: EvaluationMetrics | None = Field(
         default=None, description="Metrics.", examples=[{"type": "tensorboard"}]
     )
-
-
-def is_ffdl(value: Mapping[str, Any]) -> bool:
-    """Returns whether the fields of a document are FfDL's, and not those of our dialect."""
-    return OUR_FIELDS.isdisjoint(value) and not FFDL_FIELDS.isdisjoint(value)

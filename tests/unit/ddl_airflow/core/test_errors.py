@@ -25,6 +25,7 @@ RETRYABLE = {
     "EvaluationInvalid": False,
     "QualityTooLow": False,
     "NoSuchModel": False,
+    "TimedOut": True,
     "SettingUnknown": False,
     "TransformError": False,
     "CheckpointMissing": False,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
-from ddl_airflow.core.plan import plan
+from ddl_airflow.core.plan import Tries, plan
 
 VALID = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid"
 
@@ -42,6 +42,18 @@ def test_full_manifest_fills_every_step():
     assert transform.sample == "t10k-images-idx3-ubyte.gz"
     assert transform.python == train.python
     assert steps.upload_results.results.uri == "s3://digits/models"
+
+
+def test_a_step_is_tried_as_it_says_and_else_as_all_are():
+    tries = planned("full.yml").tries
+    assert tries["train"] == Tries(9, 7200.0, "fixed", 129600.0)
+    assert tries["stage_data"] == Tries(5, 90.0, "fixed", 7200.0)
+    assert tries["evaluate"] == Tries(1, 90.0, "fixed", None)
+    assert tries["upload_results"] == tries["transform"] == Tries(5, 90.0, "fixed", None)
+    assert planned("folders.yml").tries == {
+        name: Tries(3, 30.0, "exponential", None)
+        for name in ("stage_data", "train", "transform", "upload_results")
+    }
 
 
 def test_first_command_trains_and_the_rest_transform():

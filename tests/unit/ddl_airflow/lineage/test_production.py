@@ -7,7 +7,7 @@ import pytest
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 
 @pytest.fixture
@@ -33,9 +33,20 @@ def test_the_newest_is_named_and_those_before_are_kept(results):
     assert now["model"] == f"{results.uri}/digits-3/model"
     assert now["metrics"] == {"accuracy": 0.93}
     assert [one["training_id"] for one in now["before"]] == ["digits-2", "digits-1"]
-    assert point(results, "digits", PRODUCTION, "digits-3", {}) == now
+    assert point(results, "digits", PRODUCTION, "digits-3", {"accuracy": 0.93}) == now
     assert read_pointer(results, "digits", LATEST) is None
     assert read_pointer(results, "other", PRODUCTION) is None
+
+
+def test_what_is_published_again_takes_its_place_back_only_if_it_was_trained_again(results):
+    now = rollback(results, "digits")
+    assert point(results, "digits", PRODUCTION, "digits-3", {"accuracy": 0.93}) == now
+    assert point(results, "digits", PRODUCTION, "digits-1", {"accuracy": 0.91}) == now
+    now = point(results, "digits", PRODUCTION, "digits-2", {"accuracy": 0.99})
+    assert (now["training_id"], now["metrics"]) == ("digits-2", {"accuracy": 0.99})
+    assert [one["training_id"] for one in now["before"]] == ["digits-3", "digits-1"]
+    now = point(results, "digits", PRODUCTION, "digits-1", {"accuracy": 0.95})
+    assert now["training_id"] == "digits-1"
 
 
 def test_going_back_goes_on_going_back(results):

@@ -81,6 +81,20 @@ def test_a_run_that_was_given_fewer_attempts_gives_up_earlier(workspace, context
         step.execute(context_of("some-dag", 2, attempts=2))
 
 
+def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
+    step = Step(task_id="t", error=StagingError("x"), retries=2)
+    # Tried three times and cleared: Airflow counts on, and its limit with it.
+    for number, last in ((4, False), (5, False), (6, True)):
+        context = context_of("some-dag", number, max_tries=5, attempts=3)
+        assert step.tries(context) == number - 3
+        with pytest.raises(AirflowException) as caught:
+            step.execute(context)
+        assert (type(caught.value) is AirflowFailException) == last
+    # The manifest has got more attempts since.
+    assert step.tries(context_of("some-dag", 1, max_tries=0)) == 1
+    assert Step(task_id="t", retries=0).tries(context_of("some-dag", 1, max_tries=9)) == 1
+
+
 def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "file" / "w"))

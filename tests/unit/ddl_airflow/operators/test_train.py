@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
@@ -58,7 +59,7 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
         assert (layout.logs / f"rank-{rank}.log").read_text() == f"step 5 loss= 0.2{rank}\n"
     assert (layout.state / "try-2" / "rank-1.json").is_file()
     part = json.loads((layout.state / "lineage" / "train.json").read_text())
-    assert part["result"] == {"metrics": {"loss": 0.2}, "steps": 5}
+    assert part["result"] == {"metrics": {"loss": 0.2}, "steps": 5, "wrote_model": False}
     assert part["tries"] == {"train": 2}
     about = part["environment"]
     assert (about["world_size"], about["nodes"], about["slots"]) == (2, 2, 1)
@@ -149,6 +150,94 @@ def test_a_retry_sees_what_the_try_before_left(train, layout, context_of):
     assert not isinstance(caught.value, AirflowFailException)
     train(script, nodes=1).execute(context_of("training", 2))
     assert (layout.logs / "rank-0.log").read_text().endswith("resumed at 7\n")
+
+
+LEAVES_A_STEP = """
+    import os, sys
+    folder = os.environ["CHECKPOINT_DIR"]
+    steps = len(os.listdir(folder))
+    print("found", steps)
+    for name in (f"{folder}/step-{steps}", os.environ["EXPERIMENT_DIR"] + "/curve"):
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+        open(name, "w").close()
+    sys.exit(os.environ["PARAM_FAILS"] == "true")
+"""
+
+
+def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
+    train, layout, context_of
+):
+    def run(try_number, max_tries, fails=False, **params):
+        task = train(LEAVES_A_STEP, nodes=1, retries=2, parameters={"fails": fails})
+        context = context_of("training", try_number, max_tries, **params)
+        if fails:
+            with pytest.raises(AirflowException, match="code 1"):
+                task.execute(context)
+        else:
+            task.execute(context)
+        return (layout.logs / "rank-0.log").read_text().splitlines()[-1]
+
+    assert run(1, 2, fails=True) == "found 0"
+    # Airflow's limit after a task of two retries was cleared that had been tried once.
+    assert run(2, 3, fails=True) == "found 1"
+    assert run(3, 3) == "found 2"
+    # The worker died before it could say that the training had ended: not cleared, tried again.
+    assert run(4, 4) == "found 3"
+    assert run(5, 6) == "found 0"
+    assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 4
+    assert (layout.replaced / layout.training_id / "curve").exists()
+    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    assert part["tries"] == {"train": 1}
+    # Of those that were replaced, only the last are kept.
+    assert run(6, 7, fails=True) == "found 0"
+    assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 1
+    assert run(7, 7) == "found 1"
+    # An experiment with a name is there to be gone on with.
+    assert run(8, 9, experiment_id="wide") == "found 0"
+    assert run(9, 10, experiment_id="wide") == "found 0"
+    assert not (layout.replaced / "wide").exists()
+    assert (layout.workspace / "experiments" / "wide" / "curve").exists()
+
+
+def test_a_retry_finds_no_damaged_checkpoint(train, layout, context_of, capsys):
+    script = """
+        import os, sys, zipfile
+        folder = os.environ["CHECKPOINT_DIR"]
+        print(sorted(os.listdir(folder)))
+        for step in (1, 2):
+            with zipfile.ZipFile(f"{folder}/model-{step}.keras", "w") as archive:
+                archive.writestr("model.weights.h5", str(step) * 1000)
+        os.truncate(f"{folder}/model-2.keras", 500)
+        sys.exit(1)
+    """
+    for number in (1, 2):
+        with pytest.raises(AirflowException, match="code 1"):
+            train(script, nodes=1).execute(context_of("training", number))
+    said = (layout.logs / "rank-0.log").read_text().splitlines()
+    assert said == ["[]", "['model-1.keras']"]
+    assert (layout.damaged / "model-2.keras").stat().st_size == 500
+    log = capsys.readouterr().out
+    assert "model-2.keras is damaged or half written" in log
+    assert "model-1.keras is the newest complete one to go on from" in log
+
+
+def test_a_try_that_takes_too_long_is_ended_and_tried_again(run_task, workspace, tmp_path):
+    with DAG("training", schedule=None):
+        task = TrainOperator(
+            task_id="train",
+            command="sleep 60",
+            retries=1,
+            execution_timeout=timedelta(seconds=1),
+        )
+    began = time.monotonic()
+    ended = run_task(task)
+    assert ended.state == "up_for_retry"
+    assert "train was ended after 0:00:01" in str(ended.error)
+    assert "steps.train.timeout" in str(ended.error)
+    assert time.monotonic() - began < 20
+    (folder,) = (workspace / "runs" / "training").iterdir()
+    assert marked("DDL_JOB_ID", f"{folder.name}/train-1") == []
+    assert run_task(task, 2).state == "failed"
 
 
 @pytest.mark.parametrize(

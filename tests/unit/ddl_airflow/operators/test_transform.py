@@ -8,6 +8,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.transform import TransformOperator
 
 
@@ -51,6 +52,15 @@ def test_own_commands_run_once_each_in_order_and_their_model_must_load(
     assert not (layout.state / "lineage" / "transform.json").exists()
     assert (layout.logs / "transform" / "rank-0.log").is_file()  # not over the training's
     assert not (layout.logs / "rank-0.log").exists()
+
+
+def test_a_model_of_an_earlier_try_is_not_taken_for_this_ones(transform, layout, context_of):
+    write_part(layout, "train", {"result": {"wrote_model": False}})
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").touch()
+    with pytest.raises(AirflowFailException, match="wrote no SavedModel"):
+        transform("print(1)", commands=["python export.py"]).execute(context_of("forming"))
+    assert not layout.model.exists()
 
 
 def test_own_command_that_writes_no_model_fails(transform, context_of):

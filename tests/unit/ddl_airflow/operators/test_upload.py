@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
+from datetime import timedelta
 
 import pytest
 from airflow.sdk.exceptions import (
@@ -18,7 +19,7 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.dag import dag_from
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 TRAIN = """
     import os
@@ -175,10 +176,29 @@ def test_half_published_results_have_no_marker(trained, tmp_path):
     assert not (results / layout.training_id / "_SUCCESS").exists()
 
 
-def test_published_twice_is_the_same(trained):
-    dag, context, _ = trained
+def test_published_again_is_the_same(trained, tmp_path, context_of):
+    dag, context, layout = trained
     task = dag.get_task("upload_results")
-    assert task.execute(context) == task.execute(context)
+    places = task.execute(context)
+    store = FolderStore(tmp_path / "dags" / "results")
+    there = store.list()
+    # Cleared: another try to Airflow, of a run that starts another time.
+    again = context_of("road", try_number=3, max_tries=4, epochs=3)
+    again["dag_run"].start_date += timedelta(hours=1)
+    assert task.execute(again) == places
+    assert store.list() == there
+    # Trained and transformed again: what is published follows, and nothing old stays.
+    dag.get_task("train").execute(context_of("road", try_number=3, max_tries=4, epochs=3))
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("another graph")
+    assert task.execute(again) == places
+    training = tmp_path / "dags" / "results" / layout.training_id
+    assert (training / "model" / "saved_model.pb").read_text() == "another graph"
+    assert not (training / "model" / "variables" / "v").exists()
+    record = json.loads((training / "lineage.json").read_text())
+    assert record["run"]["tries"] == {
+        **{"stage_data": 2, "train": 1, "transform": 2, "upload_results": 2},
+    }
 
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):

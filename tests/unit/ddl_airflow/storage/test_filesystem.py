@@ -14,8 +14,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import FolderStore
-from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.filesystem import FolderStore, os_errors
 
 
 def ignore(nbytes):

@@ -56,15 +56,15 @@ def test_full_manifest_has_everything() -> None:
     assert manifest.dag_id == "Digits-v2-Keras"
     assert (manifest.slots, manifest.world_size) == (2, 6)
     assert manifest.retries.delay == timedelta(seconds=90)
-    assert (manifest.retries.delay, manifest.retries.retries) == (timedelta(seconds=90), 4)
+    assert (manifest.steps.train.attempts, manifest.steps.train.timeout) == (9, timedelta(hours=36))
     assert manifest.training_data_reference.place.prefix == "data/v2"
     assert manifest.training_results_reference.place.prefix == "models"
     assert (manifest.distribution, manifest.experiment) == ("mpi", "digits-wide")
     assert manifest.transform.checkpoint == 200
     assert manifest.transform.inputs == {"images": "x:0"}
     assert [metric.name for metric in manifest.metrics] == ["loss", "step"]
-    assert manifest.line_of("metrics[1].regex") == 40
-    assert manifest.line_of("metrics[1].nothing.such") == 40
+    assert manifest.line_of("metrics[1].regex") == 47
+    assert manifest.line_of("metrics[1].nothing.such") == 47
     assert manifest.line_of("nothing") == 2
 
 
