@@ -119,12 +119,12 @@ class LocalLauncher:
 
     def status(self, handle: JobHandle) -> JobStatus:
         """Running while mpirun lives; then what the ranks' records say."""
-        process = self._started[handle.pid]
+        process = self._started[handle.number]
         return ranks_status(handle, running=process.poll() is None)
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
         """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left."""
-        process = self._started.get(handle.pid)
+        process = self._started.get(handle.number)
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
