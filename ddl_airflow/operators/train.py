@@ -71,7 +71,7 @@ class TrainOperator(StepOperator):
         "parameters",
     )
     templated = ("command",)
-    settable = ("nodes",)
+    settable = ("nodes", "launcher")
     template_fields_renderers = {
         "command": "bash",
         "scheduler": "json",
