@@ -250,6 +250,8 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        scheduler=train.scheduler,
+        gpu=train.gpu,
         distribution=train.distribution,
         python=train.python,
         framework=train.framework,

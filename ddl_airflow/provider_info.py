@@ -79,7 +79,10 @@ def get_provider_info() -> dict[str, Any]:
             {"integration-name": "DDL", "python-modules": ["ddl_airflow.bundle"]},
         ],
         "triggers": [
-            {"integration-name": "DDL", "python-modules": ["ddl_airflow.triggers.data_change"]},
+            {
+                "integration-name": "DDL",
+                "python-modules": ["ddl_airflow.triggers.data_change", "ddl_airflow.triggers.job"],
+            },
         ],
         "config": {
             "ddl": {
@@ -148,6 +151,16 @@ def get_provider_info() -> dict[str, Any]:
                         ),
                         "type": "float",
                         "default": "60",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
+                    "job_poll_interval": {
+                        "description": (
+                            "Seconds between two looks at a job of a cluster's scheduler, by the "
+                            "triggerer."
+                        ),
+                        "type": "float",
+                        "default": "5",
                         "example": None,
                         "version_added": "0.1.0",
                     },

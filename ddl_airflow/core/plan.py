@@ -105,6 +105,8 @@ class TrainStep:
     """Run the manifest's first command on all ranks.
 
     Attributes:
+        scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
+        gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
         place: where Airflow runs it.
@@ -117,6 +119,8 @@ class TrainStep:
     place: Place
     pool_slots: int
     launcher: str
+    scheduler: Mapping[str, Any]
+    gpu: bool
     distribution: str
     python: str
     framework: str
@@ -257,6 +261,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             place=manifest.compute.train,
             pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
+            scheduler=_scheduler(manifest),
+            gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
@@ -280,6 +286,18 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         other_steps=manifest.compute.other_steps,
     )
+
+
+def _scheduler(manifest: Manifest) -> dict[str, Any]:
+    asked = manifest.launcher
+    limit = asked.time_limit
+    settings = {
+        "partition": asked.partition,
+        "account": asked.account,
+        "time_limit_s": limit and limit.total_seconds(),
+        "options": asked.options and list(asked.options),
+    }
+    return {name: value for name, value in settings.items() if value}
 
 
 def _tries(manifest: Manifest) -> dict[str, Tries]:

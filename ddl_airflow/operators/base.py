@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +55,18 @@ def asset_of(uri: str) -> Asset:
     return asset
 
 
+def _end_with_supervisor() -> None:
+    """A task whose supervisor was killed would go on, unseen, beside its next try."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CommsDecoder
+
+    from ddl_airflow.launchers.tether import end_with_parent
+
+    # In `airflow dags test` there is no supervisor: the parent is the user's shell.
+    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder):
+        end_with_parent()
+
+
 class StepOperator(BaseOperator):
     """One step of a training. Not for use by itself.
 
@@ -64,6 +76,13 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
+        return self.with_layout(context, self._rehearsed_or_run)
+
+    def with_layout(
+        self, context: Any, work: Callable[[RunLayout, Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Does the work, in the run's folder and with errors that Airflow understands."""
+        _end_with_supervisor()
         run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
         layout = RunLayout(
@@ -76,14 +95,17 @@ class StepOperator(BaseOperator):
             try:
                 with os_errors(layout.root), self._timeout():
                     layout.create()
-                    if context["params"].get("dry_run"):
-                        self._rehearse_from_here(layout, context)
-                    return self.run_step(layout, context)
+                    return work(layout, context)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        if context["params"].get("dry_run"):
+            self._rehearse_from_here(layout, context)
+        return self.run_step(layout, context)
 
     def tries(self, context: Any) -> int:
         """Which try this is, from 1, since the task was last cleared.
@@ -107,10 +129,14 @@ class StepOperator(BaseOperator):
         try:
             yield
         except AirflowTaskTimeout as error:
-            raise TimedOut(
-                f"{self.task_display_name} was ended after {self.execution_timeout}. If that was "
-                f"too early, raise steps.{self.task_id}.timeout in the manifest."
-            ) from error
+            raise self.timed_out() from error
+
+    def timed_out(self) -> TimedOut:
+        """The error of a try that took longer than its ``execution_timeout``."""
+        return TimedOut(
+            f"{self.task_display_name} was ended after {self.execution_timeout}. If that was "
+            f"too early, raise steps.{self.task_id}.timeout in the manifest."
+        )
 
     # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
     # the regex of a metric is no template.

@@ -400,7 +400,11 @@ class Steps(Section):
 class Launcher(Section):
     """How the ranks start."""
 
-    kind: Text = Field(default="local", description="Launcher.", examples=["local"])
+    kind: Text = Field(
+        default="local",
+        description="local: on the host of the Airflow worker; slurm: a job of a Slurm cluster.",
+        examples=["slurm"],
+    )
     slots: Whole | None = Field(
         default=None,
         ge=1,
@@ -412,6 +416,25 @@ class Launcher(Section):
         default=None,
         description="Interpreter that `python` in the command means; by default Airflow's own.",
         examples=["/opt/train/bin/python"],
+    )
+    # None where nothing is given, also for the list: what is not there is not in the digest.
+    partition: Text | None = Field(
+        default=None,
+        description="Slurm's partition; by default the cluster's own.",
+        examples=["gpu"],
+    )
+    account: Text | None = Field(
+        default=None, description="Slurm's account; by default the user's own.", examples=["vision"]
+    )
+    time_limit: Duration | None = Field(
+        default=None,
+        description="After it Slurm ends the job, a try; by default the partition's.",
+        examples=["12h"],
+    )
+    options: tuple[Text, ...] | None = Field(
+        default=None,
+        description="Further options of sbatch, each --name or --name=value.",
+        examples=[["--qos=high", "--mem=64G"]],
     )
 
 
@@ -552,7 +575,7 @@ class Parameter(Section):
 
 
 # Names in the trigger form that are ours.
-RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
+RUN_SETTINGS = ("nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 

@@ -45,8 +45,17 @@ from ddl_airflow.core.manifest.model import (
     split_commands,
 )
 
-LAUNCHER_KINDS = ("local",)
-PLANNED_LAUNCHER_KINDS = ("ssh", "slurm", "kubernetes")
+LAUNCHER_KINDS = ("local", "slurm")
+PLANNED_LAUNCHER_KINDS = ("ssh", "kubernetes")
+SLURM_FIELDS = ("partition", "account", "time_limit", "options")
+# Set by ours, or what would make of one job another: several, one that waits, one that repeats.
+RESERVED_OPTIONS = frozenset(
+    """
+    account array batch chdir clusters error export export-file get-user-env help hold input
+    job-name kill-on-invalid-dep nodes no-requeue ntasks ntasks-per-node open-mode output parsable
+    partition quiet requeue test-only time uid usage version wait wrap
+    """.split()
+)
 PRESETS = ("@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 MAX_DAG_ID = 200
 SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
@@ -159,10 +168,42 @@ def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
 @_rule("launcher.kind")
 def launcher_is_available(at: str, kind: str) -> Findings:
     if kind in PLANNED_LAUNCHER_KINDS:
-        yield Finding(at, f"{kind} is not available in this release", "Use local.")
+        fix = f"Use {' or '.join(LAUNCHER_KINDS)}."
+        yield Finding(at, f"{kind} is not available in this release", fix)
     elif kind not in LAUNCHER_KINDS:
-        fix = f"Use local. Not available yet: {', '.join(PLANNED_LAUNCHER_KINDS)}."
+        known, planned = " or ".join(LAUNCHER_KINDS), ", ".join(PLANNED_LAUNCHER_KINDS)
+        fix = f"Use {known}. Not available yet: {planned}."
         yield Finding(at, f"{kind[:40]!r} is not known", fix)
+
+
+@_rule("launcher")
+def slurm_alone_is_asked_for_more(at: str, launcher: Launcher) -> Findings:
+    other = launcher.kind in LAUNCHER_KINDS and launcher.kind != "slurm"
+    for name in SLURM_FIELDS:
+        if other and getattr(launcher, name) is not None:
+            yield Finding(f"{at}.{name}", "is for kind slurm only", "Delete it, or set the kind.")
+    # What sbatch reads line by line cannot hold the end of one.
+    for name in ("partition", "account"):
+        if re.search(r"[^!-~]", getattr(launcher, name) or ""):
+            yield Finding(f"{at}.{name}", "is no name that Slurm could have", "Correct it.")
+    if launcher.time_limit is not None and not launcher.time_limit:
+        yield Finding(f"{at}.time_limit", "is no time at all", "Write for example 12h.")
+    for i, option in enumerate(launcher.options or ()):
+        found = re.fullmatch(r"--([a-z][a-z0-9-]*)(=[ -~]*)?", option)
+        if found is None:
+            fix = "Write --name or --name=value, for example --qos=high."
+            yield Finding(f"{at}.options[{i}]", f"{option[:40]!r} is no option of sbatch", fix)
+        # sbatch takes any beginning of a name that is only one's.
+        elif any(name.startswith(found[1]) for name in RESERVED_OPTIONS):
+            fix = "Delete it; partition, account, time_limit and nodes have fields of their own."
+            yield Finding(f"{at}.options[{i}]", f"{found[1]} cannot be set here", fix)
+
+
+@_rule("launcher", "distribution")
+def parameter_servers_are_local(at: str, launcher: Launcher, distribution: str) -> Findings:
+    if launcher.kind == "slurm" and distribution == "parameter_server":
+        fix = "Set launcher.kind: local, or distribution: mpi."
+        yield Finding("distribution", "parameter_server does not run on slurm", fix)
 
 
 @_rule("schedule")

@@ -23,9 +23,11 @@ MAY_IMPORT = {
     "boundary": {"core"},
     "provider_info": set(),
     "hooks": {"core", "storage", "launchers"},
-    "triggers": {"core", "storage", "hooks"},
+    "triggers": {"core", "storage", "launchers", "hooks"},
     "links": {"core"},
-    "operators": {"core", "storage", "launchers", "hooks", "lineage", "boundary", "links"},
+    "operators": {
+        *("core", "storage", "launchers", "hooks", "triggers", "lineage", "boundary", "links"),
+    },
     "form": {"core"},
     "notifications": {"core"},
     "dag": {"core", "operators", "form", "triggers", "notifications"},

@@ -84,6 +84,7 @@ def test_airflow_knows_every_option_and_its_default(monkeypatch):
     options = get_provider_info()["config"]["ddl"]["options"]
     for name in options:
         monkeypatch.delenv(f"AIRFLOW__DDL__{name.upper()}", raising=False)
+    assert conf.getfloat("ddl", "job_poll_interval") == 5
     assert conf.getfloat("ddl", "data_poll_interval") == 60
     assert conf.getint("ddl", "transfer_workers") == 8
     assert conf.get("ddl", "python") == ""

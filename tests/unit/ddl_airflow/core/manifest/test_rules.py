@@ -247,7 +247,7 @@ def test_name_without_a_dag_id(name: str) -> None:
 
 def test_compute_must_be_known_unless_slots_are_given() -> None:
     field = "model_definition.execution.compute_configuration.name"
-    assert _fields("full", "slots: 2, ", "") == [field]
+    assert _fields("full", "  slots: 2\n", "") == [field]
     assert _fields("folders", "cpu2", "v100x4") == []
     assert _fields("folders", "cpu2", "cpu3") == [field]
 
@@ -282,7 +282,7 @@ def test_sound_fields_are_checked_although_others_are_broken() -> None:
     fields = _fields("full", "code: ./scripts", "cod: 1\nschedule2: 1\n")
     assert fields == ["cod", "schedule2"]
     text = (VALID / "full.yml").read_text(encoding="utf-8")
-    text = text.replace("code:", "cod:").replace("kind: local", "kind: ssh")
+    text = text.replace("code:", "cod:").replace("kind: slurm", "kind: ssh")
     text = text.replace("name: site-special, nodes: 3", "name: site-special, nodes: 0")
     text = text.replace("30 3 *", "30 30 *").replace("name: loss", "name: step")
     with pytest.raises(ManifestInvalid) as caught:
