@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
@@ -327,3 +328,59 @@ def test_two_trainings_in_one_experiment_are_refused(train, layout, context_of):
     ):
         task.execute(context_of("training", experiment_id="wide"))
     task.execute(context_of("training", experiment_id="wide"))
+
+
+# --- on a scheduler ---
+
+
+@pytest.fixture
+def scheduled(train, cluster):
+    """The operator, over a scheduler."""
+    return train("1", launcher=cluster.kind)
+
+
+def ended(trigger):
+    """The event of a trigger whose job has ended."""
+    return asyncio.run(asyncio.wait_for(anext(trigger.run()), 20)).payload
+
+
+def deferred(task, context):
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute(context)
+    return caught.value
+
+
+def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cluster, context_of):
+    wish = deferred(scheduled, context_of("training"))
+    cluster.set(1, "succeeded")
+    event = ended(wish.trigger)
+    result = getattr(scheduled, wish.method_name)(context_of("training"), event)
+    assert result == {"world_size": 2, "metrics": {}}
+    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    assert part["environment"]["launcher"] == "fake-scheduler"
+    assert not layout.scheduled_job.exists()
+
+
+def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):
+    first = deferred(scheduled, context_of("training", 1))
+    layout.statistics.write_text('{"left": "by the job, which has ended meanwhile"}')
+    again = deferred(scheduled, context_of("training", 2))
+    assert again.trigger.job == first.trigger.job
+    assert cluster.numbers() == [1]
+    assert layout.statistics.exists()
+
+
+def test_a_task_cleared_after_its_end_trains_again(scheduled, layout, cluster, context_of):
+    wish = deferred(scheduled, context_of("training", 1))
+    cluster.set(1, "succeeded")
+    scheduled.execute_complete(context_of("training", 1), ended(wish.trigger))
+    deferred(scheduled, context_of("training", 1))
+    assert cluster.numbers() == [1, 2]
+
+
+def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):
+    run = run_task(scheduled)
+    assert run.state == "deferred"
+    message = run.message("DeferTask")
+    assert message.classpath == "ddl_airflow.triggers.job.JobTrigger"
+    assert message.next_method == "execute_complete"
