@@ -101,6 +101,10 @@ class FakeScheduler:
         """Of all jobs that were ever submitted."""
         return sorted(int(path.stem) for path in self.folder.glob("*.json"))
 
+    def state(self, number: int) -> str:
+        """How a job goes: a value of JobState."""
+        return str(self._read(number)["state"])
+
     def set(self, number: int, state: str, reason: str = "", output: str = "") -> None:
         """Says how a job goes from now on: a value of JobState; when it succeeds, ranks say so."""
         told = self._read(number) | {"state": state, "reason": reason}

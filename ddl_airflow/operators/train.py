@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from airflow.configuration import conf
+from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
@@ -149,7 +150,7 @@ class TrainOperator(StepOperator):
         again = self.tries(context) == 1 and has_part(layout, "train")
         scheduled = None
         if isinstance(chosen, Scheduler):
-            self._job = scheduled = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            self._job = scheduled = self._scheduled(layout)
             if not again and (left := scheduled.left()):
                 self._wait_for(left)
         layout.statistics.unlink(missing_ok=True)  # of an earlier try
@@ -186,15 +187,33 @@ class TrainOperator(StepOperator):
         started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
 
         def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
-            chosen = launcher(self.launcher, self.scheduler)
-            assert isinstance(chosen, Scheduler), self.launcher
-            self._job = job = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            self._job = job = self._scheduled(layout)
             job.finish(started, status, self.timed_out() if event["timed_out"] else None)
             result = self._result(layout, context, started.handle, job.progress)
             job.forget()
             return result
 
         return self.with_layout(context, settle)
+
+    def resume_execution(
+        self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any
+    ) -> Any:
+        """As Airflow's own; a trigger that failed leaves no job behind."""
+
+        def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
+            self._scheduled(layout).give_up()
+            return {}
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralError:
+            self.with_layout(context, give_up)
+            raise
+
+    def _scheduled(self, layout: RunLayout) -> ScheduledJob:
+        chosen = launcher(self.launcher, self.scheduler)
+        assert isinstance(chosen, Scheduler), self.launcher
+        return ScheduledJob(chosen, self.log, layout.scheduled_job)
 
     def _result(
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress

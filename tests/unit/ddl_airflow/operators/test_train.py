@@ -10,7 +10,12 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    TaskDeferralError,
+    TaskDeferred,
+)
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
@@ -384,3 +389,11 @@ def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):
     message = run.message("DeferTask")
     assert message.classpath == "ddl_airflow.triggers.job.JobTrigger"
     assert message.next_method == "execute_complete"
+
+
+def test_a_trigger_that_failed_leaves_no_job(scheduled, cluster, context_of):
+    deferred(scheduled, context_of("training"))
+    cluster.set(1, "running")
+    with pytest.raises(TaskDeferralError):
+        scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
+    assert cluster.state(1) == "lost"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -110,3 +111,19 @@ def test_on_kill_cancels_the_job_and_an_end_of_the_triggerer_does_not(triggered,
     asyncio.run(triggered().on_kill())
     assert cluster.status(triggered.started.handle).ended
     assert "cancelled fake-scheduler job 1" in said()
+
+
+def test_a_triggerer_without_the_workspace_says_so(triggered):
+    shutil.rmtree(triggered.started.handle.record_dir)
+    with pytest.raises(LaunchError, match="watched: No such file.*must see the workspace"):
+        events(triggered())
+
+
+def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(triggered, cluster, monkeypatch):
+    never = JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+    monkeypatch.setattr(FakeScheduler, "status", lambda self, handle: never)
+    cancelled = []
+    monkeypatch.setattr(FakeScheduler, "cancel", lambda self, *words: cancelled.append(words[0]))
+    (event,) = events(triggered())
+    assert JobStatus.load(event["status"]) == never
+    assert cancelled == [triggered.started.handle]
