@@ -36,6 +36,7 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
+from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
     REDACTED,
@@ -198,7 +199,8 @@ class ManifestBundle(BaseDagBundle):
         if not self._kept(text).exists():
             _write(self._kept(text), content, path.stat().st_mode & 0o777)
         try:
-            return _Entry(text), load_manifest_text(content, label(name)).dag_id
+            compute = compute_table(conf.get("ddl", "compute", fallback=""))
+            return _Entry(text), load_manifest_text(content, label(name), compute).dag_id
         except ManifestError:
             pass  # its stub says so
         except Exception:  # the boundary: one manifest must not stop the others

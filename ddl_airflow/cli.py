@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddl_airflow import __version__
+from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
 from ddl_airflow.core.layout import experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="text for people, json for programs, github for its annotations (default: text)",
     )
     validate.add_argument("--strict", action="store_true", help="count a warning as an error")
+    _takes_compute(validate)
     validate.set_defaults(run=_validate)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of manifests, for editors")
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("plan", help="print the steps that a manifest becomes, as JSON")
     show.add_argument("manifest", type=Path)
+    _takes_compute(show)
     show.set_defaults(run=_plan)
 
     convert = commands.add_parser(
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print a manifest, FfDL's too, in the current dialect, with comments and no keys",
     )
     convert.add_argument("manifest", type=Path)
+    _takes_compute(convert)
     convert.set_defaults(run=_convert)
 
     lineage = commands.add_parser(
@@ -120,13 +124,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _takes_compute(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--compute",
+        default=os.environ.get("AIRFLOW__DDL__COMPUTE", ""),
+        metavar="FILE",
+        help="the site's kinds of node, as [ddl] compute; default: $AIRFLOW__DDL__COMPUTE",
+    )
+
+
 def _validate(options: argparse.Namespace) -> int:
     files = list(_files(options.manifest))
     if not files:
         folders = ", ".join(map(str, options.manifest))
         print(f"ddl-airflow: there is no manifest below {folders}", file=sys.stderr)
         return 2
-    looks = [_look(path) for path in files]
+    compute = compute_table(options.compute)
+    looks = [_look(path, compute) for path in files]
     _find_shared_ids(looks)
     if options.strict:
         for look in looks:
@@ -153,9 +167,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _look(path: Path) -> _Look:
+def _look(path: Path, compute: Mapping[str, Compute]) -> _Look:
     try:
-        manifest = load_manifest(path)
+        manifest = load_manifest(path, compute=compute)
     except ManifestError as error:
         return _Look(str(path), None, list(error.issues), [])
     return _Look(str(path), manifest, [], list(manifest.warnings))
@@ -224,12 +238,14 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    print(json.dumps(_plain(plan(load_manifest(options.manifest), options.manifest)), indent=2))
+    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
+    print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))
     return 0
 
 
 def _convert(options: argparse.Namespace) -> int:
-    print(converted(load_manifest(options.manifest)), end="")
+    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
+    print(converted(manifest), end="")
     return 0
 
 

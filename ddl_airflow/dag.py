@@ -11,7 +11,7 @@ import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,6 +33,7 @@ from airflow.sdk.definitions.asset import BaseAsset
 from airflow.sdk.definitions.param import ParamsDict
 from pendulum import timezone
 
+from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import (
     ManifestError,
     ManifestInvalid,
@@ -135,6 +136,15 @@ def _start(asked: ScheduleStep) -> datetime:
     return start.replace(tzinfo=timezone(asked.timezone))
 
 
+def _site_compute() -> Mapping[str, Compute]:
+    """The kinds of node that manifests may name: ``[ddl] compute`` over the built-in ones.
+
+    Raises:
+        ManifestError: the table cannot be read, or says what cannot be.
+    """
+    return compute_table(conf.get("ddl", "compute", fallback=""))
+
+
 def _schedule(steps: Plan, manifest: Manifest) -> Any:
     """Time, events of assets, whichever comes first, or None."""
     asked = steps.schedule
@@ -195,10 +205,18 @@ def _changed_data(steps: Plan) -> Asset:
 
 
 def _named(steps: Plan, step: str) -> dict[str, Any]:
-    """A task's id, and what Airflow is to do when it fails or takes too long."""
+    """A task's id, where it runs, and what Airflow is to do when it fails or takes too long."""
     tries = steps.tries[step]
     delay = timedelta(seconds=tries.delay_s)
+    place, pool_slots = (
+        (steps.train.place, steps.train.pool_slots) if step == "train" else (steps.other_steps, 1)
+    )
+    # What a place leaves open is Airflow's own default.
+    where = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
     return {
+        **{name: value for name, value in where.items() if value},
+        "pool_slots": pool_slots,
+        "priority_weight": place.priority_weight,
         "task_id": step,
         "retries": tries.attempts - 1,
         "retry_delay": delay,
@@ -394,7 +412,7 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         if wanted is not None and not may_have_dag_id(content, wanted):
             continue
         try:
-            manifest = load_manifest_text(content, source)
+            manifest = load_manifest_text(content, source, _site_compute())
         except ManifestError as error:
             broken.append(error)
             continue
@@ -450,7 +468,7 @@ def dag_of_stub(
         if unreadable:
             raise _unreadable(source, unreadable)
         content = copy.read_bytes()
-        manifest = load_manifest_text(content, source)
+        manifest = load_manifest_text(content, source, _site_compute())
         claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
         if claimed_by:
             raise _claimed_twice(claim, claimed_by)

@@ -8,6 +8,7 @@ from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.rules import LAUNCHER_KINDS
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
@@ -20,14 +21,25 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     """
     fields = {name: _parameter(one) for name, one in manifest.parameters.items()}
     fields["nodes"] = Param(
-        manifest.model_definition.execution.compute_configuration.nodes,
+        steps.train.nodes,
         title="Nodes",
-        description=_nodes(manifest),
+        description=_nodes(manifest, steps),
         section=_RUN,
         type="integer",
         minimum=1,
-        maximum=4096,
+        # What a task takes of a pool is fixed before anybody fills in the form.
+        maximum=steps.train.nodes if steps.train.place.pool else manifest.compute.nodes or 4096,
     )
+    if manifest.distribution == "mpi":  # the other one has no choice
+        fields["launcher"] = Param(
+            manifest.launcher.kind,
+            title="Launcher",
+            description="local: the host of the Airflow worker. slurm: a job of a Slurm cluster, "
+            "with what the manifest's launcher asks for.",
+            section=_RUN,
+            type="string",
+            enum=list(LAUNCHER_KINDS),
+        )
     if len(manifest.commands) == 1:  # commands of its own choose by themselves
         fields["checkpoint"] = Param(
             str(manifest.transform.checkpoint),
@@ -68,13 +80,18 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     return fields
 
 
-def _nodes(manifest: Manifest) -> str:
+def _nodes(manifest: Manifest, steps: Plan) -> str:
+    each = f"Each runs {manifest.slots} rank(s)."
     if manifest.distribution == "parameter_server":
-        return (
+        each = (
             "The first runs a master, two workers and a parameter server; each other "
             f"{manifest.slots} worker(s) and a parameter server."
         )
-    return f"Each runs {manifest.slots} rank(s)."
+    pool = steps.train.place.pool
+    if pool:
+        taken = f"{steps.train.pool_slots} slot(s) of the pool {pool}"
+        return f"{each} At most the manifest's: the training takes {taken} whatever is entered."
+    return each
 
 
 def _parameter(one: Any) -> Param:

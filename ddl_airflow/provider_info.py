@@ -36,7 +36,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "DDL object store",
                 "hook-class-name": "ddl_airflow.hooks.store.ObjectStoreHook",
                 "ui-field-behaviour": {
-                    "hidden-fields": ["schema", "port", "extra"],
+                    "hidden-fields": ["schema", "extra"],
                     "relabeling": {
                         "host": "Endpoint",
                         "login": "Access key ID",
@@ -44,6 +44,7 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "placeholders": {
                         "host": "https://s3.example.com; empty for Amazon's own",
+                        "port": "443, or where the store listens; Test needs it",
                         "login": "of a user who may read the data and write the results",
                         "password": "never shown again",
                     },
@@ -107,6 +108,18 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "default": "",
                         "example": "/opt/trainer/bin/python",
+                        "version_added": "0.1.0",
+                    },
+                    "compute": {
+                        "description": (
+                            "The site's kinds of node, by the names that manifests write: ranks "
+                            "per node, pool, queue, executor, priority. A YAML file, or the table "
+                            "itself as JSON; docs/cluster.md has its fields. Empty: the built-in "
+                            "names."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "/etc/airflow/compute.yml",
                         "version_added": "0.1.0",
                     },
                     "tensorboard_url": {

@@ -8,6 +8,23 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where Airflow runs a task. Empty is Airflow's own default.
+
+    Attributes:
+        pool: of Airflow; limits what runs at the same time.
+        queue: of workers; only some executors have queues.
+        executor: one of those in Airflow's ``[core] executor``.
+        priority_weight: above others that wait for the same slots.
+    """
+
+    pool: str = ""
+    queue: str = ""
+    executor: str = ""
+    priority_weight: int = 1
+
+
+@dataclass(frozen=True)
 class Compute:
     """One kind of node.
 
@@ -15,11 +32,17 @@ class Compute:
         name: as manifests write it, e.g. ``v100x2``.
         slots: ranks per node: one for each GPU, or for each CPU share.
         gpu: whether each rank expects a GPU of its own.
+        nodes: how many the site has; None: nobody says.
+        train: where the training runs. It takes a slot of the pool for each rank.
+        other_steps: where all other steps of the run do.
     """
 
     name: str
     slots: int
     gpu: bool
+    nodes: int | None = None
+    train: Place = Place()
+    other_steps: Place = Place()
 
 
 def _gpu(model: str, *counts: int) -> dict[str, Compute]:
@@ -33,7 +56,8 @@ def _cpu(*counts: int) -> dict[str, Compute]:
 
 
 # The models are those that Watson Machine Learning published; cpu, cpu2, ... are ours, and so is
-# gpu: a node of which only launcher.slots says how many GPUs it has, or one.
+# gpu: a node of which only launcher.slots says how many GPUs it has, or one. A site changes and
+# adds to them: ddl_airflow.core.manifest.site.
 COMPUTE: Mapping[str, Compute] = MappingProxyType(
     _gpu("k80", 1, 2, 4)
     | _gpu("p100", 1, 2)
@@ -41,3 +65,21 @@ COMPUTE: Mapping[str, Compute] = MappingProxyType(
     | _gpu("gpu", 1)
     | _cpu(1, 2, 4, 8, 16)
 )
+
+
+def compute_table(setting: str) -> Mapping[str, Compute]:
+    """Every kind of node that manifests may name.
+
+    Args:
+        setting: ``[ddl] compute``: a path, or the table itself where it begins with a brace; empty
+            for the built-in table alone.
+
+    Raises:
+        ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
+    """
+    setting = setting.strip()
+    if not setting:
+        return COMPUTE
+    from ddl_airflow.core.manifest.site import read_table  # most sites have none
+
+    return read_table(setting)

@@ -27,6 +27,7 @@ class JobSpec:
         log_dir: where each rank's output goes, ``rank-<n>.log``.
         env: what every rank finds in its environment, besides what the launcher adds.
         cluster: the tasks of a job that runs with TF_CONFIG; each is a rank. None under MPI.
+        inherits: file descriptors that the process which holds the ranks together keeps open.
         gpu: whether each rank expects a GPU of its own; for who has to ask for it.
         lock: file that the job must hold alone while it runs, where its caller does not wait and
             so cannot; None for none.
@@ -42,6 +43,7 @@ class JobSpec:
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
+    inherits: tuple[int, ...] = ()
     gpu: bool = False
     lock: Path | None = None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
@@ -108,11 +109,15 @@ class TrainStep:
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
+        place: where Airflow runs it.
+        pool_slots: of the place's pool: one for each rank, which is each GPU.
     """
 
     command: str
     nodes: int
     slots: int
+    place: Place
+    pool_slots: int
     launcher: str
     scheduler: Mapping[str, Any]
     gpu: bool
@@ -184,6 +189,7 @@ class Plan:
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
             one.
+        other_steps: where Airflow runs all steps but the training.
     """
 
     dag_id: str
@@ -199,6 +205,7 @@ class Plan:
     evaluate: EvaluateStep | None
     approve: bool
     upload_results: UploadResultsStep
+    other_steps: Place
 
 
 def _folder(reference: Reference, folder: Path) -> Path:
@@ -223,6 +230,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     definition = manifest.model_definition
     framework = definition.framework
     first, *rest = manifest.commands
+    nodes = definition.execution.compute_configuration.nodes
     references = (manifest.training_data_reference, manifest.training_results_reference)
     return Plan(
         dag_id=manifest.dag_id,
@@ -248,11 +256,13 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         train=TrainStep(
             command=first,
-            nodes=definition.execution.compute_configuration.nodes,
+            nodes=nodes,
             slots=manifest.slots,
+            place=manifest.compute.train,
+            pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
             scheduler=_scheduler(manifest),
-            gpu=manifest.gpu,
+            gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
@@ -274,6 +284,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             results=_store(manifest.training_results_reference, path.parent),
             promote=_evaluate(manifest) is not None,
         ),
+        other_steps=manifest.compute.other_steps,
     )
 
 

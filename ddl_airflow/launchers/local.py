@@ -104,6 +104,7 @@ class LocalLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    pass_fds=job.inherits,
                     start_new_session=True,  # Airflow signals the task's group; cancel() is ours
                 )
         except OSError as error:
@@ -129,7 +130,8 @@ class LocalLauncher:
             deadline = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-        kill_marked("DDL_JOB_ID", handle.job_id)
+        # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
+        kill_marked("DDL_RECORD_DIR", str(handle.record_dir))
         if process is not None:
             process.wait()
 

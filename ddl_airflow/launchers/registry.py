@@ -14,6 +14,7 @@ _LAUNCHERS = {
     "local": ("ddl_airflow.launchers.local", "LocalLauncher"),
     "fake": ("ddl_airflow.launchers.fake", "FakeLauncher"),
 }
+_WITH_SETTINGS = frozenset({"slurm"})
 
 
 def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
@@ -21,7 +22,8 @@ def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
 
     Args:
         kind: its name.
-        settings: what its ``render`` shall ask for, where it has a choice; the manifest's.
+        settings: what its ``render`` shall ask a scheduler for; the manifest's. Passed over by
+            kinds without one: a run may choose another kind than its manifest.
 
     Raises:
         SubmitFailed: there is no such kind.
@@ -30,5 +32,6 @@ def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
         known = ", ".join(sorted(_LAUNCHERS))
         raise SubmitFailed(f"launcher {kind!r} is not known. Use one of: {known}", retryable=False)
     module, name = _LAUNCHERS[kind]
-    made: Launcher = getattr(import_module(module), name)(**(settings or {}))
+    given = settings or {} if kind in _WITH_SETTINGS else {}
+    made: Launcher = getattr(import_module(module), name)(**given)
     return made

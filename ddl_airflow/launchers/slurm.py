@@ -129,11 +129,15 @@ class SlurmLauncher:
         if os.path.isabs(job.python):
             lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')
         if job.lock is not None:
-            # Inherited by mpirun, and let go by the kernel when that has ended.
+            # Inherited by mpirun, and let go by the kernel when that has ended. Who has it stands
+            # in it.
+            lock = shlex.quote(str(job.lock))
             lines += [
-                f"exec 9>{shlex.quote(str(job.lock))}",
-                "flock --nonblock 9 || { echo 'another training works in this experiment now. "
-                "Wait for its end, or choose another experiment_id.' >&2; exit 75; }",
+                f"exec 9>>{lock}",
+                'flock --nonblock 9 || { echo "another training works there now: '
+                f"$(cat {lock}). Wait for its end; for an experiment, choose another "
+                'experiment_id." >&2; exit 75; }',
+                f"echo {shlex.quote(job.job_id)} on $(hostname) >{lock}",
             ]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"

@@ -18,10 +18,15 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent() -> None:
+    """From now on this process gets SIGTERM when the one that started it ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main(argv: list[str]) -> None:
     """Never returns: executes ``argv[1:]`` tethered to process ``argv[0]``."""
     parent, command = int(argv[0]), argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
     if os.getppid() != parent:  # it died before the kernel was asked
         sys.exit(f"the process {parent} that started this one has ended")
     os.execv(command[0], command)

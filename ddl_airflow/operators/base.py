@@ -55,6 +55,18 @@ def asset_of(uri: str) -> Asset:
     return asset
 
 
+def _end_with_supervisor() -> None:
+    """A task whose supervisor was killed would go on, unseen, beside its next try."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CommsDecoder
+
+    from ddl_airflow.launchers.tether import end_with_parent
+
+    # In `airflow dags test` there is no supervisor: the parent is the user's shell.
+    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder):
+        end_with_parent()
+
+
 class StepOperator(BaseOperator):
     """One step of a training. Not for use by itself.
 
@@ -70,6 +82,7 @@ class StepOperator(BaseOperator):
         self, context: Any, work: Callable[[RunLayout, Any], dict[str, Any]]
     ) -> dict[str, Any]:
         """Does the work, in the run's folder and with errors that Airflow understands."""
+        _end_with_supervisor()
         run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
         layout = RunLayout(
@@ -100,9 +113,16 @@ class StepOperator(BaseOperator):
         Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match.
         Source: ``clear_task_instances`` in ``airflow/models/taskinstance.py``, Airflow 3.3.
         """
-        ti = context["ti"]
-        tries: int = ti.try_number - max(0, ti.max_tries - self.retries)
+        tries: int = context["ti"].try_number - self._tries_before(context)
         return max(1, tries)  # the manifest may have got other attempts since
+
+    def was_cleared(self, context: Any) -> bool:
+        """Whether somebody has cleared the task since it was first tried."""
+        return self._tries_before(context) > 0
+
+    def _tries_before(self, context: Any) -> int:
+        before: int = context["ti"].max_tries - self.retries
+        return max(0, before)
 
     @contextmanager
     def _timeout(self) -> Iterator[None]:

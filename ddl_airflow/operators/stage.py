@@ -94,7 +94,8 @@ class StageDataOperator(StepOperator):
 
         run = context["dag_run"]
         by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
-        if self._results is None or by_a_person or any(map(differs_by_run, self.commands)):
+        always = by_a_person or self.was_cleared(context)
+        if self._results is None or always or any(map(differs_by_run, self.commands)):
             return
         newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
         made_of = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.configuration import conf
@@ -28,6 +29,8 @@ from ddl_airflow.storage.filesystem import alone_in, lock_of
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
+# More than it takes to end ranks that were told to.
+_OTHERS_END_S = 30.0
 
 
 class TrainOperator(StepOperator):
@@ -70,7 +73,7 @@ class TrainOperator(StepOperator):
         "parameters",
     )
     templated = ("command",)
-    settable = ("nodes",)
+    settable = ("nodes", "launcher")
     template_fields_renderers = {
         "command": "bash",
         "scheduler": "json",
@@ -138,7 +141,7 @@ class TrainOperator(StepOperator):
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
-            lock=lock_of(layout.experiment) if layout.experiment_id else None,
+            lock=lock_of(_place(layout)),
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -153,21 +156,21 @@ class TrainOperator(StepOperator):
             self._job = scheduled = self._scheduled(layout)
             if not again and (left := scheduled.left()):
                 self._wait_for(left)
-        layout.statistics.unlink(missing_ok=True)  # of an earlier try
-        if again:
-            # Cleared after its end. Who does that wants another training, not the word that there
-            # is nothing left to do.
-            self.log.info("trained before: starts again; what it left is in %s", layout.replaced)
-            layout.start_again()
-            forget_part(layout, "train")
-        # An experiment of this training's own is nobody else's.
-        with alone_in(layout.experiment) if layout.experiment_id else nullcontext():
+        with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
+            layout.statistics.unlink(missing_ok=True)  # of an earlier try
+            if again:
+                # Cleared after its end. Who does that wants another training, not the word that
+                # there is nothing left to do.
+                before = layout.replaced
+                self.log.info("trained before: starts again; what it left is in %s", before)
+                layout.start_again()
+                forget_part(layout, "train")
             self._leave_whole_checkpoints(layout, try_number)
             if scheduled is None:
                 self._job = running = RunningJob(chosen, self.log)
-                handle = running.run(job, layout.progress)
+                handle = running.run(replace(job, inherits=(lock,)), layout.progress)
                 return self._result(layout, context, handle, running.progress)
-        self._job = scheduled
+        self._job = scheduled  # which holds the place itself, while it runs
         self._wait_for(scheduled.submit(job, layout.progress))
 
     def _wait_for(self, started: StartedJob) -> NoReturn:
@@ -290,3 +293,12 @@ class TrainOperator(StepOperator):
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),
         }
+
+
+def _place(layout: RunLayout) -> Path:
+    """What a training keeps others out of.
+
+    Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer than
+    the task that started them, or on a host that was given up.
+    """
+    return layout.experiment if layout.experiment_id else layout.state

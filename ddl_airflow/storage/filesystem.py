@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.storage.store import CHUNK, PART_PREFIX, Advance, StoredObject, check_keys
+
+_LOOK_S = 0.1
 
 
 @contextmanager
@@ -60,23 +64,45 @@ def lock_of(folder: Path) -> Path:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps others, who ask in the same way, out of a folder that outlives its user.
+def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
+    """Keeps others, who ask in the same way, out of a folder.
+
+    Yields a file descriptor. A process that inherits it keeps them out as well, for as long as it
+    lives, also when the one that asked has died.
+
+    Args:
+        folder: need not exist.
+        who: asks; what others are told.
+        wait_s: for whoever is in it to leave.
 
     Raises:
         StagingError: somebody is in it, on this host or another that shares the file system.
     """
     with os_errors(folder):
-        lock = lock_of(folder).open("wb")
+        lock = lock_of(folder).open("a+")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StagingError(
-                f"{folder}: another training works in this experiment now. Wait for its end, or "
-                "choose another experiment_id."
-            ) from None
-        yield
+        deadline = time.monotonic() + wait_s
+        while not _locked(lock.fileno()):
+            if time.monotonic() > deadline:
+                lock.seek(0)
+                raise StagingError(
+                    f"{folder}: another training works there now: {lock.read() or 'unknown'}. Wait "
+                    "for its end, or end what is left of it on that host; for an experiment, "
+                    "choose another experiment_id."
+                )
+            time.sleep(_LOOK_S)
+        lock.truncate(0)
+        lock.write(f"{who} on {socket.gethostname()}")
+        lock.flush()
+        yield lock.fileno()
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def free_bytes(path: Path) -> int:

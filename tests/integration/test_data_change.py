@@ -92,7 +92,10 @@ def test_another_dags_asset_starts_a_run_which_does_nothing_twice(site, dags_fol
         "dataset": staged["fingerprint"],
         "code": staged["code"],
         "manifest": load_manifest(folder / "manifest.yml").digest,
-        "parameters": {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": False},
+        "parameters": {
+            **{"nodes": 1, "launcher": "local", "checkpoint": "latest"},
+            **{"attempts": 1, "dry_run": False},
+        },
     }
     store = FolderStore(folder / "published")
     point(store, "downstream", LATEST, "downstream-1", {}, made_of=made_of)

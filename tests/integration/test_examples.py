@@ -81,7 +81,8 @@ def test_what_was_entered_reaches_the_script_the_ui_and_the_lineage(site, object
     store = S3Store(object_store.client, RESULTS_BUCKET, training_id(dag_id, run_id))
     record = json.loads(store.read_bytes("lineage.json"))
     assert record["run"]["parameters"] == ENTERED[dag_id] | {
-        **{"nodes": 2, "checkpoint": "latest", "attempts": 3, "dry_run": False},
+        **{"nodes": 2, "launcher": "local", "checkpoint": "latest"},
+        **{"attempts": 3, "dry_run": False},
     }
 
 
@@ -95,12 +96,12 @@ def test_what_the_form_does_not_allow_starts_no_run(site, finished):
 
 
 def test_dry_run_skips_every_step_and_publishes_nothing(site, object_store, finished):
-    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4})
+    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4, "launcher": "slurm"})
     site.wait_for_run("mnist-keras", run_id, 60)
     states = {name: t["state"] for name, t in site.task_instances("mnist-keras", run_id).items()}
     assert set(states.values()) == {"skipped"} and "upload_results" in states
     said = site.task_log("mnist-keras", run_id, "stage_data")
-    assert "would start 4 rank(s)" in said
+    assert "would start 4 rank(s): sbatch" in said
     store = S3Store(object_store.client, RESULTS_BUCKET, training_id("mnist-keras", run_id))
     assert store.list() == []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from ddl_airflow.core.compute import COMPUTE, Compute
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue, ManifestSyntaxError
 from ddl_airflow.core.manifest.document import (
     MAX_BYTES,
@@ -26,18 +27,28 @@ from ddl_airflow.core.manifest.document import (
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
 from ddl_airflow.core.manifest.ffdl import is_ffdl
 from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
-from ddl_airflow.core.manifest.rules import RULES, Finding, Rule, nearest, suggestion
+from ddl_airflow.core.manifest.rules import (
+    RULES,
+    Finding,
+    Rule,
+    compute_rules,
+    nearest,
+    suggestion,
+)
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.ffdl.translate import Translation
 
 
-def load_manifest(path: Path, *, source: str | None = None) -> Manifest:
+def load_manifest(
+    path: Path, *, source: str | None = None, compute: Mapping[str, Compute] = COMPUTE
+) -> Manifest:
     """Returns the manifest in a file.
 
     Args:
         path: the file.
         source: how messages name the file; its path by default.
+        compute: the kinds of node that it may name.
 
     Raises:
         ManifestSyntaxError: the file cannot be read, or is not YAML.
@@ -52,17 +63,20 @@ def load_manifest(path: Path, *, source: str | None = None) -> Manifest:
             0, "", f"cannot be read: {error.strerror}", "Check the name and the rights of the file."
         )
         raise ManifestSyntaxError(source, [issue]) from error
-    manifest = load_manifest_text(text, source)
+    manifest = load_manifest_text(text, source, compute)
     manifest._folder = path.absolute().parent
     return manifest
 
 
-def load_manifest_text(text: str | bytes, source: str) -> Manifest:
+def load_manifest_text(
+    text: str | bytes, source: str, compute: Mapping[str, Compute] = COMPUTE
+) -> Manifest:
     """Returns the manifest in a text.
 
     Args:
         text: YAML; bytes are UTF-8.
         source: how messages name the text.
+        compute: the kinds of node that it may name.
 
     Raises:
         ManifestSyntaxError: not YAML.
@@ -70,6 +84,7 @@ def load_manifest_text(text: str | bytes, source: str) -> Manifest:
     """
     document = read_document(decode(text, source), source)
     found = _Found(document)
+    rules = [*RULES, *compute_rules(compute)]
     manifest: Manifest | None = None
     names: dict[str, str] = {}
     if not isinstance(document.value, dict):
@@ -83,19 +98,37 @@ def load_manifest_text(text: str | bytes, source: str) -> Manifest:
 
         original = found.read(FfdlManifest, document.value, FFDL_RULES)
         translation = translated(_parts(FfdlManifest, original, document.value))
-        manifest = found.read(Manifest, translation.value, RULES, translation)
+        manifest = found.read(Manifest, translation.value, rules, translation)
         names = translation.names
     else:
-        manifest = found.read(Manifest, document.value, RULES)
+        manifest = found.read(Manifest, document.value, rules)
     if manifest is None or found.issues:
         raise ManifestInvalid(source, list(found.issues))
     manifest._source, manifest._names = source, names
     manifest._lines = document.lines if not names else _lines(document.lines, names)
     manifest._warnings = tuple(sorted(found.warnings))
+    name = manifest.model_definition.execution.compute_configuration.name
+    manifest._compute = compute.get(name) or Compute(name, manifest.launcher.slots or 0, gpu=False)
     return manifest
 
 
 _Root = TypeVar("_Root", bound=BaseModel)
+
+
+def read_fields(root: type[_Root], text: bytes, source: str, rules: Sequence[Rule]) -> _Root:
+    """Returns what a text that is no manifest says, held to its fields and rules as one is.
+
+    Raises:
+        ManifestSyntaxError: not YAML.
+        ManifestInvalid: fields are unknown, missing or wrong.
+    """
+    document = read_document(decode(text, source), source)
+    found = _Found(document)
+    value = document.value if isinstance(document.value, dict) else {}
+    fields = found.read(root, value, rules)
+    if fields is None or found.issues:
+        raise ManifestInvalid(source, list(found.issues))
+    return fields
 
 
 class _Found:

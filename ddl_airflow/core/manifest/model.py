@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from ddl_airflow.core.cluster import parameter_servers
-from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.values import (
@@ -575,7 +575,7 @@ class Parameter(Section):
 
 
 # Names in the trigger form that are ours.
-RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
+RUN_SETTINGS = ("nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -685,6 +685,7 @@ class Manifest(Section):
     _warnings: tuple[ManifestIssue, ...] = PrivateAttr(default=())
     _lines: Lines = PrivateAttr(default_factory=Lines)
     _names: Mapping[str, str] = PrivateAttr(default={})
+    _compute: Compute = PrivateAttr(default=Compute("", 0, gpu=False))
 
     @property
     def source(self) -> str:
@@ -733,14 +734,12 @@ class Manifest(Section):
     @property
     def slots(self) -> int:
         """Ranks per node."""
-        name = self.model_definition.execution.compute_configuration.name
-        return self.launcher.slots or COMPUTE[name].slots
+        return self.launcher.slots or self._compute.slots
 
     @property
-    def gpu(self) -> bool:
-        """Whether each rank expects a GPU of its own."""
-        name = self.model_definition.execution.compute_configuration.name
-        return name in COMPUTE and COMPUTE[name].gpu
+    def compute(self) -> Compute:
+        """The kind of node that it names; of one that nobody knows, its slots only."""
+        return self._compute
 
     @property
     def world_size(self) -> int:

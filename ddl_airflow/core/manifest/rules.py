@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import SecretStr
 
-from ddl_airflow.core.compute import COMPUTE
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.layout import is_experiment
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.model import (
@@ -145,11 +145,24 @@ def command_can_be_split(at: str, command: str) -> Findings:
         yield Finding(at, "is empty", 'Write for example "python train.py".')
 
 
-@_rule("launcher", "model_definition.execution.compute_configuration.name")
-def compute_is_known(at: str, launcher: Launcher, name: str) -> Findings:
-    if launcher.slots is None and name not in COMPUTE:
-        fix = f"{suggestion(name, COMPUTE)} Or set launcher.slots to the ranks per node."
-        yield Finding(at, f"{name[:40]!r} is not known", fix)
+def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
+    """Returns the rules that depend on which kinds of node there are."""
+
+    def compute_is_known(at: str, launcher: Launcher, name: str) -> Findings:
+        if launcher.slots is None and name not in table:
+            fix = f"{suggestion(name, table)} Or set launcher.slots to the ranks per node."
+            yield Finding(at, f"{name[:40]!r} is not known", fix)
+
+    def there_are_as_many(at: str, name: str, nodes: int) -> Findings:
+        there_are = table[name].nodes if name in table else None
+        if there_are and nodes > there_are:
+            yield Finding(at, f"is {nodes}, and this site has {there_are} of {name}", "Lower it.")
+
+    asked = "model_definition.execution.compute_configuration"
+    return (
+        Rule(("launcher", f"{asked}.name"), compute_is_known, warning=False),
+        Rule((f"{asked}.name", f"{asked}.nodes"), there_are_as_many, warning=False),
+    )
 
 
 @_rule("launcher.kind")
@@ -252,7 +265,7 @@ def schedule_says_when(at: str, given: Schedule | None) -> Findings:
 
 def _timezone_findings(at: str, name: str) -> Findings:
     try:
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", name[:100]):
+        if len(name) < 100 and re.fullmatch(r"[A-Za-z][\w+-]*(/[\w+-]+)*", name, re.ASCII):
             ZoneInfo(name)
             return
     except (ZoneInfoNotFoundError, ValueError, OSError):

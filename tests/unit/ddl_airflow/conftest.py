@@ -145,7 +145,7 @@ class Job:
         return "\n".join(f"{p.name}: {p.read_text('utf-8', 'replace')}" for p in logs)
 
     def processes(self) -> list[int]:
-        return marked("DDL_JOB_ID", self.spec.job_id)
+        return marked("DDL_RECORD_DIR", str(self.spec.record_dir))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         code.mkdir(parents=True)
         (code / "main.py").write_text(script, "utf-8")
         spec = JobSpec(
-            job_id=f"unit/{tmp_path.name}/{len(made)}",
+            job_id="unit/train-1",  # as in another Airflow on this host
             command=command,
             nodes=nodes,
             slots=slots,
@@ -190,8 +190,8 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         if one.handle is not None:
             one.launcher.cancel(one.handle, 3.0)
         if pids := one.processes():
-            left[one.spec.job_id] = pids
-            kill_marked("DDL_JOB_ID", one.spec.job_id)
+            left[one.spec.record_dir] = pids
+            kill_marked("DDL_RECORD_DIR", str(one.spec.record_dir))
     assert left == {}
 
 

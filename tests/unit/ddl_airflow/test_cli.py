@@ -188,6 +188,27 @@ def test_plans_of_the_examples(call, golden, example):
     golden(f"plan_{example}.json", out.replace(str(ROOT), "<repository>"))
 
 
+def test_plan_takes_the_sites_table(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path)
+    table = tmp_path / "compute.yml"
+    table.write_text("compute: {cpu: {pool: cores, queue: big, nodes: 2}}\n")
+    code, out, _ = call("plan", path, "--compute", table)
+    train = json.loads(out)["train"]
+    assert code == 0 and train["pool_slots"] == 2
+    place = {"pool": "cores", "queue": "big", "executor": "", "priority_weight": 1}
+    assert train["place"] == place
+    assert json.loads(out)["other_steps"] == {**place, "pool": ""}
+    table.write_text("compute: {cpu: {nodes: 1}}\n")
+    code, _, err = call("validate", path, "--compute", table)
+    assert code == 1 and "nodes: is 2, and this site has 1 of cpu. Lower it." in err
+    table.write_text("compute: {cpu: {nods: 1}}\n")
+    code, _, err = call("validate", path, "--compute", table)
+    assert (code, err) == (
+        1,
+        f"ddl-airflow: {table}:1: compute.cpu.nods: unknown field. Did you mean nodes?\n",
+    )
+
+
 def test_plan_of_a_broken_manifest_says_what_is_wrong(call, tmp_path):
     (tmp_path / "m.yml").write_text("model_definition: [\n")
     code, out, err = call("plan", tmp_path / "m.yml")

@@ -145,6 +145,47 @@ def test_a_timetable_is_one_that_a_plugin_registers(tmp_path, write_manifest, mo
     assert "Did you mean site_calendar.AfterWorkday?" in said
 
 
+COMPUTE = {
+    "gpu4": {
+        "slots": 4,
+        "pool": "gpus",
+        "queue": "gpu",
+        "executor": "LocalExecutor",
+        "priority_weight": 7,
+        "other_steps": {"queue": "io", "pool": "transfers"},
+    }
+}
+
+
+def test_the_sites_table_says_where_each_step_runs(tmp_path, write_manifest, monkeypatch):
+    path = write_manifest(tmp_path, more="approval: {required: true}\n")
+    path.write_text(path.read_text().replace("name: cpu,", "name: gpu4,"))
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", json.dumps({"compute": COMPUTE}))
+    (dag,) = dags_from(tmp_path).values()
+    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    tasks = {t["__var"]["task_id"]: t["__var"] for t in stored["dag"]["tasks"]}
+    train = tasks.pop("train")
+    where = (train["pool"], train["pool_slots"], train["queue"], train["executor"])
+    assert where == ("gpus", 8, "gpu", "LocalExecutor")
+    assert train["priority_weight"] == 7
+    assert set(tasks) == {"stage_data", "transform", "evaluate", "approve", "upload_results"}
+    for task in tasks.values():
+        where = (task["pool"], task.get("pool_slots", 1), task["queue"], task["executor"])
+        assert where == ("transfers", 1, "io", "LocalExecutor")
+
+
+def test_a_broken_table_is_one_import_error_that_names_it(tmp_path, write_manifest, monkeypatch):
+    for name in ("a", "b"):
+        write_manifest(tmp_path / name, name)
+    table = tmp_path / "compute.txt"
+    table.write_text("compute: {cpu: {slot: 1}}\n")
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", str(table))
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == []
+    (said,) = map(said_by, broken_in(dags).values())
+    assert said == f"{table}:1: compute.cpu.slot: unknown field. Did you mean slots?"
+
+
 def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):
     dag = dag_of(tmp_path, write_manifest, "evaluation: {metric: accuracy, minimum: 0.9}\n")
     assert [task.task_id for task in dag.topological_sort()] == [*STEPS[:3], "evaluate", STEPS[3]]

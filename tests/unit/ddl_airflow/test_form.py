@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 
+from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.form import form
@@ -20,11 +22,12 @@ def fields() -> ParamsDict:
 
 
 def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
-    ours = ["nodes", "checkpoint", "attempts", "experiment_id", "dry_run"]
+    ours = ["nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run"]
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "attempts": 9, "dry_run": False},
+        **{"nodes": 3, "launcher": "slurm", "checkpoint": "200"},
+        **{"attempts": 9, "dry_run": False},
         "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
@@ -32,6 +35,20 @@ def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
     assert (rate.schema["type"], rate.schema["minimum"], rate.schema["maximum"]) == ("number", 0, 1)
     types = {name: fields.get_param(name).schema["type"] for name in fields}
     assert types["augment"] == "boolean" and types["note"] == "string"
+
+
+def test_nodes_are_bounded_by_what_was_set_aside_and_by_what_there_is():
+    def nodes(**more: object):
+        table = compute_table(
+            json.dumps({"compute": {"site-special": {"slots": 1, "nodes": 5, **more}}})
+        )
+        manifest = load_manifest(FULL, compute=table)
+        return ParamsDict(form(manifest, plan(manifest, FULL))).get_param("nodes")
+
+    assert nodes().schema["maximum"] == 5
+    pooled = nodes(pool="gpus")
+    assert (pooled.value, pooled.schema["maximum"]) == (3, 3)
+    assert "takes 6 slot(s) of the pool gpus whatever is entered" in pooled.description
 
 
 @pytest.mark.parametrize("path", sorted(FULL.parent.glob("*.yml")), ids=lambda path: path.name)
@@ -48,7 +65,8 @@ def test_defaults_are_what_airflow_allows(path):
         {"learning_rate": 1},
         {"optimizer": "sgd"},
         {"augment": False},
-        {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": True},
+        {"nodes": 1, "launcher": "local", "checkpoint": "latest"},
+        {"attempts": 1, "dry_run": True, "launcher": "slurm"},
         {"checkpoint": "0"},
         {"experiment_id": "digits-2_b.c"},
         {"experiment_id": None},
@@ -67,6 +85,7 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"optimizer": "adamw"},
         {"augment": "yes"},
         {"nodes": 0},
+        {"launcher": "fake"},
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import textwrap
 import threading
@@ -325,14 +326,33 @@ def test_failed_task_is_named_and_its_last_lines_are_shown(train, layout, contex
     assert marked("DDL_JOB_ID", f"{layout.training_id}/train-1") == []
 
 
-def test_two_trainings_in_one_experiment_are_refused(train, layout, context_of):
+ONE_HERE = f"one/train-1 on {socket.gethostname()}"
+
+
+@pytest.mark.parametrize("experiment", ["wide", None])
+def test_two_trainings_in_one_place_are_refused(train, layout, context_of, monkeypatch, experiment):
+    monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.2)
     task = train("", nodes=1)
+    place = layout.workspace / "experiments" / "wide" if experiment else layout.state
     with (
-        alone_in(layout.workspace / "experiments" / "wide"),
-        pytest.raises(AirflowException, match="another training works in this experiment"),
+        alone_in(place, "one/train-1"),
+        pytest.raises(AirflowException, match=f"another training works there now: {ONE_HERE}"),
     ):
-        task.execute(context_of("training", experiment_id="wide"))
-    task.execute(context_of("training", experiment_id="wide"))
+        task.execute(context_of("training", experiment_id=experiment))
+    task.execute(context_of("training", experiment_id=experiment))
+
+
+def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_of):
+    script = """
+        import os
+        from pathlib import Path
+        parent = os.getppid()
+        while Path(f"/proc/{parent}/comm").read_text().strip() not in ("mpirun", "prterun"):
+            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        opened = [os.readlink(fd) for fd in Path(f"/proc/{parent}/fd").iterdir()]
+        assert os.environ["JOB_STATE_DIR"].rpartition("/")[0] + "/.ddl.lock" in opened, opened
+    """
+    train(script).execute(context_of("training"))
 
 
 # --- on a scheduler ---

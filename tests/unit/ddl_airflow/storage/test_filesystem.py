@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import subprocess
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +16,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.filesystem import FolderStore, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, os_errors
 
 
 def ignore(nbytes):
@@ -164,3 +166,46 @@ def test_os_errors_maps_by_number_and_keeps_the_cause(tmp_path, raised, mapped, 
     assert caught.value.retryable is retryable
     assert caught.value.__cause__ is raised
     assert (raised.filename or str(tmp_path)) in str(caught.value)
+
+
+def test_who_is_alone_in_a_folder_is_named_to_others(tmp_path):
+    with alone_in(tmp_path / "a", "one"):
+        asked = alone_in(tmp_path / "a", "two")
+        with pytest.raises(StagingError, match="works there now: one on ") as caught, asked:
+            pass
+        assert caught.value.retryable
+        with alone_in(tmp_path / "b", "two"):
+            pass
+    with alone_in(tmp_path / "a", "two"):
+        pass
+
+
+def test_who_may_wait_comes_in_when_the_other_leaves(tmp_path):
+    leave = threading.Event()
+    inside = threading.Event()
+
+    def stay():
+        with alone_in(tmp_path / "a", "one"):
+            inside.set()
+            leave.wait(10)
+
+    one = threading.Thread(target=stay)
+    one.start()
+    assert inside.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    with alone_in(tmp_path / "a", "two", wait_s=10):
+        assert leave.is_set()
+    one.join()
+
+
+def test_a_process_that_inherits_it_keeps_others_out_after_its_starter_left(tmp_path):
+    with alone_in(tmp_path / "a", "one") as lock:
+        heir = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
+    try:
+        with pytest.raises(StagingError, match="one on "), alone_in(tmp_path / "a", "two"):
+            pass
+    finally:
+        heir.kill()
+        heir.wait()
+    with alone_in(tmp_path / "a", "two"):
+        pass
