@@ -134,8 +134,9 @@ class SlurmLauncher:
             lock = shlex.quote(str(job.lock))
             lines += [
                 f"exec 9>>{lock}",
-                "flock --nonblock 9 || { echo 'another training works in this experiment now. "
-                "Wait for its end, or choose another experiment_id.' >&2; exit 75; }",
+                'flock --nonblock 9 || { echo "another training works there now: '
+                f"$(cat {lock}). Wait for its end; for an experiment, choose another "
+                'experiment_id." >&2; exit 75; }',
                 f"echo {shlex.quote(job.job_id)} on $(hostname) >{lock}",
             ]
         lines.append(f"exec {shlex.join(argv)}")

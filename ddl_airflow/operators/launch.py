@@ -255,6 +255,12 @@ class ScheduledJob(RunningJob):
             self.forget()
             raise
 
+    def give_up(self) -> None:
+        """Cancels what an earlier process left, if it still runs."""
+        if self._kept.exists():
+            left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
+            self._launcher.cancel(left.handle, _GRACE_S)
+
     def forget(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
         self._kept.unlink(missing_ok=True)

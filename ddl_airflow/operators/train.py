@@ -6,9 +6,11 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.configuration import conf
+from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
@@ -139,7 +141,7 @@ class TrainOperator(StepOperator):
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
-            lock=lock_of(layout.experiment) if layout.experiment_id else None,
+            lock=lock_of(_place(layout)),
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -151,13 +153,10 @@ class TrainOperator(StepOperator):
         again = self.tries(context) == 1 and has_part(layout, "train")
         scheduled = None
         if isinstance(chosen, Scheduler):
-            self._job = scheduled = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            self._job = scheduled = self._scheduled(layout)
             if not again and (left := scheduled.left()):
                 self._wait_for(left)
-        # Against other trainings of the experiment; and against an earlier try, whose ranks may
-        # live a moment longer than the task that started them, or on a host that was given up.
-        place = layout.experiment if layout.experiment_id else layout.state
-        with alone_in(place, job.job_id, _OTHERS_END_S) as lock:
+        with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
                 # Cleared after its end. Who does that wants another training, not the word that
@@ -171,7 +170,7 @@ class TrainOperator(StepOperator):
                 self._job = running = RunningJob(chosen, self.log)
                 handle = running.run(replace(job, inherits=(lock,)), layout.progress)
                 return self._result(layout, context, handle, running.progress)
-        self._job = scheduled
+        self._job = scheduled  # which holds the place itself, while it runs
         self._wait_for(scheduled.submit(job, layout.progress))
 
     def _wait_for(self, started: StartedJob) -> NoReturn:
@@ -191,15 +190,33 @@ class TrainOperator(StepOperator):
         started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
 
         def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
-            chosen = launcher(self.launcher, self.scheduler)
-            assert isinstance(chosen, Scheduler), self.launcher
-            self._job = job = ScheduledJob(chosen, self.log, layout.scheduled_job)
+            self._job = job = self._scheduled(layout)
             job.finish(started, status, self.timed_out() if event["timed_out"] else None)
             result = self._result(layout, context, started.handle, job.progress)
             job.forget()
             return result
 
         return self.with_layout(context, settle)
+
+    def resume_execution(
+        self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any
+    ) -> Any:
+        """As Airflow's own; a trigger that failed leaves no job behind."""
+
+        def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
+            self._scheduled(layout).give_up()
+            return {}
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralError:
+            self.with_layout(context, give_up)
+            raise
+
+    def _scheduled(self, layout: RunLayout) -> ScheduledJob:
+        chosen = launcher(self.launcher, self.scheduler)
+        assert isinstance(chosen, Scheduler), self.launcher
+        return ScheduledJob(chosen, self.log, layout.scheduled_job)
 
     def _result(
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
@@ -276,3 +293,12 @@ class TrainOperator(StepOperator):
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),
         }
+
+
+def _place(layout: RunLayout) -> Path:
+    """What a training keeps others out of.
+
+    Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer than
+    the task that started them, or on a host that was given up.
+    """
+    return layout.experiment if layout.experiment_id else layout.state

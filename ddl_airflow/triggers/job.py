@@ -57,7 +57,7 @@ class JobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields the job and its status once, at its end."""
-        await asyncio.to_thread(self._started.watch)
+        await asyncio.to_thread(self._watch)
         reports = Tail(*self._started.progress) if self._started.progress else None
         while True:
             status = await asyncio.to_thread(self._look, reports)
@@ -66,7 +66,8 @@ class JobTrigger(BaseTrigger):
             if status.ended or late:
                 break
             await asyncio.sleep(self.interval_s)
-        await self._cancel()  # what takes too long, or would wait for ever
+        if late or status.permanent:  # it takes too long, or would wait for ever
+            await self._cancel()
         if late:
             status = replace(status, state=JobState.LOST)
         event = {"job": self.job, "status": status.dump(), "timed_out": late}
@@ -91,6 +92,15 @@ class JobTrigger(BaseTrigger):
             except LaunchError as error:
                 self.log.warning("cannot cancel %s yet: %s", self._name, error)
             await asyncio.sleep(_AGAIN_S)
+
+    def _watch(self) -> None:
+        try:
+            self._started.watch()
+        except OSError as error:
+            raise LaunchError(
+                f"{error.filename}: {error.strerror}. The triggerer must see the workspace of the "
+                "tasks: a file system that both share."
+            ) from error
 
     def _look(self, reports: Tail | None) -> JobStatus:
         handle = self._started.handle

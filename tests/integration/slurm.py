@@ -11,13 +11,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ddl_airflow.demo.site import free_port
+from ddl_airflow.demo.site import Service, free_port
 
-PROGRAMS = ("munged", "sbatch", "scancel", "scontrol", "slurmctld", "slurmd", "squeue", "setpriv")
+PROGRAMS = ("munged", "sbatch", "scancel", "scontrol", "slurmctld", "slurmd", "squeue")
 HOW_TO_GET = "apt-get install -y --no-install-recommends munge slurm-wlm"
 START_TIMEOUT_S = 30
 NODES = ("n1", "n2")
@@ -63,7 +63,7 @@ class SlurmCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: list[Service] = []
 
     @staticmethod
     def missing() -> str:
@@ -94,11 +94,11 @@ class SlurmCluster:
         files = [f"--{name}{'-file' * (name != 'socket')}={path}" for name, path in munge.items()]
         try:
             # --force: the folder's parents are this user's, not root's
-            self._start(["munged", "--foreground", "--force", f"--key-file={key}", *files])
+            self._start("munged", "munged", "-F", "--force", f"--key-file={key}", *files)
             self._await(munge["socket"].exists)
-            self._start(["slurmctld", "-D"])
+            self._start("slurmctld", "slurmctld", "-D")
             for node in NODES:
-                self._start(["slurmd", "-D", "-N", node])
+                self._start(node, "slurmd", "-D", "-N", node)
             self.wait_for_nodes()
         except BaseException:
             self.stop()
@@ -116,10 +116,11 @@ class SlurmCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Kills the daemons; what they started was ended before."""
+        """Ends the daemons, and whatever they have started."""
         for daemon in self._daemons:
-            daemon.kill()
-            daemon.wait()
+            daemon.terminate()
+        for daemon in self._daemons:
+            daemon.stop()
         self._daemons.clear()
 
     def ask(self, *argv: str, check: bool = True) -> str:
@@ -148,28 +149,16 @@ class SlurmCluster:
     def _env(self) -> dict[str, str]:
         return os.environ | self.environment | {"PATH": _path()}
 
-    def _start(self, argv: Sequence[str]) -> None:
-        name = "-".join(argv).partition("--")[0].replace("/", "_")
-        with (self.folder / f"{name}.out").open("wb") as output:
-            daemon = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *argv],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self._daemons.append(daemon)
+    def _start(self, name: str, *argv: str) -> None:
+        self._daemons.append(Service(name, argv, self._env, self.folder / "logs"))
 
     def _await(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not done():
-            ended = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                said = "\n".join(
-                    f"{path.name}: {path.read_text(errors='replace')[-500:]}"
-                    for path in sorted([*self.folder.glob("*.out"), *self.folder.glob("*.log")])
-                )
-                raise RuntimeError(f"Slurm is not ready; ended: {ended}\n{said}")
+            for daemon in self._daemons:
+                daemon.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Slurm is not ready. Logs: {self.folder}")
             time.sleep(0.05)
 
 

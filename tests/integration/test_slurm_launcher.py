@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -242,7 +243,8 @@ def test_only_one_job_works_in_an_experiment(job, tmp_path):
     first = job(SLEEP, nodes=1, lock=lock).start().up()
     second = job(nodes=1, lock=lock).start()
     assert second.wait().state is JobState.LOST
-    assert "another training works in this experiment" in second.said()
+    who = f"another training works there now: {first.spec.job_id} on {socket.gethostname()}"
+    assert who in second.said()
     first.cancel()
     first.wait()
     assert job(nodes=1, lock=lock).start().wait().state is JobState.SUCCEEDED

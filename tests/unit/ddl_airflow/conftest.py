@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers import registry
+from ddl_airflow.launchers.fake import FakeScheduler
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
 
@@ -191,6 +193,17 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             left[one.spec.record_dir] = pids
             kill_marked("DDL_RECORD_DIR", str(one.spec.record_dir))
     assert left == {}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
+    """A scheduler with an empty queue; ``launcher("fake-scheduler")`` asks the same one."""
+    queue = FakeScheduler(tmp_path / "cluster")
+    module = ModuleType("of_this_test")
+    module.made = lambda: FakeScheduler(queue.folder)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry._LAUNCHERS, queue.kind, (module.__name__, "made"))
+    return queue
 
 
 RUN_ID = "manual__2026-11-20T20:15:00+00:00"

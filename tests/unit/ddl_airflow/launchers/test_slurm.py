@@ -12,6 +12,9 @@ import pytest
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState
+from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.plan import plan
+from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.launchers.slurm import SlurmLauncher
 
 SPEC = JobSpec(
@@ -224,3 +227,19 @@ def test_a_job_that_slurm_has_forgotten_ended_as_its_ranks_say(says, handle):
         (handle.record_dir / f"rank-{rank}.json").write_text(record)
     assert SlurmLauncher().status(handle).state is JobState.SUCCEEDED
     SlurmLauncher().cancel(handle)  # nothing to cancel
+
+
+def test_the_manifest_in_the_documentation_is_one():
+    page = Path(__file__).parents[4] / "docs" / "slurm.md"
+    shown = page.read_text().partition("```yaml\n")[2].partition("```")[0]
+    folders = (
+        "training_data_reference: {type: fs, source: {path: ./data}}\n"
+        "training_results_reference: {type: fs, target: {path: ./results}}\n"
+    )
+    train = plan(load_manifest_text(shown + folders, "slurm.md"), page).train
+    assert (train.nodes, train.slots, train.gpu) == (2, 4, True)
+    job = replace(SPEC, nodes=train.nodes, slots=train.slots, gpu=train.gpu)
+    script = launcher(train.launcher, train.scheduler).render(job).script
+    asked = ("nodes=2", "gres=gpu:4", "partition=gpu", "account=vision", "time=720", "mem=64G")
+    for option in asked:
+        assert f"#SBATCH --{option}\n" in script
