@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class AirflowSite:
         self.workspace = home / "ddl"
         self.url = f"http://127.0.0.1:{free_port(port)}"
         self.password = secrets.token_urlsafe(9)
-        self._services: list[Service] = []
+        self._services: dict[str, Service] = {}
         self._env = {**os.environ, **self._settings(dags, bundles), **(environment or {})}
         self._client: httpx.Client | None = None
 
@@ -181,17 +181,16 @@ class AirflowSite:
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
         passwords.write_text(json.dumps({USER: self.password}), "utf-8")
-        logs = self.home / "logs" / "site"
         migrate = subprocess.run(
             _airflow("db", "migrate"), env=self._env, capture_output=True, text=True
         )
         if migrate.returncode:
             raise RuntimeError(f"airflow db migrate failed:\n{migrate.stderr[-2000:]}")
-        for words in (["dag-processor"], ["api-server"], ["scheduler", "--skip-serve-logs"]):
-            self._services.append(Service(words[0], _airflow(*words), self._env, logs))
-        _wait(lambda: _answers(f"{self.url}/api/v2/version"), self._services, 120)
+        for name in ("dag-processor", "api-server", "scheduler"):
+            self.restart(name)
+        self._wait(lambda: _answers(f"{self.url}/api/v2/version"), 120)
         # The first execution API call of a worker would otherwise wait for its imports.
-        _wait(lambda: _answers(f"{self.url}/execution/health"), self._services, 60)
+        self._wait(lambda: _answers(f"{self.url}/execution/health"), 60)
         token = httpx.post(
             f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=60
         )
@@ -202,17 +201,37 @@ class AirflowSite:
             timeout=60,
         )
 
-    def also(self, *words: str) -> Service:
-        """One process more, such as ``triggerer``, for the caller to stop."""
-        return Service(words[0], _airflow(*words), self._env, self.home / "logs" / "site")
+    def restart(self, name: str) -> None:
+        """Starts ``dag-processor``, ``api-server`` or ``scheduler``, and ends the one before."""
+        if name in self._services:
+            self._services.pop(name).stop()
+        words = [name, "--skip-serve-logs"] if name == "scheduler" else [name]
+        self._services[name] = self.also(*words)
+
+    def service(self, name: str) -> Service:
+        """One of the three that ``restart`` names."""
+        return self._services[name]
+
+    def also(
+        self, *words: str, name: str = "", environment: Mapping[str, str] | None = None
+    ) -> Service:
+        """One process more, such as ``triggerer``, for the caller to stop.
+
+        Args:
+            words: Airflow's command.
+            name: for its log; the command's first word by default.
+            environment: further variables for it alone.
+        """
+        env = {**self._env, **(environment or {})}
+        return Service(name or words[0], _airflow(*words), env, self.home / "logs" / "site")
 
     def stop(self) -> None:
         """Ends every process of the site, and of the tasks that it was running."""
         if self._client is not None:
             self._client.close()
-        for service in self._services:
+        for service in self._services.values():
             service.terminate()
-        for service in self._services:
+        for service in self._services.values():
             service.stop()
         self._services.clear()
 
@@ -239,7 +258,7 @@ class AirflowSite:
             found = self.call("GET", "/dags", params={"dag_id_pattern": dag_id, "limit": 1000})
             return any(d["dag_id"] == dag_id for d in found["dags"])
 
-        _wait(stored, self._services, timeout_s)
+        self._wait(stored, timeout_s)
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Starts a run and returns its id."""
@@ -279,12 +298,11 @@ class AirflowSite:
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 300) -> str:
         """Waits for the run's end and returns its state. Raises RuntimeError after the time."""
-        _wait(
-            lambda: self.run_state(dag_id, run_id) in ("success", "failed"),
-            self._services,
-            timeout_s,
-        )
+        self._wait(lambda: self.run_state(dag_id, run_id) in ("success", "failed"), timeout_s)
         return self.run_state(dag_id, run_id)
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        _wait(done, list(self._services.values()), timeout_s)
 
     def run_url(self, dag_id: str, run_id: str) -> str:
         """The run's page in the UI."""
@@ -307,7 +325,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _wait(done: Any, services: Sequence[Service], timeout_s: float) -> None:
+def _wait(done: Callable[[], bool], services: Sequence[Service], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         for service in services:

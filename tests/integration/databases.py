@@ -1,0 +1,162 @@
+"""PostgreSQL and Redis on free ports of this machine, as Airflow's CeleryExecutor wants them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ddl_airflow.demo.site import Service, free_port
+
+HOW_TO_GET = "apt-get install -y --no-install-recommends postgresql redis-server"
+START_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+def available() -> str:
+    """Nothing if both are there, else what is missing and how to get it."""
+    missing = [] if _programs() else ["postgres"]
+    missing += [name for name in ("redis-server", "setpriv") if shutil.which(name) is None]
+    return f"no {', '.join(missing)}. Get it: {HOW_TO_GET}" if missing else ""
+
+
+def _programs() -> Path | None:
+    """PostgreSQL's own folder; Debian keeps only its client on PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    beside = shutil.which("postgres")
+    return found[-1].parent if found else Path(beside).parent if beside else None
+
+
+class PostgreSql:
+    """A server with a database and a user ``airflow``. What it holds ends with it.
+
+    Args:
+        folder: for its log. Its data is elsewhere, where its user may go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._logs = folder
+        self._programs = _programs() or Path()
+        self.port = free_port()
+        self._folder = Path()
+        self._service: Service | None = None
+
+    @property
+    def url(self) -> str:
+        """Without driver: ``postgresql://…``."""
+        return f"postgresql://airflow@127.0.0.1:{self.port}/airflow"
+
+    def start(self) -> None:
+        """Makes the database and waits until it answers."""
+        # Other users may pass through the tests' folder, to what is theirs.
+        os.chmod(tempfile.gettempdir(), 0o711)
+        self._folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "postgres", "postgres")
+        made = ["initdb", "-D", str(self._folder / "data"), "-A", "trust", "-U", "airflow"]
+        self._run(*made, "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        self._serve()
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "airflow", "airflow")
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Ends every connection at once, and comes back with the same data."""
+        self._end("fast")
+        try:
+            yield
+        finally:
+            self._serve()
+
+    def stop(self) -> None:
+        """Ends it and removes its data."""
+        if self._service is not None:
+            self._end("immediate")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self, how: str) -> None:
+        assert self._service is not None, "start() first"
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", how, "-w", "stop")
+        self._service.stop()
+
+    def _serve(self) -> None:
+        # Fast rather than lasting: the tests keep nothing.
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": self._folder,
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "max_connections": 200,
+        }
+        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        argv = self._as_user("postgres", "-D", str(self._folder / "data"), *words)
+        self._service = Service("postgresql", argv, os.environ, self._logs)
+        ready = self._as_user("pg_isready", "-h", "127.0.0.1", "-p", str(self.port))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while subprocess.run(ready, capture_output=True).returncode:
+            self._service.check()
+            assert time.monotonic() < deadline, self._service.log.read_text()
+            time.sleep(_POLL_S)
+
+    def _as_user(self, program: str, *words: str) -> list[str]:
+        command = [str(self._programs / program), *words]
+        if os.geteuid() != 0:
+            return command
+        # It refuses to be root.
+        who = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+        return [*who, *command]
+
+    def _run(self, program: str, *words: str) -> None:
+        done = subprocess.run(
+            self._as_user(program, *words),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program} exited {done.returncode}: {done.stdout}{done.stderr}")
+
+
+class Redis:
+    """A server that writes nothing to disk.
+
+    Args:
+        folder: for its log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._logs = folder
+        self.port = free_port()
+        self._service: Service | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Waits until it takes connections."""
+        argv = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        self._service = Service("redis", [*argv, "--appendonly", "no"], os.environ, self._logs)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self._service.check()
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+            except OSError:
+                assert time.monotonic() < deadline, self._service.log.read_text()
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._service is not None:
+            self._service.stop()

@@ -1,0 +1,339 @@
+"""Airflow with CeleryExecutor, PostgreSQL, Redis and two workers; and what kills parts of it.
+
+The workers are processes of this host, each with a name and a queue of its own; the workspace is
+what a shared file system would be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.demo.show import connection_environment
+from ddl_airflow.demo.site import AirflowSite, Service, running
+from ddl_airflow.launchers.processes import marked
+from tests.integration.databases import PostgreSql, Redis, available
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(available()), reason=f"needs PostgreSQL and Redis: {available()}"),
+]
+
+ROOT = Path(__file__).parents[2]
+# The training on one worker, all else on the other. Either training fits, both do not.
+COMPUTE = {
+    "cpu": {"pool": "cores", "queue": "training", "other_steps": {"queue": "around"}},
+}
+POOL_SLOTS = 3
+# Airflow's own patience, in seconds: minutes by default.
+SETTINGS = {
+    "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
+    "AIRFLOW__DDL__COMPUTE": json.dumps({"compute": COMPUTE}),
+    "AIRFLOW__CORE__HOSTNAME_CALLABLE": "worker_name.name",
+    "AIRFLOW__CELERY__SYNC_PARALLELISM": "1",
+    "AIRFLOW__CELERY_BROKER_TRANSPORT_OPTIONS__VISIBILITY_TIMEOUT": "3600",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "5",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "2",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+    "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "20",
+}
+WORKER_NAME = "import os\n\n\ndef name():\n    return os.environ.get('WORKER_NAME', 'control')\n"
+
+# Takes 2 of the 3 slots, as the example does. Leaves no model, so what follows it fails at once.
+RIVAL = """\
+model_definition:
+  name: rival
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: cpu, nodes: 2}
+training_data_reference: {type: fs, source: {path: ./data}}
+training_results_reference: {type: fs, target: {path: ./results}}
+"""
+WAITS = """\
+import os, time
+while not os.path.exists({until!r}):
+    time.sleep(0.1)
+"""
+
+# Two steps of the product, without TensorFlow.
+FAULTS = """\
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG
+
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.train import TrainOperator
+
+HERE = Path(__file__).parent
+with DAG("faults", schedule=None):
+    StageDataOperator(
+        task_id="stage_data",
+        dataset=StoreReference((HERE / "data").as_uri()),
+        code=HERE / "code",
+        commands=["python train.py"],
+        queue="around",
+    ) >> TrainOperator(
+        task_id="train",
+        command="python train.py",
+        nodes=2,
+        queue="training",
+        pool="cores",
+        pool_slots=2,
+        retries=2,
+        retry_delay=timedelta(seconds=0),
+    )
+"""
+# Each rank counts, keeps what it has counted, and says when it starts and from where. It holds a
+# lock of its own: a second training of the same run would find it taken.
+COUNTS = """\
+import fcntl, os, time
+from pathlib import Path
+
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+result = Path(os.environ["RESULT_DIR"])
+witness = (result / f"alive-{rank}").open("a")
+try:
+    fcntl.flock(witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    alone = True
+except BlockingIOError:
+    alone = False
+kept = Path(os.environ["CHECKPOINT_DIR"]) / f"count-{rank}"
+count = int(kept.read_text()) if kept.exists() else 0
+with (result / "starts").open("a") as starts:
+    starts.write(f"{rank} {count} {'alone' if alone else 'BESIDE ANOTHER'}\\n")
+while not (result / "enough").exists():
+    count += 1
+    part = kept.with_suffix(".part")
+    part.write_text(str(count))
+    part.replace(kept)
+    time.sleep(0.05)
+"""
+
+
+class Cluster:
+    """The running parts, and the means to hurt them."""
+
+    def __init__(self, folder: Path, site: AirflowSite, database: PostgreSql) -> None:
+        self.folder = folder
+        self.site = site
+        self.database = database
+        self.workers: dict[str, Service] = {}
+
+    def start_worker(self, queue: str) -> None:
+        """A Celery worker for one queue, named after it."""
+        words = ["celery", "worker", "-q", queue, "-H", queue, "-c", "2", "--skip-serve-logs"]
+        words += ["--without-mingle", "--without-gossip"]
+        words += ["--pid", str(self.site.home / f"worker-{queue}-{time.monotonic_ns()}.pid")]
+        self.workers[queue] = self.site.also(
+            *words, name=f"worker-{queue}", environment={"WORKER_NAME": f"{queue}-worker"}
+        )
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            worker.terminate()
+        for worker in self.workers.values():
+            worker.stop()
+
+    def start(self) -> None:
+        for queue in ("around", "training"):
+            self.start_worker(queue)
+
+
+@pytest.fixture(scope="module")
+def cluster(object_store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cluster")
+    dags, loader = folder / "dags", folder / "loader"
+    shutil.copytree(ROOT / "dags" / "mnist-keras", dags / "mnist-keras")
+    (dags / "rival" / "data").mkdir(parents=True)
+    (dags / "rival" / "manifest.yml").write_text(RIVAL)
+    (dags / "rival" / "data" / "none.txt").touch()
+    (dags / "rival" / "train.py").write_text(WAITS.format(until=str(folder / "enough")))
+    for name in ("code", "data"):
+        (loader / name).mkdir(parents=True)
+    (loader / "data" / "none.txt").touch()
+    (loader / "faults.py").write_text(FAULTS)
+    (loader / "code" / "train.py").write_text(COUNTS)
+    (folder / "plugins").mkdir()
+    (folder / "worker_name.py").write_text(WORKER_NAME)
+    database, broker = PostgreSql(folder / "logs"), Redis(folder / "logs")
+    environment = {
+        **connection_environment(object_store),
+        **SETTINGS,
+        "PYTHONPATH": str(folder),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(folder / "plugins"),  # PostgreSQL needs no turns
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.url.replace("://", "+psycopg2://"),
+        "AIRFLOW__CELERY__BROKER_URL": broker.url,
+    }
+    bundle = {
+        "name": "loader",
+        "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+        "kwargs": {"path": str(loader)},
+    }
+    site = AirflowSite(folder / "home", dags, environment, port=18200, bundles=[bundle])
+    parts = Cluster(folder, site, database)
+    with running(database, broker, site, parts):
+        pool = {"name": "cores", "slots": POOL_SLOTS, "include_deferred": True}
+        site.call("POST", "/pools", json=pool)
+        yield parts
+
+
+def until(holds: Callable[[], bool], timeout_s: float, said: Callable[[], object] = str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.1)
+
+
+def test_steps_run_on_two_workers_and_trainings_of_one_pool_never_together(cluster):
+    site = cluster.site
+    for dag_id in ("mnist-keras", "rival"):
+        site.wait_for_dag(dag_id)
+    runs = {"rival": site.trigger("rival")}
+
+    def state(dag_id: str, task_id: str) -> str:
+        return site.task_instances(dag_id, runs[dag_id])[task_id]["state"]
+
+    until(lambda: state("rival", "train") == "running", 60)
+    runs["mnist-keras"] = site.trigger("mnist-keras", {"epochs": 1})
+    until(lambda: state("mnist-keras", "stage_data") == "success", 60)
+    (cluster.folder / "enough").touch()
+    assert site.wait_for_run("mnist-keras", runs["mnist-keras"], 200) == "success"
+    assert site.wait_for_run("rival", runs["rival"], 60) == "failed"  # there is no model
+    tasks = {dag_id: site.task_instances(dag_id, run_id) for dag_id, run_id in runs.items()}
+    where = {name: (t["queue"], t["hostname"]) for name, t in tasks["mnist-keras"].items()}
+    assert where.pop("train") == ("training", "training-worker")
+    others = ("stage_data", "transform", "evaluate", "upload_results")
+    assert where == dict.fromkeys(others, ("around", "around-worker"))
+    first, second = (tasks[dag_id]["train"] for dag_id in ("rival", "mnist-keras"))
+    for train in (first, second):
+        where = (train["pool"], train["pool_slots"], train["state"])
+        assert where == ("cores", 2, "success")
+    # It could have started, but for the pool.
+    assert tasks["mnist-keras"]["stage_data"]["end_date"] < first["end_date"]
+    assert first["end_date"] <= second["start_date"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def below(pid: int) -> list[int]:
+    """Children, and theirs."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *below(child))]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_training_outlives_scheduler_and_database_and_goes_on_after_its_worker(cluster):
+    site = cluster.site
+    site.wait_for_dag("faults")
+    run_id = site.trigger("faults")
+    layout = RunLayout(site.workspace, "faults", training_id("faults", run_id))
+    starts = layout.result / "starts"
+
+    def started() -> list[str]:
+        return starts.read_text().splitlines() if starts.exists() else []
+
+    def counted() -> int:
+        return int((layout.checkpoints / "count-0").read_text())
+
+    def state() -> tuple[str, int]:
+        train = site.task_instances("faults", run_id)["train"]
+        return train["state"], train["try_number"]
+
+    def goes_on() -> None:
+        """Counts on, in the same processes."""
+        before, ranks = counted(), set(job())
+        until(lambda: counted() > before + 40, 20)
+        assert set(job()) == ranks and len(started()) == 2
+
+    def job(number: int = 1) -> list[int]:
+        return marked("DDL_JOB_ID", f"{layout.training_id}/train-{number}")
+
+    until(lambda: len(started()) == 2, 60, lambda: site.task_instances("faults", run_id))
+    until(lambda: state() == ("running", 1), 10)
+
+    # The scheduler dies and comes back.
+    os.kill(below(site.service("scheduler").pid)[0], signal.SIGKILL)
+    goes_on()
+    scheduler_comes_back(site)
+    assert state() == ("running", 1)
+
+    # The database goes away for longer than a heartbeat, and takes along whom it may.
+    with cluster.database.away():
+        goes_on()
+    scheduler_comes_back(site)
+    goes_on()
+    assert state() == ("running", 1)
+
+    # The worker and who supervises the task are killed at once; nobody else may end the rest.
+    guard = cluster.workers["training"].pid
+    ranks = job()
+    os.kill(guard, signal.SIGSTOP)
+    try:
+        (worker,) = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
+        mpirun = next(pid for pid in ranks if parent_of(pid) not in ranks)
+        task = parent_of(mpirun)
+        supervisor = parent_of(task)
+        assert supervisor in below(worker)
+        for pid in (worker, supervisor):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, [task, *ranks])), 15)
+        assert len(started()) == 2
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    last = counted()
+    cluster.workers["training"].stop()
+    cluster.start_worker("training")
+    until(lambda: len(started()) == 4, 60, lambda: (state(), started()))
+    assert state() == ("running", 2)
+    # Each rank from where it had stopped.
+    again = sorted(line.split() for line in started()[2:])
+    assert [rank for rank, *_ in again] == ["0", "1"] and int(again[0][1]) == last
+    (layout.result / "enough").touch()
+    assert site.wait_for_run("faults", run_id, 60) == "success"
+    assert state() == ("success", 2)
+    assert all(line.endswith("alone") for line in started()) and len(started()) == 4
+    assert job(1) == job(2) == []
+
+
+def scheduler_comes_back(site: AirflowSite) -> None:
+    """Starts what has ended, as systemd would, and waits until a scheduler says that it lives."""
+    asked_at = datetime.now(UTC).isoformat()
+
+    def said_so() -> bool:
+        for name in ("scheduler", "dag-processor", "api-server"):
+            try:
+                site.service(name).check()
+            except RuntimeError:
+                site.restart(name)
+        try:
+            scheduler = site.call("GET", "/monitor/health")["scheduler"]
+        except httpx.HTTPError:  # the database is not back yet
+            return False
+        heard = str(scheduler["latest_scheduler_heartbeat"] or "")
+        return bool(scheduler["status"] == "healthy" and heard > asked_at)
+
+    until(said_so, 60)
