@@ -38,7 +38,7 @@ COMPUTE = {
 POOL_SLOTS = 3
 # Airflow's own patience, in seconds: minutes by default.
 SETTINGS = {
-    "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor,LocalExecutor",
+    "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
     "AIRFLOW__DDL__COMPUTE": json.dumps({"compute": COMPUTE}),
     "AIRFLOW__CORE__HOSTNAME_CALLABLE": "worker_name.name",
     "AIRFLOW__CELERY__SYNC_PARALLELISM": "1",
@@ -82,29 +82,21 @@ from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 
 HERE = Path(__file__).parent
-
-
-def faults(dag_id, **where):
-    with DAG(dag_id, schedule=None) as dag:
-        StageDataOperator(
-            task_id="stage_data",
-            dataset=StoreReference((HERE / "data").as_uri()),
-            code=HERE / "code",
-            commands=["python train.py"],
-            queue="around",
-        ) >> TrainOperator(
-            task_id="train",
-            command="python train.py",
-            nodes=2,
-            retries=2,
-            retry_delay=timedelta(seconds=0),
-            **where,
-        )
-    return dag
-
-
-on_worker = faults("on-worker", queue="training")
-on_scheduler = faults("on-scheduler", executor="LocalExecutor")
+with DAG("faults", schedule=None):
+    StageDataOperator(
+        task_id="stage_data",
+        dataset=StoreReference((HERE / "data").as_uri()),
+        code=HERE / "code",
+        commands=["python train.py"],
+        queue="around",
+    ) >> TrainOperator(
+        task_id="train",
+        command="python train.py",
+        nodes=2,
+        queue="training",
+        retries=2,
+        retry_delay=timedelta(seconds=0),
+    )
 """
 # Each rank counts, keeps what it has counted, and says when it starts and from where. It holds a
 # lock of its own: a second training of the same run would find it taken.
@@ -254,7 +246,7 @@ def parent_of(pid: int) -> int:
 
 
 class Training:
-    """A run of one of the DAGs of faults, and what its ranks tell."""
+    """A run of the DAG of faults, and what its ranks tell."""
 
     def __init__(self, site: AirflowSite, dag_id: str) -> None:
         self.site, self.dag_id = site, dag_id
@@ -320,7 +312,7 @@ def unguarded(service: Service) -> Iterator[None]:
 
 def test_a_training_outlives_scheduler_and_database_and_goes_on_after_its_worker(cluster):
     site = cluster.site
-    training = Training(site, "on-worker")
+    training = Training(site, "faults")
 
     os.kill(below(site.service("scheduler").pid)[0], signal.SIGKILL)
     training.goes_on()
@@ -345,25 +337,6 @@ def test_a_training_outlives_scheduler_and_database_and_goes_on_after_its_worker
     cluster.workers["training"].stop()
     cluster.start_worker("training")
     training.resumes_once_and_ends(last)
-
-
-def test_a_next_try_that_is_early_waits_for_the_ranks_before_it(cluster):
-    site = cluster.site
-    training = Training(site, "on-scheduler")
-    _, task, job = training.processes()
-    # LocalExecutor's tasks outlive the scheduler. The next one starts them again, and only when
-    # it has, do they learn that they are not wanted any more.
-    with unguarded(site.service("scheduler")):
-        os.kill(below(site.service("scheduler").pid)[0], signal.SIGKILL)
-        last = training.counted()
-        second = site.also("scheduler", "--skip-serve-logs", name="second-scheduler")
-        try:
-            until(lambda: training.state() == ("running", 2), 60, training.state)
-            training.resumes_once_and_ends(last)
-            assert not any(map(alive, [task, *job]))
-        finally:
-            second.stop()
-    site.restart("scheduler")
 
 
 def scheduler_comes_back(site: AirflowSite) -> None:
