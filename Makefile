@@ -8,8 +8,8 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test fuzz test-gpu soak bench bench-peers bench-dags bench-overhead
-.PHONY: bench-training check check-nccl format lock clean
+.PHONY: help install ops demo up test test-airflow fuzz test-gpu soak bench bench-peers bench-dags
+.PHONY: bench-overhead bench-training check check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 
 test: install  ## All tests; says loudly what it has to skip
 	@$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),scripts/test $(BIN))
+
+test-airflow: install  ## The Airflow side with another Airflow: make test-airflow VERSION=3.3.0
+	@scripts/test_airflow $(BIN) $(or $(VERSION),3.3.0)
 
 fuzz: install  ## 10,000 generated bad manifests; some minutes
 	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest

@@ -14,14 +14,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG, BaseOperator, get_parsing_context
+from airflow.sdk import (
+    DAG,
+    Asset,
+    AssetAll,
+    AssetAny,
+    AssetWatcher,
+    BaseOperator,
+    get_parsing_context,
+)
+from airflow.sdk.definitions.asset import BaseAsset
 from airflow.sdk.definitions.param import ParamsDict
+from pendulum import timezone
 
 from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import (
@@ -40,8 +50,10 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     shared_dag_id,
 )
-from ddl_airflow.core.plan import EvaluateStep, Plan, plan
+from ddl_airflow.core.manifest.rules import suggestion
+from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
+from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -96,24 +108,32 @@ def dag_from(
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
+    failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
         description=manifest.model_definition.description or f"Training from {path.name}",
-        schedule=_schedule(steps),
-        start_date=datetime(2024, 1, 1, tzinfo=UTC),
-        catchup=False,
-        max_active_runs=1,
+        schedule=_schedule(steps, manifest),
+        start_date=_start(steps.schedule),
+        catchup=steps.schedule.catchup,
+        max_active_runs=steps.schedule.max_active_runs,
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=_documentation(manifest, path, text),
+        default_args={"on_failure_callback": [say_error, *failed] if failed else None},
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps)
-        _tasks(steps, list(fields))
+        _tasks(steps, list(fields), manifest)
     # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
     # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
     # of the manifest hold already.
     object.__setattr__(dag, "params", ParamsDict(fields))
     return dag
+
+
+def _start(asked: ScheduleStep) -> datetime:
+    """Its time zone is the DAG's, in which Airflow reads a cron expression."""
+    start = datetime.fromisoformat(asked.start or "2024-01-01")
+    return start.replace(tzinfo=timezone(asked.timezone))
 
 
 def _site_compute() -> Mapping[str, Compute]:
@@ -125,13 +145,51 @@ def _site_compute() -> Mapping[str, Compute]:
     return compute_table(conf.get("ddl", "compute", fallback=""))
 
 
-def _schedule(steps: Plan) -> Any:
-    """Time, changed data, both, or None."""
-    cron = steps.schedule.cron
-    if not steps.schedule.on_data_change:
-        return cron or None
-    from airflow.sdk import AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
+def _schedule(steps: Plan, manifest: Manifest) -> Any:
+    """Time, events of assets, whichever comes first, or None."""
+    asked = steps.schedule
+    time: Any = _registered(asked.timetable, manifest) if asked.timetable else asked.cron or None
+    events: list[BaseAsset] = []
+    if asked.on_data_change:
+        events.append(_changed_data(steps))
+    if asked.assets:
+        events.append(AssetAll(*map(_asset_of_others, asked.assets)))
+    if not events:
+        return time
+    event = events[0] if len(events) == 1 else AssetAny(*events)
+    if time is None:
+        return event
+    from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
 
+    if isinstance(time, str):
+        # Presets other than @once are cron expressions to this timetable too.
+        time = CronTriggerTimetable(time, timezone=asked.timezone)
+    return AssetOrTimeSchedule(timetable=time, assets=event)
+
+
+def _registered(name: str, manifest: Manifest) -> Any:
+    """A timetable of the site's plugins: a manifest has no other class made."""
+    from airflow.plugins_manager import get_timetables_plugins
+
+    known = get_timetables_plugins()
+    if name in known:
+        return known[name]()
+    at, fix = "schedule.timetable", "Register it: docs/manifests.md says how."
+    if known:
+        fix = suggestion(name, known)
+    message = f"no plugin of this Airflow registers {name}"
+    issue = ManifestIssue(manifest.line_of(at), at, message, fix)
+    raise ManifestInvalid(manifest.source, [issue])
+
+
+def _asset_of_others(asset: str) -> BaseAsset:
+    """By reference: whoever makes the asset may give it a name besides its URI."""
+    if "://" in asset:
+        return Asset.ref(uri=asset_of(asset).uri)
+    return Asset.ref(name=asset)
+
+
+def _changed_data(steps: Plan) -> Asset:
     from ddl_airflow.triggers.data_change import DataChangeTrigger
 
     dataset = steps.stage_data.dataset
@@ -140,15 +198,10 @@ def _schedule(steps: Plan) -> Any:
         dataset.connection.references() if dataset.connection else None,
         conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
     )
-    # Not the dataset's own asset: its events come from each run that stages it.
+    # Not the dataset's own asset, which others may update as well.
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")
     changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
-    if not cron:
-        return [changed]
-    # Presets other than @once are cron expressions to this timetable too.
-    return AssetOrTimeSchedule(
-        timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[changed]
-    )
+    return changed
 
 
 def _named(steps: Plan, step: str) -> dict[str, Any]:
@@ -173,7 +226,7 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
     }
 
 
-def _tasks(steps: Plan, settings: Sequence[str]) -> None:
+def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         **_named(steps, "stage_data"),
@@ -197,6 +250,8 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         nodes=train.nodes,
         slots=train.slots,
         launcher=train.launcher,
+        scheduler=train.scheduler,
+        gpu=train.gpu,
         distribution=train.distribution,
         python=train.python,
         framework=train.framework,
@@ -221,13 +276,14 @@ def _tasks(steps: Plan, settings: Sequence[str]) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        on_success_callback=notifiers(manifest, "on_success") or None,
     )
     stage_data >> trained >> transformed
     last: BaseOperator = transformed
     if steps.evaluate is not None:
         last = last >> _evaluated(steps, steps.evaluate)
     if steps.approve:
-        last = last >> _approved(steps)
+        last = last >> _approved(steps, manifest)
     last >> uploaded
 
 
@@ -246,7 +302,7 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
     )
 
 
-def _approved(steps: Plan) -> BaseOperator:
+def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
     """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
@@ -256,6 +312,7 @@ def _approved(steps: Plan) -> BaseOperator:
         **named,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+        notifiers=notifiers(manifest, "on_approval"),
     )
 
 
@@ -434,6 +491,8 @@ def _built(claim: _Loaded, shown_as_code: Path | None) -> DAG:
         warnings.warn(issue.render(claim.source), stacklevel=1)
     try:
         return dag_from(claim.manifest, claim.path, claim.text, shown_as_code)
+    except ManifestError:
+        raise
     except Exception as refusal:  # the boundary: one manifest must not take the others along
         raise _refused(claim, refusal) from refusal
 

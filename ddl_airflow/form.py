@@ -8,6 +8,7 @@ from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.rules import LAUNCHER_KINDS
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
@@ -29,6 +30,16 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
         # What a task takes of a pool is fixed before anybody fills in the form.
         maximum=steps.train.nodes if steps.train.place.pool else manifest.compute.nodes or 4096,
     )
+    if manifest.distribution == "mpi":  # the other one has no choice
+        fields["launcher"] = Param(
+            manifest.launcher.kind,
+            title="Launcher",
+            description="local: the host of the Airflow worker. slurm: a job of a Slurm cluster, "
+            "with what the manifest's launcher asks for.",
+            section=_RUN,
+            type="string",
+            enum=list(LAUNCHER_KINDS),
+        )
     if len(manifest.commands) == 1:  # commands of its own choose by themselves
         fields["checkpoint"] = Param(
             str(manifest.transform.checkpoint),

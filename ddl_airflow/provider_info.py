@@ -27,11 +27,62 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "hooks": [
+            {"integration-name": "DDL", "python-modules": ["ddl_airflow.hooks.store"]},
+        ],
+        "connection-types": [
+            {
+                "connection-type": "ddlstore",
+                "hook-name": "DDL object store",
+                "hook-class-name": "ddl_airflow.hooks.store.ObjectStoreHook",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "extra"],
+                    "relabeling": {
+                        "host": "Endpoint",
+                        "login": "Access key ID",
+                        "password": "Secret access key",
+                    },
+                    "placeholders": {
+                        "host": "https://s3.example.com; empty for Amazon's own",
+                        "port": "443, or where the store listens; Test needs it",
+                        "login": "of a user who may read the data and write the results",
+                        "password": "never shown again",
+                    },
+                },
+                "conn-fields": {
+                    "region_name": {
+                        "label": "Region",
+                        "schema": {"type": ["string", "null"]},
+                        "description": "Where the store asks for it.",
+                    },
+                    "ca_bundle": {
+                        "label": "CA certificates",
+                        "schema": {"type": ["string", "null"]},
+                        "description": "File on the workers with the certificates that the "
+                        "endpoint's is signed with, if they are not public ones.",
+                    },
+                    "bucket": {
+                        "label": "Bucket to test",
+                        "schema": {"type": ["string", "null"]},
+                        "description": "What Test looks into. Empty: the list of buckets, which "
+                        "not every user may see.",
+                    },
+                },
+            }
+        ],
+        "extra-links": [
+            "ddl_airflow.links.TrainingLink",
+            "ddl_airflow.links.TensorBoardLink",
+            "ddl_airflow.links.ResultsLink",
+        ],
         "bundles": [
             {"integration-name": "DDL", "python-modules": ["ddl_airflow.bundle"]},
         ],
         "triggers": [
-            {"integration-name": "DDL", "python-modules": ["ddl_airflow.triggers.data_change"]},
+            {
+                "integration-name": "DDL",
+                "python-modules": ["ddl_airflow.triggers.data_change", "ddl_airflow.triggers.job"],
+            },
         ],
         "config": {
             "ddl": {
@@ -74,12 +125,23 @@ def get_provider_info() -> dict[str, Any]:
                     "tensorboard_url": {
                         "description": (
                             "Address of a TensorBoard over the workspace's experiments, as "
-                            "`ddl-airflow tensorboard` starts it. The Training tab links to it. "
-                            "Empty: no link."
+                            "`ddl-airflow tensorboard` starts it. The Training tab and the train "
+                            "task link to it. Empty: no link."
                         ),
                         "type": "string",
                         "default": "",
                         "example": "https://tensorboard.example.com",
+                        "version_added": "0.1.0",
+                    },
+                    "results_url": {
+                        "description": (
+                            "Page of the object store's browser that shows a training's files: "
+                            "`{bucket}` and `{prefix}` are replaced. The upload-results task "
+                            "links to it. Empty: no link."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "https://store.example.com/browse/{bucket}/{prefix}",
                         "version_added": "0.1.0",
                     },
                     "data_poll_interval": {
@@ -89,6 +151,16 @@ def get_provider_info() -> dict[str, Any]:
                         ),
                         "type": "float",
                         "default": "60",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
+                    "job_poll_interval": {
+                        "description": (
+                            "Seconds between two looks at a job of a cluster's scheduler, by the "
+                            "triggerer."
+                        ),
+                        "type": "float",
+                        "default": "5",
                         "example": None,
                         "version_added": "0.1.0",
                     },

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ import pytest
 from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration.ceph import CephObjectStore, available
+from tests.integration.mail import Mailbox
+from tests.integration.slurm import SlurmCluster
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
@@ -102,11 +106,56 @@ def loader_folder(dags_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def mailbox() -> Iterator[Mailbox]:
+    """What the running Airflow mails."""
+    with Mailbox() as box:
+        yield box
+
+
+@pytest.fixture(scope="session")
+def slurm_folder() -> Path:
+    """Where the cluster of ``slurm`` lives, whether or not a test starts it."""
+    return Path(tempfile.mkdtemp(prefix="slurm-"))  # short: sockets in it have short names only
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_folder: Path) -> Iterator[SlurmCluster]:
+    """A Slurm cluster of two nodes on this host."""
+    if reason := SlurmCluster.missing():
+        pytest.skip(reason)
+    with SlurmCluster(slurm_folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def site(
-    object_store: StoreUnderTest, dags_folder: Path, loader_folder: Path
+    object_store: StoreUnderTest,
+    mailbox: Mailbox,
+    dags_folder: Path,
+    loader_folder: Path,
+    slurm_folder: Path,
 ) -> Iterator[AirflowSite]:
-    """A running Airflow over both folders, connected to the object store."""
-    environment = connection_environment(object_store) | {"AIRFLOW__DDL__DATA_POLL_INTERVAL": "1"}
+    """A running Airflow over both folders, connected to the object store, mailbox and Slurm."""
+    smtp = {"from_email": "airflow@example.com", "disable_ssl": True, "disable_tls": True}
+    mail = {"conn_type": "smtp", "host": "127.0.0.1", "port": mailbox.port, "extra": smtp}
+    store = object_store.endpoint_url
+    environment = connection_environment(object_store) | {
+        "AIRFLOW__DDL__DATA_POLL_INTERVAL": "1",
+        "AIRFLOW__DDL__JOB_POLL_INTERVAL": "0.5",
+        # Ceph has no pages for people; its own listing does for a link.
+        "AIRFLOW__DDL__RESULTS_URL": f"{store}/{{bucket}}?prefix={{prefix}}/",
+        "AIRFLOW__DDL__TENSORBOARD_URL": f"{store}/?tensorboard",
+        "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+        "AIRFLOW_CONN_SMTP_DEFAULT": json.dumps(mail),
+        # Before Slurm's own commands come those that a test puts there.
+        "PATH": os.pathsep.join(
+            [str(slurm_folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
+        "SLURM_CONF": str(slurm_folder / "slurm.conf"),
+        # Another triggerer takes over from one that was killed: soon.
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
+    }
     local = {
         "name": "loader",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",

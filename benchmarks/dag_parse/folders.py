@@ -38,6 +38,8 @@ _FACTORY = """\
   params:
     nodes: {{__type__: airflow.sdk.Param, default: 2, type: integer, minimum: 1, maximum: 4096,
       title: Nodes, section: This run, description: Each runs 1 rank(s).}}
+    launcher: {{__type__: airflow.sdk.Param, default: local, type: string, title: Launcher,
+      section: This run, enum: [local, slurm], description: Where the ranks run.}}
     checkpoint: {{__type__: airflow.sdk.Param, default: latest, type: string, title: Checkpoint,
       section: This run, pattern: "^(latest|0|[1-9][0-9]*)$",
       description: "Which one becomes the model: latest, or a step."}}

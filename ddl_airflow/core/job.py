@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from ddl_airflow.core.cluster import Cluster
 
@@ -27,6 +28,9 @@ class JobSpec:
         env: what every rank finds in its environment, besides what the launcher adds.
         cluster: the tasks of a job that runs with TF_CONFIG; each is a rank. None under MPI.
         inherits: file descriptors that the process which holds the ranks together keeps open.
+        gpu: whether each rank expects a GPU of its own; for who has to ask for it.
+        lock: file that the job must hold alone while it runs, where its caller does not wait and
+            so cannot; None for none.
     """
 
     job_id: str
@@ -40,6 +44,8 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
     inherits: tuple[int, ...] = ()
+    gpu: bool = False
+    lock: Path | None = None
 
     @property
     def world_size(self) -> int:
@@ -49,14 +55,20 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Submission:
-    """Exactly what a launcher will run, as a value: print it, compare it, then submit it."""
+    """Exactly what a launcher will run, as a value: print it, compare it, then submit it.
+
+    Attributes:
+        script: what the command reads from its standard input; empty for none.
+    """
 
     job: JobSpec
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    script: str = ""
 
     def __str__(self) -> str:
-        return shlex.join(self.argv)
+        command = shlex.join(self.argv)
+        return f"{command} <<'END'\n{self.script}END" if self.script else command
 
 
 @dataclass(frozen=True)
@@ -66,14 +78,15 @@ class JobHandle:
     Attributes:
         kind: the launcher's name in the registry.
         job_id: as in the JobSpec.
-        pid: of the process that holds the ranks together, on this host.
+        number: of the process that holds the ranks together, on this host; or the scheduler's
+            own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
         record_dir, log_dir: as in the JobSpec.
     """
 
     kind: str
     job_id: str
-    pid: int
+    number: int
     world_size: int
     record_dir: Path
     log_dir: Path
@@ -82,6 +95,7 @@ class JobHandle:
 class JobState(Enum):
     """Where a job stands."""
 
+    PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -113,7 +127,86 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """State of a job, and its first failed rank if one is known."""
+    """State of a job, and its first failed rank if one is known.
+
+    Attributes:
+        reason: what its scheduler says of it: why it waits, where it runs, or why it was ended.
+        permanent: it would end the same way again, whatever its ranks did.
+    """
 
     state: JobState
     failure: RankFailure | None = None
+    reason: str = ""
+    permanent: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs, or ever will."""
+        return self.state not in (JobState.PENDING, JobState.RUNNING)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"state": self.state.value}
+
+    @staticmethod
+    def load(told: Mapping[str, Any]) -> JobStatus:
+        """What ``dump`` returned."""
+        failure = told["failure"]
+        return JobStatus(
+            JobState(told["state"]),
+            RankFailure(**failure) if failure else None,
+            told["reason"],
+            told["permanent"],
+        )
+
+
+@dataclass(frozen=True)
+class StartedJob:
+    """What another process needs to follow a job to its end, and to explain it.
+
+    Attributes:
+        handle: the job.
+        started: when it was submitted, in unix seconds.
+        sizes: bytes that each log had before it, by file name: those are of other tries.
+        progress: where rank 0 reports, and how long that file was; None where nobody does.
+    """
+
+    handle: JobHandle
+    started: float
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    progress: tuple[Path, int] | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody has been waiting for it in place of who submitted it."""
+        return (self.handle.record_dir / _WATCHED).exists()
+
+    def watch(self) -> None:
+        """Notes that somebody waits for it now. The note goes with the records of this try."""
+        (self.handle.record_dir / _WATCHED).touch()
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON has it."""
+        places = {name: str(getattr(self.handle, name)) for name in _PLACES}
+        return {
+            "handle": asdict(self.handle) | places,
+            "started": self.started,
+            "sizes": dict(self.sizes),
+            "progress": self.progress and [str(self.progress[0]), self.progress[1]],
+        }
+
+    @staticmethod
+    def load(told: Mapping[str, Any]) -> StartedJob:
+        """What ``dump`` returned."""
+        places = {name: Path(told["handle"][name]) for name in _PLACES}
+        progress = told["progress"]
+        return StartedJob(
+            JobHandle(**{**told["handle"], **places}),
+            told["started"],
+            told["sizes"],
+            (Path(progress[0]), progress[1]) if progress else None,
+        )
+
+
+_PLACES = ("record_dir", "log_dir")
+_WATCHED = "watched"

@@ -16,7 +16,7 @@
         damaged/                  checkpoints that could not be read
         replaced/                 what a finished training left, once it is trained again
         ddl/                      progress.jsonl, stats.json, lineage/, transform.json,
-                                  try-<k>/rank-<n>.json
+                                  job.json, try-<k>/rank-<n>.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
 The experiment is the training itself, unless the manifest or the run names one; then it goes on
@@ -142,6 +142,11 @@ class RunLayout:
     def records(self, try_number: int) -> Path:
         """Where the ranks of one try leave their records."""
         return self.state / f"try-{try_number}"
+
+    @property
+    def scheduled_job(self) -> Path:
+        """What is known of the job that a scheduler runs for the training."""
+        return self.state / "job.json"
 
     def create(self) -> None:
         """Makes the folders that ranks write to."""

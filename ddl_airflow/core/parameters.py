@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,9 +21,17 @@ def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
         return
     known = sorted(known)
     for name in sorted(set(given) - set(known)):
+        import difflib  # slow to import, and rarely needed
+
         near = difflib.get_close_matches(name[:60], known, n=1)
         fix = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(known)}."
         raise SettingUnknown(f"the run's setting {name[:60]!r} is not known. {fix}")
+
+
+def differs_by_run(command: str) -> bool:
+    """Whether a template in it is more than a parameter, as ``{{ ds }}`` is."""
+    rest = re.sub(r"\{\{\s*params(\.\w+|\[\s*(['\"])\w+\2\s*\])\s*\}\}", "", command)
+    return "{{" in rest or "{%" in rest
 
 
 def text_of(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.compute import Place
-from ddl_airflow.core.manifest import Connection, Manifest, Reference
+from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
 
@@ -49,11 +49,23 @@ class ScheduleStep:
 
     Attributes:
         cron: cron expression or preset; empty for none.
+        timetable: class path of a registered timetable; empty for none.
+        timezone: of cron and start.
+        start: ISO 8601, without a zone; empty: long ago.
+        catchup: whether every missed time is made up for.
         on_data_change: whether it runs when the dataset has changed.
+        assets: URIs and names; it runs when all of them were updated.
+        max_active_runs: runs at the same time.
     """
 
     cron: str
+    timetable: str
+    timezone: str
+    start: str
+    catchup: bool
     on_data_change: bool
+    assets: tuple[str, ...]
+    max_active_runs: int
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,8 @@ class TrainStep:
     """Run the manifest's first command on all ranks.
 
     Attributes:
+        scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
+        gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
         place: where Airflow runs it.
@@ -105,6 +119,8 @@ class TrainStep:
     place: Place
     pool_slots: int
     launcher: str
+    scheduler: Mapping[str, Any]
+    gpu: bool
     distribution: str
     python: str
     framework: str
@@ -227,10 +243,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         parameters={name: one.default for name, one in manifest.parameters.items()},
         experiment=manifest.experiment or "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
-        schedule=ScheduleStep(
-            cron=(manifest.schedule and manifest.schedule.cron) or "",
-            on_data_change=bool(manifest.schedule and manifest.schedule.on_data_change),
-        ),
+        schedule=_schedule(manifest.schedule or Schedule()),
         tries=_tries(manifest),
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
@@ -248,6 +261,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             place=manifest.compute.train,
             pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
+            scheduler=_scheduler(manifest),
+            gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
@@ -273,6 +288,18 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     )
 
 
+def _scheduler(manifest: Manifest) -> dict[str, Any]:
+    asked = manifest.launcher
+    limit = asked.time_limit
+    settings = {
+        "partition": asked.partition,
+        "account": asked.account,
+        "time_limit_s": limit and limit.total_seconds(),
+        "options": asked.options and list(asked.options),
+    }
+    return {name: value for name, value in settings.items() if value}
+
+
 def _tries(manifest: Manifest) -> dict[str, Tries]:
     common = manifest.retries
     return {
@@ -285,6 +312,19 @@ def _tries(manifest: Manifest) -> dict[str, Tries]:
         for name, step in manifest.steps
         if name != "evaluate" or _evaluate(manifest) is not None
     }
+
+
+def _schedule(asked: Schedule) -> ScheduleStep:
+    return ScheduleStep(
+        cron=asked.cron or "",
+        timetable=asked.timetable or "",
+        timezone=asked.timezone or "UTC",
+        start=asked.start.isoformat() if asked.start else "",
+        catchup=asked.catchup,
+        on_data_change=asked.on_data_change,
+        assets=asked.assets,
+        max_active_runs=asked.max_active_runs,
+    )
 
 
 def _evaluate(manifest: Manifest) -> EvaluateStep | None:

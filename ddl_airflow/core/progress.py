@@ -6,6 +6,7 @@ import json
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 # Not metrics of the model: about the run itself.
@@ -27,6 +28,33 @@ def _numbers(line: object) -> dict[str, Any]:
         for name, value in line.items()
         if not isinstance(value, float) or math.isfinite(value)
     }
+
+
+class Tail:
+    """Reads what is appended to a file.
+
+    Args:
+        path: the file; it need not be there yet.
+        offset: where to begin, in bytes; by default at what is its end now.
+    """
+
+    def __init__(self, path: Path, offset: int | None = None) -> None:
+        self.path = path
+        if offset is None:
+            offset = path.stat().st_size if path.exists() else 0
+        self._offset = offset
+
+    def read(self, *, ended: bool = False) -> str:
+        """Whole lines; at the end also what has no line end."""
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        # A character may be cut at the end of what is there so far; take whole lines only.
+        whole = len(new) if ended else new.rfind(b"\n") + 1
+        self._offset += whole
+        return new[:whole].decode("utf-8", "replace")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Store references to open stores. The only reader of Airflow connections."""
+"""Store references to open stores, and the connection type. The only reader of connections."""
 
 from __future__ import annotations
 
@@ -9,10 +9,64 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.s3 import s3_client, s3_config
 from ddl_airflow.storage.store import ObjectStore, open_store
+
+
+class ObjectStoreHook(BaseHook):
+    """The store that a connection of type ``ddlstore`` describes.
+
+    Host is the endpoint, login and password are the keys; the extra may have region_name, ca_bundle
+    and bucket. The form is in ``ddl_airflow.provider_info``.
+    """
+
+    conn_name_attr = "conn_id"
+    default_conn_name = "ddlstore_default"
+    conn_type = "ddlstore"
+    hook_name = "DDL object store"
+
+    def __init__(self, conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+
+    def get_conn(self) -> Any:
+        """A boto3 S3 client; contacts nobody but Airflow.
+
+        Raises:
+            ConnectionInvalid: a key is missing, or the endpoint is none.
+        """
+        from ddl_airflow.storage.s3 import s3_client  # here and below: no parse needs it
+
+        connection = self.get_connection(self.conn_id)
+        if not (connection.login and connection.password):
+            missing = "secret access key" if connection.login else "access key ID"
+            raise ConnectionInvalid(f"the connection has no {missing}. Enter it.")
+        mask_secret(connection.login)
+        mask_secret(connection.password)
+        endpoint = connection.host or None
+        if endpoint and connection.port:
+            endpoint = f"{endpoint}:{connection.port}"
+        extra = connection.extra_dejson
+        return s3_client(
+            endpoint,
+            connection.login,
+            connection.password,
+            extra.get("region_name") or None,
+            extra.get("ca_bundle") or None,
+        )
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the store answers and takes the keys, and what it says."""
+        from ddl_airflow.storage.s3 import s3_answer
+
+        try:
+            client = self.get_conn()
+            extra = self.get_connection(self.conn_id).extra_dejson
+            said = s3_answer(client, extra.get("bucket") or "")
+        except StagingError as error:
+            return False, f"{type(error).__name__}: {error}"
+        return True, f"{client.meta.endpoint_url} takes the keys: {said}"
 
 
 def store_of(reference: StoreReference) -> ObjectStore:
@@ -27,6 +81,8 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri)
     if connection.conn_id:
         return open_store(reference.uri, _client_of_connection(connection.conn_id))
+    from ddl_airflow.storage.s3 import s3_client
+
     keys = connection.resolve(os.environ)
     mask_secret(keys.access_key_id)
     mask_secret(keys.secret_access_key)
@@ -39,13 +95,17 @@ def store_of(reference: StoreReference) -> ObjectStore:
 def _client_of_connection(conn_id: str) -> Any:
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
+    from ddl_airflow.storage.s3 import s3_config
+
     try:
-        BaseHook.get_connection(conn_id)
+        connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
         # The amazon provider would go on with whatever keys the machine itself has.
         raise ConnectionInvalid(
             f"conn_id: Airflow has no connection {conn_id!r}. Add it under Admin > Connections, "
-            f"type aws, with endpoint_url in its extra; or set AIRFLOW_CONN_{conn_id.upper()}."
+            f"type {ObjectStoreHook.hook_name}; or set AIRFLOW_CONN_{conn_id.upper()}."
         ) from error
+    if connection.conn_type == ObjectStoreHook.conn_type:
+        return ObjectStoreHook(conn_id).get_conn()
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
     return S3Hook(aws_conn_id=conn_id, config=s3_config(endpoint)).get_conn()

@@ -13,7 +13,7 @@ import json
 import math
 import signal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, RankFailure, Submission
 
@@ -48,6 +48,23 @@ class Launcher(Protocol):
 
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The file with one rank's output."""
+        ...
+
+
+@runtime_checkable
+class Scheduler(Launcher, Protocol):
+    """A launcher whose jobs do not end with the process that submitted them.
+
+    Any process finds them again by their handle, so nobody needs to wait for them.
+    ``submit`` may raise and the job be there all the same, if the answer was lost: ``find`` knows.
+    """
+
+    def expected(self, job: JobSpec) -> JobHandle:
+        """The handle of a job before it is submitted: without its number. Pure."""
+        ...
+
+    def find(self, handle: JobHandle) -> JobHandle:
+        """The handle with the number that the scheduler knows the job by, 0 if it knows none."""
         ...
 
 

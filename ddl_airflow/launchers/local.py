@@ -119,18 +119,19 @@ class LocalLauncher:
 
     def status(self, handle: JobHandle) -> JobStatus:
         """Running while mpirun lives; then what the ranks' records say."""
-        process = self._started[handle.pid]
+        process = self._started[handle.number]
         return ranks_status(handle, running=process.poll() is None)
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
         """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left."""
-        process = self._started.get(handle.pid)
+        process = self._started.get(handle.number)
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-        kill_marked("DDL_JOB_ID", handle.job_id)
+        # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
+        kill_marked("DDL_RECORD_DIR", str(handle.record_dir))
         if process is not None:
             process.wait()
 

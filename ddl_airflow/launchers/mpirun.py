@@ -54,17 +54,27 @@ class OpenMpi:
     def __init__(self, mpirun: str) -> None:
         self._mpirun = mpirun
 
-    def argv(self, world_size: int, command: Sequence[str]) -> list[str]:
-        """``mpirun -n WORLD_SIZE … COMMAND`` for ranks on this host.
+    def argv(
+        self, world_size: int, command: Sequence[str], per_node: int | None = None
+    ) -> list[str]:
+        """``mpirun -n WORLD_SIZE … COMMAND``.
 
         Ranks are not bound to cores: TensorFlow's own threads want the cores that the rank
-        leaves idle. More ranks than cores are allowed; the manifest says how many it wants.
+        leaves idle.
+
+        Args:
+            world_size: ranks in all.
+            command: what each runs.
+            per_node: of an allocation that a scheduler made, exactly so many on each node. None
+                for ranks on this host: more than cores are allowed; the manifest says how many it
+                wants.
         """
+        place = ":OVERSUBSCRIBE" if per_node is None else f"ppr:{per_node}:node"
         return [
             self._mpirun,
             *("-n", str(world_size)),
             *("--bind-to", "none"),
-            *("--map-by", ":OVERSUBSCRIBE"),
+            *("--map-by", place),
             *command,
         ]
 

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import NoSuchModel
-from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import SUCCESS
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 LATEST = "latest"
 PRODUCTION = "production"

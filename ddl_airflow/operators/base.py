@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -76,6 +76,12 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
+        return self.with_layout(context, self._rehearsed_or_run)
+
+    def with_layout(
+        self, context: Any, work: Callable[[RunLayout, Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
         run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
@@ -89,14 +95,17 @@ class StepOperator(BaseOperator):
             try:
                 with os_errors(layout.root), self._timeout():
                     layout.create()
-                    if context["params"].get("dry_run"):
-                        self._rehearse_from_here(layout, context)
-                    return self.run_step(layout, context)
+                    return work(layout, context)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
+        if context["params"].get("dry_run"):
+            self._rehearse_from_here(layout, context)
+        return self.run_step(layout, context)
 
     def tries(self, context: Any) -> int:
         """Which try this is, from 1, since the task was last cleared.
@@ -104,19 +113,30 @@ class StepOperator(BaseOperator):
         Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match.
         Source: ``clear_task_instances`` in ``airflow/models/taskinstance.py``, Airflow 3.3.
         """
-        ti = context["ti"]
-        tries: int = ti.try_number - max(0, ti.max_tries - self.retries)
+        tries: int = context["ti"].try_number - self._tries_before(context)
         return max(1, tries)  # the manifest may have got other attempts since
+
+    def was_cleared(self, context: Any) -> bool:
+        """Whether somebody has cleared the task since it was first tried."""
+        return self._tries_before(context) > 0
+
+    def _tries_before(self, context: Any) -> int:
+        before: int = context["ti"].max_tries - self.retries
+        return max(0, before)
 
     @contextmanager
     def _timeout(self) -> Iterator[None]:
         try:
             yield
         except AirflowTaskTimeout as error:
-            raise TimedOut(
-                f"{self.task_display_name} was ended after {self.execution_timeout}. If that was "
-                f"too early, raise steps.{self.task_id}.timeout in the manifest."
-            ) from error
+            raise self.timed_out() from error
+
+    def timed_out(self) -> TimedOut:
+        """The error of a try that took longer than its ``execution_timeout``."""
+        return TimedOut(
+            f"{self.task_display_name} was ended after {self.execution_timeout}. If that was "
+            f"too early, raise steps.{self.task_id}.timeout in the manifest."
+        )
 
     # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
     # the regex of a metric is no template.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import sys
@@ -36,6 +35,8 @@ def check_command(command: str, code: Path, python: str) -> None:
     path = code / script
     if not path.is_file():
         there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
+        import difflib  # slow to import, and rarely needed
+
         near = difflib.get_close_matches(script, there, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(there) or 'no .py'}"
         raise CommandInvalid(

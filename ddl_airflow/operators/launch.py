@@ -1,17 +1,29 @@
-"""Runs one job of a launcher from a task: follows it, ends it, explains it."""
+"""Runs one job of a launcher from a task: follows it, ends it, explains it.
+
+A job of a scheduler outlives the task's process. What another process needs to go on with it is in
+a file of the run directory, which all processes that deal with it see anyway, since the ranks'
+records are there. It is written before the job is submitted and again with the job's number, so
+there is no moment at which a job runs and nothing says so. (Airflow's own ``task_state_store`` and
+``ResumableJobMixin`` are of no use to a trigger, hold a worker while the job runs, and have that
+moment.)
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import time
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.errors import JobFailed, JobLost
-from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
-from ddl_airflow.core.progress import Progress
-from ddl_airflow.launchers.base import Launcher
+from ddl_airflow.core.errors import DdlError, JobFailed, JobLost, LaunchError
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
+from ddl_airflow.core.progress import Progress, Tail
+from ddl_airflow.launchers.base import Launcher, Scheduler
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 2.0
@@ -20,26 +32,8 @@ _MOST_LINES = 2000
 _LONGEST_LINE = 2000
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 _GRACE_S = 3.0
-
-
-class _Tail:
-    """Reads what is appended to a file from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def read(self, *, ended: bool = False) -> str:
-        """Whole lines; at the end also what has no line end."""
-        if not self.path.exists():
-            return ""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        # A character may be cut at the end of what is there so far; take whole lines only.
-        whole = len(new) if ended else new.rfind(b"\n") + 1
-        self._offset += whole
-        return new[:whole].decode("utf-8", "replace")
+# More than Slurm's KillWait, after which it kills what did not end by itself.
+_END_S = 120.0
 
 
 class _Echo:
@@ -88,7 +82,7 @@ class RunningJob:
         self._cancelled = False
         self.progress = Progress()
 
-    def run(self, job: JobSpec, progress_path: Path | None = None) -> None:
+    def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
         """Starts the job, logs rank 0's output and a progress line, and waits for the end.
 
         Raises:
@@ -96,22 +90,17 @@ class RunningJob:
             JobFailed: a rank failed; says which, where and how, with its last lines in the log.
             JobLost: the ranks are gone and none says why; or it was cancelled.
         """
-        shutil.rmtree(job.record_dir, ignore_errors=True)  # a cleared task repeats its try number
-        submission = self._launcher.render(job)
-        self._log.info("%s", submission)
-        output = _Tail(job.log_dir / "rank-0.log")
-        reports = _Tail(progress_path) if progress_path else None
-        before = {p: p.stat().st_size for p in job.log_dir.glob("*.log")}
+        submission = self._prepare(job)
+        sizes, progress = _sizes(job), _end_of(progress_path)
         self._handle = self._launcher.submit(submission)
+        started = StartedJob(self._handle, time.time(), sizes, progress)
         try:
-            status = self._follow(self._handle, output, reports)
+            status = self._follow(started)
         finally:
             # Also after an interrupt, and for what a script left behind.
             self._launcher.cancel(self._handle, _GRACE_S)
-        if self._cancelled:
-            raise JobLost(f"job {job.job_id} was cancelled; every process of it was ended")
-        if status.state is not JobState.SUCCEEDED:
-            self._explain(self._handle, status, before)
+        self._conclude(started, status)
+        return started.handle
 
     def cancel(self) -> None:
         """Ends every process of the job. Safe before it started and after it ended."""
@@ -119,37 +108,54 @@ class RunningJob:
         if self._handle is not None:
             self._launcher.cancel(self._handle, _GRACE_S)
 
-    def _follow(self, handle: JobHandle, output: _Tail, reports: _Tail | None) -> JobStatus:
+    def _prepare(self, job: JobSpec) -> Submission:
+        shutil.rmtree(job.record_dir, ignore_errors=True)  # a cleared task repeats its try number
+        submission = self._launcher.render(job)
+        self._log.info("%s", submission)
+        return submission
+
+    def _follow(self, started: StartedJob, known: JobStatus | None = None) -> JobStatus:
+        """Says what the job says, until its end; to the end at once if that is known."""
+        output = Tail(started.handle.log_dir / "rank-0.log", started.sizes.get("rank-0.log", 0))
+        reports = Tail(*started.progress) if started.progress else None
         said = time.monotonic()
         fresh = False
         echo = _Echo(self._log, output.path)
         while True:
-            status = self._launcher.status(handle)
-            ended = status.state is not JobState.RUNNING
-            echo.say(output.read(ended=ended), ended=ended)
+            status = known or self._launcher.status(started.handle)
+            echo.say(output.read(ended=status.ended), ended=status.ended)
             if reports is not None:
                 try:
                     fresh |= self.progress.feed(reports.read())
                 except ValueError as error:  # not worth a training; worth a line
                     self._log.warning("progress.jsonl: %s", error)
-            if fresh and (ended or time.monotonic() - said >= _SAY_EVERY_S):
+            if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
                 self._log.info("progress | %s", self.progress.line())
                 said, fresh = time.monotonic(), False
-            if ended:
+            if status.ended:
                 return status
             time.sleep(_POLL_S)
 
-    def _explain(self, handle: JobHandle, status: JobStatus, before: dict[Path, int]) -> None:
+    def _conclude(self, started: StartedJob, status: JobStatus) -> None:
+        handle = started.handle
+        if self._cancelled:
+            raise JobLost(f"job {handle.job_id} was cancelled; every process of it was ended")
+        if status.state is JobState.SUCCEEDED:
+            return
         failure = status.failure
         if failure is None:
             said = handle.log_dir / "launcher.log"
-            self._show(said, before)
-            raise JobLost(
+            self._show(said, started.sizes)
+            why = status.reason or (
                 f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
-                f"itself. What its launcher said is above and in {said}"
+                "itself."
+            )
+            raise JobLost(
+                f"{why} What its launcher said is above and in {said}",
+                retryable=not status.permanent,
             )
         path = self._launcher.log(handle, failure.rank)
-        self._show(path, before)
+        self._show(path, started.sizes)
         where = f" on {failure.host}" if failure.host else ""
         rank = f"rank {failure.rank} of {handle.world_size}"
         raise JobFailed(
@@ -161,13 +167,133 @@ class RunningJob:
             retryable=not failure.permanent,
         )
 
-    def _show(self, path: Path, before: dict[Path, int]) -> None:
+    def _show(self, path: Path, sizes: Mapping[str, int]) -> None:
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(before.get(path, 0))
+            file.seek(sizes.get(path.name, 0))
             last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
             self._log.error("%s | %s", path.stem, _short(line))
         self._log.error("::endgroup::")
+
+
+class ScheduledJob(RunningJob):
+    """A job that a scheduler runs, while a trigger waits for it and no task.
+
+    Args:
+        launcher: who runs it.
+        log: a logger.
+        kept: the file that says which job this is, for whoever comes after this process.
+    """
+
+    _launcher: Scheduler
+
+    def __init__(self, launcher: Scheduler, log: Any, kept: Path) -> None:
+        super().__init__(launcher, log)
+        self._kept = kept
+
+    def left(self) -> StartedJob | None:
+        """The job that an earlier process submitted, and could not wait for to its end.
+
+        Raises:
+            LaunchError: it is not known whether a job of an earlier process still runs.
+            JobLost: it was cancelled meanwhile.
+        """
+        if not self._kept.exists():
+            return None
+        left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
+        handle = self._launcher.find(left.handle)
+        left = replace(left, handle=handle)
+        status = self._launcher.status(handle)
+        if status.ended and status.state is not JobState.SUCCEEDED:
+            return None
+        name = f"{handle.kind} job {handle.number} ({handle.job_id})"
+        if not status.ended and left.watched:
+            # Somebody waited for it, and a new try began all the same: a person cleared the task
+            # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
+            self._log.info("%s was given up; waiting for its end", name)
+            self._end(handle)
+            return None
+        self._log.info("going on with %s, submitted by a process that is gone", name)
+        self._submitted(left)
+        return left
+
+    def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
+        """A new job.
+
+        Raises:
+            SubmitFailed: nothing could be started.
+            JobLost: it was cancelled meanwhile.
+        """
+        submission = self._prepare(job)
+        # First what to look for: this process may end before it knows the answer.
+        started = StartedJob(
+            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path)
+        )
+        self._keep(started)
+        started = replace(started, handle=self._launcher.submit(submission))
+        self._log.info("submitted as %s job %d", started.handle.kind, started.handle.number)
+        self._submitted(started)
+        return started
+
+    def finish(self, started: StartedJob, status: JobStatus, error: DdlError | None = None) -> None:
+        """Says what the job said, and returns if it succeeded; raises as ``run`` does.
+
+        Args:
+            started: the job.
+            status: how it ended.
+            error: why it was ended, where that is known better than it is to the scheduler.
+        """
+        try:
+            self._follow(started, status)
+            if error is not None:
+                raise error
+            self._conclude(started, status)
+        except DdlError:
+            self.forget()
+            raise
+
+    def give_up(self) -> None:
+        """Cancels what an earlier process left, if it still runs."""
+        if self._kept.exists():
+            left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
+            self._launcher.cancel(left.handle, _GRACE_S)
+
+    def forget(self) -> None:
+        """Its end was dealt with: the next process starts a new job."""
+        self._kept.unlink(missing_ok=True)
+
+    def _submitted(self, started: StartedJob) -> None:
+        self._handle = started.handle
+        self._keep(started)
+        if self._cancelled:  # while the scheduler was being asked
+            self.cancel()
+            raise JobLost(f"job {started.handle.job_id} was cancelled")
+
+    def _end(self, handle: JobHandle) -> None:
+        deadline = time.monotonic() + _END_S
+        self._launcher.cancel(handle, _GRACE_S)
+        while not self._launcher.status(handle).ended:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"{handle.kind} job {handle.number} of an earlier try was cancelled, and has "
+                    f"not ended in {_END_S:.0f} s. A second one is not started beside it."
+                )
+            time.sleep(_POLL_S)
+
+    def _keep(self, started: StartedJob) -> None:
+        unfinished = self._kept.with_suffix(".new")
+        unfinished.write_text(json.dumps(started.dump()), "utf-8")
+        os.replace(unfinished, self._kept)
+
+
+def _sizes(job: JobSpec) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in job.log_dir.glob("*.log")}
+
+
+def _end_of(path: Path | None) -> tuple[Path, int] | None:
+    if path is None:
+        return None
+    return path, path.stat().st_size if path.exists() else 0

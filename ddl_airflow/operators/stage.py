@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import check_settings
+from ddl_airflow.core.parameters import check_settings, differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, read_pointer
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of, rank_python
+from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.code import CodeSnapshot, snapshot
-from ddl_airflow.storage.store import ObjectStore, StoredObject
-from ddl_airflow.storage.transfer import list_dataset, stage
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.code import CodeSnapshot
+    from ddl_airflow.storage.store import ObjectStore, StoredObject
 
 
 class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
 
     The cheap checks come first: a command whose script is missing fails here, before a byte of
-    data has moved.
+    data has moved. The dataset is no asset of this task: as an outlet it would start whoever waits
+    for it, this training perhaps; as an inlet it would need the name that its maker gives it.
 
     Args:
         dataset: where the data lies. Its keys are never serialised nor rendered.
@@ -58,7 +59,7 @@ class StageDataOperator(StepOperator):
         manifest: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(outlets=[asset_of(dataset.uri)], **kwargs)
+        super().__init__(**kwargs)
         self._reference = dataset
         self.dataset = dataset.view()
         self.code = str(code)
@@ -77,6 +78,8 @@ class StageDataOperator(StepOperator):
 
     def rehearse(self, layout: RunLayout) -> str:
         """What is there, and how much of it would have to be fetched."""
+        from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+
         self._take_code(layout)
         store, cache = store_of(self._reference), Cache(layout.cache)
         found = store.list()
@@ -87,8 +90,12 @@ class StageDataOperator(StepOperator):
         )
 
     def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
+        from ddl_airflow.storage.transfer import list_dataset
+
         run = context["dag_run"]
-        if self._results is None or getattr(run.run_type, "value", run.run_type) == "manual":
+        by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
+        always = by_a_person or self.was_cleared(context)
+        if self._results is None or always or any(map(differs_by_run, self.commands)):
             return
         newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
         made_of = {
@@ -104,6 +111,8 @@ class StageDataOperator(StepOperator):
             )
 
     def _take_code(self, layout: RunLayout) -> CodeSnapshot:
+        from ddl_airflow.storage.code import snapshot
+
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         for command in self.commands:
             check_command(command, layout.code, rank_python(self.python))
@@ -112,6 +121,9 @@ class StageDataOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+        from ddl_airflow.storage.cache import Cache
+        from ddl_airflow.storage.transfer import stage
+
         code = self._take_code(layout)
         store = store_of(self._reference)
         self._skip_if_trained(store, code, context)
@@ -144,7 +156,6 @@ class StageDataOperator(StepOperator):
                 "tries": {"stage_data": self.tries(context)},
             },
         )
-        context["outlet_events"][self.outlets[0]].extra = summary
         return summary | {"code": code.digest}
 
 

@@ -6,19 +6,26 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow.configuration import conf
+from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
-from ddl_airflow.core.job import JobSpec
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.core.progress import Progress
+from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
+from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.operators.launch import RunningJob
-from ddl_airflow.storage.filesystem import alone_in
+from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from ddl_airflow.storage.filesystem import alone_in, lock_of
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
@@ -33,10 +40,16 @@ class TrainOperator(StepOperator):
     are damaged, so a script that looks there resumes. So does a task that was cleared before its
     training had ended; after that, the training is done again from its start.
 
+    Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
+    worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
+    person fails or clears the task is it cancelled.
+
     Args:
         command: what each rank runs, in the run's copy of the code.
         nodes, slots: hosts, and ranks on each.
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
+        scheduler: what the launcher is to ask its scheduler for.
+        gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``: ``nodes * slots`` ranks; ``parameter_server``: the tasks of
             ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
         python: the ranks' Python; empty for the site's.
@@ -51,6 +64,7 @@ class TrainOperator(StepOperator):
         "nodes",
         "slots",
         "launcher",
+        "scheduler",
         "distribution",
         "python",
         "framework",
@@ -59,9 +73,15 @@ class TrainOperator(StepOperator):
         "parameters",
     )
     templated = ("command",)
-    settable = ("nodes",)
-    template_fields_renderers = {"command": "bash", "metrics": "json", "parameters": "json"}
+    settable = ("nodes", "launcher")
+    template_fields_renderers = {
+        "command": "bash",
+        "scheduler": "json",
+        "metrics": "json",
+        "parameters": "json",
+    }
     ui_color = "#f7e3c3"
+    operator_extra_links = (TrainingLink(), TensorBoardLink())
 
     def __init__(
         self,
@@ -70,6 +90,8 @@ class TrainOperator(StepOperator):
         nodes: int = 1,
         slots: int = 1,
         launcher: str = "local",
+        scheduler: Mapping[str, Any] | None = None,
+        gpu: bool = False,
         distribution: str = "mpi",
         python: str = "",
         framework: str = "tensorflow",
@@ -83,6 +105,8 @@ class TrainOperator(StepOperator):
         self.nodes = nodes
         self.slots = slots
         self.launcher = launcher
+        self.scheduler = dict(scheduler or {})
+        self.gpu = gpu
         self.distribution = distribution
         self.python = python
         self.framework = framework
@@ -95,7 +119,8 @@ class TrainOperator(StepOperator):
         """The line that would start the ranks."""
         job = self._job_of(layout, 1)
         check_command(job.command, job.folder, job.python)
-        return f"would start {job.world_size} rank(s): {launcher(self.launcher).render(job)}"
+        submission = launcher(self.launcher, self.scheduler).render(job)
+        return f"would start {job.world_size} rank(s): {submission}"
 
     def _job_of(self, layout: RunLayout, try_number: int) -> JobSpec:
         servers = self.distribution == "parameter_server"
@@ -115,6 +140,8 @@ class TrainOperator(StepOperator):
                 "DDL_METRICS": json.dumps(self.metrics),
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
+            gpu=self.gpu,
+            lock=lock_of(_place(layout)),
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -122,12 +149,16 @@ class TrainOperator(StepOperator):
         try_number = context["ti"].try_number
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
-        # Against other trainings of the experiment; and against an earlier try, whose ranks may
-        # live a moment longer than the task that started them, or on a host that was given up.
-        place = layout.experiment if layout.experiment_id else layout.state
-        with alone_in(place, job.job_id, _OTHERS_END_S) as lock:
+        chosen = launcher(self.launcher, self.scheduler)
+        again = self.tries(context) == 1 and has_part(layout, "train")
+        scheduled = None
+        if isinstance(chosen, Scheduler):
+            self._job = scheduled = self._scheduled(layout)
+            if not again and (left := scheduled.left()):
+                self._wait_for(left)
+        with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
-            if self.tries(context) == 1 and has_part(layout, "train"):
+            if again:
                 # Cleared after its end. Who does that wants another training, not the word that
                 # there is nothing left to do.
                 before = layout.replaced
@@ -135,15 +166,67 @@ class TrainOperator(StepOperator):
                 layout.start_again()
                 forget_part(layout, "train")
             self._leave_whole_checkpoints(layout, try_number)
-            self._job = RunningJob(launcher(self.launcher), self.log)
-            self._job.run(replace(job, inherits=(lock,)), layout.progress)
+            if scheduled is None:
+                self._job = running = RunningJob(chosen, self.log)
+                handle = running.run(replace(job, inherits=(lock,)), layout.progress)
+                return self._result(layout, context, handle, running.progress)
+        self._job = scheduled  # which holds the place itself, while it runs
+        self._wait_for(scheduled.submit(job, layout.progress))
+
+    def _wait_for(self, started: StartedJob) -> NoReturn:
+        # Not at the top: only who defers pays for it.
+        from ddl_airflow.triggers.job import JobTrigger
+
+        limit = self.execution_timeout
+        trigger = JobTrigger(
+            started.dump(),
+            conf.getfloat("ddl", "job_poll_interval", fallback=5.0),
+            limit.total_seconds() if limit else None,
+        )
+        self.defer(trigger=trigger, method_name=self.execute_complete.__name__)
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
+        """Called by Airflow when the trigger has seen the job end; returns as ``run_step``."""
+        started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
+
+        def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
+            self._job = job = self._scheduled(layout)
+            job.finish(started, status, self.timed_out() if event["timed_out"] else None)
+            result = self._result(layout, context, started.handle, job.progress)
+            job.forget()
+            return result
+
+        return self.with_layout(context, settle)
+
+    def resume_execution(
+        self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any
+    ) -> Any:
+        """As Airflow's own; a trigger that failed leaves no job behind."""
+
+        def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
+            self._scheduled(layout).give_up()
+            return {}
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralError:
+            self.with_layout(context, give_up)
+            raise
+
+    def _scheduled(self, layout: RunLayout) -> ScheduledJob:
+        chosen = launcher(self.launcher, self.scheduler)
+        assert isinstance(chosen, Scheduler), self.launcher
+        return ScheduledJob(chosen, self.log, layout.scheduled_job)
+
+    def _result(
+        self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
+    ) -> dict[str, Any]:
         self._say_communication(layout)
-        progress = self._job.progress
         write_part(
             layout,
             "train",
             {
-                "environment": self._environment(layout, try_number, job),
+                "environment": self._environment(job),
                 "result": {
                     "metrics": progress.metrics,
                     "steps": progress.step,
@@ -194,9 +277,9 @@ class TrainOperator(StepOperator):
         else:
             self.log.info("communication | %s", line)
 
-    def _environment(self, layout: RunLayout, try_number: int, job: JobSpec) -> dict[str, Any]:
+    def _environment(self, job: JobHandle) -> dict[str, Any]:
         ranks = [
-            json.loads((layout.records(try_number) / f"rank-{n}.json").read_text("utf-8"))
+            json.loads((job.record_dir / f"rank-{n}.json").read_text("utf-8"))
             for n in range(job.world_size)
         ]
         return {
@@ -204,9 +287,18 @@ class TrainOperator(StepOperator):
             "launcher": self.launcher,
             "distribution": self.distribution,
             "world_size": job.world_size,
-            "nodes": job.nodes,
-            "slots": job.slots,
+            "nodes": self.nodes,
+            "slots": self.slots,
             "hosts": sorted({r["host"] for r in ranks}),
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),
         }
+
+
+def _place(layout: RunLayout) -> Path:
+    """What a training keeps others out of.
+
+    Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer than
+    the task that started them, or on a host that was given up.
+    """
+    return layout.experiment if layout.experiment_id else layout.state

@@ -14,8 +14,9 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
-from ddl_airflow.storage.transfer import SUCCESS, publish
+from ddl_airflow.storage.store import SUCCESS
 
 
 class UploadResultsOperator(StepOperator):
@@ -33,6 +34,7 @@ class UploadResultsOperator(StepOperator):
     template_fields = ("results", "manifest", "promote")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
+    operator_extra_links = (ResultsLink(),)
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class UploadResultsOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
+        from ddl_airflow.storage.transfer import publish  # no parse needs it
+
         if not (layout.model / "saved_model.pb").is_file():
             raise TransformError(
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."

@@ -1,20 +1,19 @@
-"""The plugin's two routes: a page, and the progress that it draws. Read-only."""
+"""The plugin's routes: a page, the progress that it draws, and the logs of ranks. Read-only."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import requires_access_dag
-from airflow.configuration import conf
 from fastapi import Depends, FastAPI, HTTPException
-from fastapi.responses import HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.model import slug
+from ddl_airflow.links import tensorboard
 from ddl_airflow.operators.base import workspace
 
 _PAGE = Path(__file__).with_name("training.html")
@@ -22,7 +21,7 @@ _MOST_BYTES = 1024 * 1024
 
 
 def app() -> FastAPI:
-    """The app. A user who may read the run's task logs may read its progress."""
+    """The app. A user who may read the run's task logs may read its progress and rank logs."""
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None)
     may_read = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
 
@@ -32,21 +31,33 @@ def app() -> FastAPI:
 
     @api.get("/progress/{dag_id}/{run_id:path}", dependencies=[may_read])
     def progress(dag_id: str, run_id: str, offset: int = 0) -> dict[str, Any]:
-        if slug(dag_id) != dag_id:
-            raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
-        layout = RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
-        return read_progress(layout.progress, max(0, offset)) | {"tensorboard": tensorboard()}
+        layout = _layout(dag_id, run_id)
+        return read_progress(layout.progress, max(0, offset)) | {
+            "tensorboard": tensorboard(),
+            "ranks": ranks_with_logs(layout.logs),
+        }
+
+    @api.get("/log/{rank}/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def log(rank: int, dag_id: str, run_id: str) -> FileResponse:
+        path = _layout(dag_id, run_id).logs / f"rank-{rank}.log"
+        if not path.is_file():
+            raise HTTPException(404, f"rank {rank} has no log")
+        return FileResponse(path, media_type="text/plain; charset=utf-8")
 
     return api
 
 
-def tensorboard() -> str | None:
-    """Where the site's TensorBoard is: ``[ddl] tensorboard_url``. None if it has none.
+def _layout(dag_id: str, run_id: str) -> RunLayout:
+    if slug(dag_id) != dag_id:
+        raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
+    return RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
 
-    What is no address of a web page is no link either.
-    """
-    url: str = conf.get("ddl", "tensorboard_url", fallback="").strip()
-    return url if re.match(r"https?://", url) else None
+
+def ranks_with_logs(folder: Path) -> list[int]:
+    """Ranks whose log is in the folder, in order."""
+    return sorted(
+        int(path.stem[5:]) for path in folder.glob("rank-*.log") if path.stem[5:].isdigit()
+    )
 
 
 def read_progress(path: Path, offset: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+from ddl_airflow.links import TAB
+
 
 class LazyApp:
     """An ASGI app that is built when the first request comes.
@@ -34,6 +36,6 @@ class DdlPlugin(AirflowPlugin):
             "name": "Training",
             "href": "/ddl/training?dag_id={DAG_ID}&run_id={RUN_ID}",
             "destination": "dag_run",
-            "url_route": "ddl-training",
+            "url_route": TAB,
         }
     ]

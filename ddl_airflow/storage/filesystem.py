@@ -56,6 +56,13 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
         raise StagingError(f"{where}: {exc.strerror or exc}") from exc
 
 
+def lock_of(folder: Path) -> Path:
+    """The file that ``alone_in`` locks. Its folder is made, for others who lock it."""
+    with os_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder.parent / f".{folder.name}.lock"
+
+
 @contextmanager
 def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
     """Keeps others, who ask in the same way, out of a folder.
@@ -72,8 +79,7 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         StagingError: somebody is in it, on this host or another that shares the file system.
     """
     with os_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = (folder.parent / f".{folder.name}.lock").open("a+")
+        lock = lock_of(folder).open("a+")
     with lock:
         deadline = time.monotonic() + wait_s
         while not _locked(lock.fileno()):

@@ -79,8 +79,12 @@ def s3_client(
     access_key_id: str | None,
     secret_access_key: str | None,
     region_name: str | None = None,
+    ca_bundle: str | None = None,
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
+
+    Args:
+        ca_bundle: file with the certificates to trust; None for the usual ones.
 
     Raises:
         ConnectionInvalid: the endpoint is no http(s) URL.
@@ -97,8 +101,22 @@ def s3_client(
             aws_access_key_id=access_key_id,
             aws_secret_access_key=secret_access_key,
             region_name=region_name,
+            verify=ca_bundle,
             config=s3_config(endpoint_url),
         )
+
+
+def s3_answer(client: Any, bucket: str = "") -> str:
+    """What the store says when asked for a bucket, or for all; one small request.
+
+    Raises:
+        StagingError: it does not answer, refuses the keys, or has no such bucket.
+    """
+    with s3_errors(f"s3://{bucket}" if bucket else "list of buckets", client.meta.endpoint_url):
+        if bucket:
+            client.list_objects_v2(Bucket=bucket, MaxKeys=1)
+            return f"s3://{bucket} is there"
+        return f"{len(client.list_buckets()['Buckets'])} bucket(s) are there"
 
 
 def _check_endpoint(url: str) -> None:

@@ -18,13 +18,12 @@ from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, Transf
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
-from ddl_airflow.storage.store import PART_PREFIX, ObjectStore, StoredObject, check_keys
+from ddl_airflow.storage.store import PART_PREFIX, SUCCESS, ObjectStore, StoredObject, check_keys
 
 # done_bytes, total_bytes, done_files, total_files; called from any thread, one call at a time.
 Progress = Callable[[int, int, int, int], None]
 
 COMPLETE = ".complete"  # in a staged folder: what it holds
-SUCCESS = "_SUCCESS"  # among published objects: that they are all there
 REPORT_INTERVAL_S = 0.25
 
 Job = TypeVar("Job")

@@ -60,7 +60,7 @@ class DataChangeTrigger(BaseEventTrigger):
             if now is not None and now == before and now["fingerprint"] != fired:
                 fired = now["fingerprint"]
                 if self.asset_state_store is not None:
-                    await self.asset_state_store.aset(_STATE, fired)
+                    await asyncio.to_thread(self.asset_state_store.set, _STATE, fired)
                 yield TriggerEvent({"uri": self.uri, **now})  # type: ignore[no-untyped-call]
             before = now
             await asyncio.sleep(self.interval_s)
@@ -68,7 +68,8 @@ class DataChangeTrigger(BaseEventTrigger):
     async def _fired_before(self) -> str | None:
         if self.asset_state_store is None:
             return None
-        return cast(str | None, await self.asset_state_store.aget(_STATE))
+        # In a thread: aget and aset are there from Airflow 3.3.2 on.
+        return cast(str | None, await asyncio.to_thread(self.asset_state_store.get, _STATE))
 
     def _look(self) -> dict[str, Any] | None:
         """Returns None where there is nothing to train on."""

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from ddl_airflow.core.layout import RunLayout, training_id
+from tests.integration.mail import body
 
 pytestmark = pytest.mark.integration
 
@@ -21,6 +22,7 @@ training_data_reference: {type: fs, source: {path: ./data}}
 training_results_reference: {type: fs, target: {path: ./published}}
 evaluation: {metric: quality, minimum: 0.5, command: python evaluate.py}
 approval: {required: true}
+notifications: {on_approval: [boss@example.com], on_success: [ml@example.com]}
 parameters:
   quality: 0.75
 """
@@ -67,7 +69,7 @@ def _answer(site, run_id, option):
     return shown
 
 
-def test_a_person_decides_and_production_follows(site, folder):
+def test_a_person_decides_and_production_follows(site, mailbox, folder):
     pointer = folder / "published" / "approved" / "production.json"
     first = site.trigger("approved")
     shown = _answer(site, first, "Approve")
@@ -75,6 +77,11 @@ def test_a_person_decides_and_production_follows(site, folder):
     assert not (folder / "published").exists()
     assert site.wait_for_run("approved", first, 120) == "success"
     assert json.loads(pointer.read_text())["training_id"] == training_id("approved", first)
+
+    (asked,), (told,) = mailbox.about("waits for approval"), mailbox.about("was published")
+    assert (asked["To"], told["To"]) == ("boss@example.com", "ml@example.com")
+    assert "| quality | 0.75 |" in body(asked)
+    assert f"/published/{training_id('approved', first)}/model" in body(told)
 
     second = site.trigger("approved", {"quality": 0.9})
     shown = _answer(site, second, "Reject")

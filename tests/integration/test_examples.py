@@ -18,7 +18,7 @@ from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
-from ddl_airflow.storage import S3Store
+from ddl_airflow.storage.s3 import S3Store
 from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 
@@ -81,7 +81,8 @@ def test_what_was_entered_reaches_the_script_the_ui_and_the_lineage(site, object
     store = S3Store(object_store.client, RESULTS_BUCKET, training_id(dag_id, run_id))
     record = json.loads(store.read_bytes("lineage.json"))
     assert record["run"]["parameters"] == ENTERED[dag_id] | {
-        **{"nodes": 2, "checkpoint": "latest", "attempts": 3, "dry_run": False},
+        **{"nodes": 2, "launcher": "local", "checkpoint": "latest"},
+        **{"attempts": 3, "dry_run": False},
     }
 
 
@@ -95,12 +96,12 @@ def test_what_the_form_does_not_allow_starts_no_run(site, finished):
 
 
 def test_dry_run_skips_every_step_and_publishes_nothing(site, object_store, finished):
-    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4})
+    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4, "launcher": "slurm"})
     site.wait_for_run("mnist-keras", run_id, 60)
     states = {name: t["state"] for name, t in site.task_instances("mnist-keras", run_id).items()}
     assert set(states.values()) == {"skipped"} and "upload_results" in states
     said = site.task_log("mnist-keras", run_id, "stage_data")
-    assert "would start 4 rank(s)" in said
+    assert "would start 4 rank(s): sbatch" in said
     store = S3Store(object_store.client, RESULTS_BUCKET, training_id("mnist-keras", run_id))
     assert store.list() == []
 
@@ -130,11 +131,11 @@ def test_lineage_command_checks_the_published_files(site, object_store, finished
     assert "logs/rank-1.log is not the file that was published" in said.stderr
 
 
-def test_model_and_data_are_asset_events(site, finished):
+def test_each_model_is_an_asset_event_that_says_its_data(site, finished):
     events = site.call("GET", "/assets/events", params={"limit": 100})["asset_events"]
     by_name = {(e["name"], e["source_run_id"]): e["extra"] for e in events}
     for dag_id, (run_id, _) in finished.items():
-        data = by_name["s3://mnist-training-data", run_id]
+        data = site.xcom(dag_id, run_id, "stage_data")
         model = by_name[f"s3://{RESULTS_BUCKET}/{dag_id}", run_id]
         assert data["fingerprint"].startswith("sha256:")
         assert model["dataset"] == data["fingerprint"]

@@ -6,9 +6,8 @@ would cost ten seconds for each case.
 
 from __future__ import annotations
 
-import textwrap
-import time
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import pytest
 
@@ -16,6 +15,7 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from tests.integration.disk import tiny_disk
+from tests.integration.mail import body
 
 pytestmark = pytest.mark.integration
 
@@ -131,6 +131,7 @@ CASES = {
         2,
         ("JobFailed", "rank 1 of 2", "ValueError", "sample 17 has 783 pixels", "train.py:3"),
         script=RAISES_ON_RANK_1,
+        more="notifications: {on_failure: [ml@example.com]}",
     ),
     "no-checkpoint": Case("transform", 1, ("CheckpointMissing",)),
     "no-such-step": Case(
@@ -199,38 +200,13 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     assert not layout.model.exists()
 
 
-def test_cancelled_task_ends_every_rank(site, dags_folder):
-    folder = dags_folder / "endless"
-    folder.mkdir()
-    (folder / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    (folder / "manifest.yml").write_text(
-        textwrap.dedent(MANIFEST).format(
-            name="endless",
-            command="python train.py",
-            connection="{conn_id: ddl_object_store}",
-            bucket="mnist-training-data",
-            results=BUCKET,
-            version="2.21",
-            more="",
-        )
-    )
-    site.wait_for_dag("endless")
-    run_id = site.trigger("endless")
-    job_id = f"{training_id('endless', run_id)}/train-1"
-    deadline = time.monotonic() + 60
-    while len(marked("DDL_JOB_ID", job_id)) < 5:  # mpirun, two shims, two scripts
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    site.call(
-        "PATCH",
-        f"/dags/endless/dagRuns/{run_id}/taskInstances/train",
-        json={"new_state": "failed"},
-    )
-    deadline = time.monotonic() + 20
-    while marked("DDL_JOB_ID", job_id):
-        assert time.monotonic() < deadline, marked("DDL_JOB_ID", job_id)
-        time.sleep(0.2)
-    assert site.wait_for_run("endless", run_id, 60) == "failed"
+def test_a_failure_is_mailed_once_and_after_the_last_try(site, mailbox, failed):
+    (mail,) = mailbox.about("fails-raises")
+    assert (mail["Subject"], mail["To"]) == ("fails-raises: train failed", "ml@example.com")
+    text = body(mail)
+    assert "rank 1 of 2" in text and "sample 17 has 783 pixels" in text
+    run_id = quote(failed["raises"], safe="/")
+    assert f'<a href="{site.url}/dags/fails-raises/runs/{run_id}">' in text
 
 
 def test_full_disk_ends_in_its_name_and_publishes_nothing(site, dags_folder, tmp_path):

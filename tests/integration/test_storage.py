@@ -22,7 +22,10 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import Cache, FolderStore, S3Store, publish, s3_client, stage
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.transfer import publish, stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
 
@@ -375,7 +378,9 @@ def test_disk_that_fills_up_while_writing_is_no_space_and_leaves_no_part(store, 
 STAGE_ALONE = """
 import sys
 from pathlib import Path
-from ddl_airflow.storage import Cache, S3Store, s3_client, stage
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.transfer import stage
 endpoint, key, secret, bucket, cache, destination = sys.argv[1:]
 store = S3Store(s3_client(endpoint, key, secret), bucket, "a prefix")
 print(stage(store, Cache(cache), Path(destination)).fetched)

@@ -1,4 +1,4 @@
-"""What a person sees: a browser, a login, the run's page, the Training tab."""
+"""What a person sees: a browser, a login, the run's page, the Training tab, links, forms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.demo.site import USER
 
 pytestmark = pytest.mark.integration
@@ -60,10 +61,71 @@ def test_training_tab_draws_the_loss(page, site, finished):
     loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
     expect(loss.locator("polyline")).to_be_visible(timeout=30_000)
     assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
-    expect(frame.locator("#tasks a.success")).to_have_count(4)
+    expect(frame.locator("#tasks .success")).to_have_count(4)
     expect(frame.locator("dl")).to_contain_text("400 / 400")
     expect(frame.locator("dl")).to_contain_text("test_accuracy")
     _shot(page, "training")
+    with page.expect_response(lambda answer: "/ddl/log/1/mnist-tf1/" in answer.url) as log:
+        frame.get_by_role("link", name="1", exact=True).click()
+    assert log.value.status == 200
+    assert log.value.headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("train", ("Training and logs of the ranks", "TensorBoard")),
+        ("upload_results", ("Results in the store",)),
+    ],
+)
+def test_links_of_a_task_open(page, site, object_store, finished, task, names):
+    run_id, _ = finished["mnist-tf1"]
+    for name in names:
+        page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/{task}/details")
+        link = page.get_by_role("link", name=name)
+        expect(link).to_be_visible(timeout=30_000)
+        _shot(page, f"links-{task}")
+        address = link.get_attribute("href")
+        if name.startswith("Training"):
+            link.click()
+            expect(page.frame_locator("iframe").locator("#ranks a")).to_have_count(2)
+        else:
+            assert address.startswith(object_store.endpoint_url)
+            assert httpx.get(address).status_code in (200, 403)  # no keys, so not its content
+
+
+def test_connection_form_asks_for_the_store_and_test_asks_the_store(page, site, object_store):
+    address, _, port = object_store.endpoint_url.rpartition(":")
+    page.goto(f"{site.url}/connections")
+    page.get_by_role("button", name="Add Connection").first.click()
+    form = page.get_by_role("dialog")
+    form.locator("input[name=connection_id]").fill("made_in_the_ui")
+    form.get_by_role("combobox").first.click()
+    page.keyboard.type("DDL object store")
+    page.keyboard.press("Enter")
+    for name, value in (
+        ("host", address),
+        ("port", port),
+        ("login", object_store.access_key_id),
+        ("password", object_store.secret_access_key),
+    ):
+        form.locator(f"input[name={name}]").fill(value)
+    for text in ("Endpoint", "Access key ID", "Secret access key"):
+        expect(form.get_by_text(text, exact=True)).to_be_visible()
+    assert form.locator("input[name=password]").get_attribute("type") == "password"
+    _shot(page, "connection-form")
+    form.get_by_text("Extra Fields", exact=True).click()
+    form.locator("input[name=element_bucket]").fill(DATA_BUCKET)
+    expect(form.get_by_text("CA certificates", exact=True)).to_be_visible()
+    form.get_by_role("button", name="Save").click()
+    expect(form).to_be_hidden(timeout=30_000)
+    with page.expect_response(lambda answer: answer.url.endswith("/connections/test")) as tested:
+        page.get_by_role("button", name="Test Connection").first.click()
+    assert tested.value.json() == {
+        "status": True,
+        "message": f"{object_store.endpoint_url} takes the keys: s3://{DATA_BUCKET} is there",
+    }
+    _shot(page, "connection-tested")
 
 
 def test_train_task_shows_its_settings(page, site, finished):

@@ -23,7 +23,9 @@ from ddl_airflow.core.manifest.model import (
     Location,
     Manifest,
     Metric,
+    Notification,
     Reference,
+    Schedule,
 )
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "Location",
     "Manifest",
     "Metric",
+    "Notification",
     "Reference",
+    "Schedule",
     "label",
     "load_manifest",
     "load_manifest_text",

@@ -2,9 +2,9 @@
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
 schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
-approval, parameters and code; ``ffdl.py`` translates another into it. Each field carries its
-description and an example; error messages and the reference page are made from them. What a single
-field cannot know is in ``rules.py``.
+approval, notifications, parameters and code; ``ffdl`` translates another into it. Each field
+carries its description and an example; error messages and the reference page are made from them.
+What a single field cannot know is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from ddl_airflow.core.errors import ConnectionInvalid, ManifestIssue
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.values import (
     AnyText,
+    Argument,
     Checkpoint,
     Duration,
+    Moment,
     Prefix,
     Secret,
     Text,
@@ -45,12 +47,20 @@ from ddl_airflow.core.manifest.values import (
 )
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 
 
 def _schedule(value: Any) -> Any:
     """``schedule: "@daily"`` is short for ``schedule: {cron: "@daily"}``."""
     return {"cron": value} if isinstance(value, str) else value
+
+
+def _notification(value: Any) -> Any:
+    """An address alone is a mail to it; a class path alone is a notifier without arguments."""
+    if not isinstance(value, str):
+        return value
+    return {"arguments": {"to": value}} if "@" in value else {"notifier": value}
 
 
 def _parameter(value: Any) -> Any:
@@ -295,10 +305,43 @@ class Schedule(Section):
     cron: Text | None = Field(
         default=None, description="Cron expression or preset.", examples=["0 3 * * 0"]
     )
+    timetable: Text | None = Field(
+        default=None,
+        description="Class path of a timetable that a plugin of the site registers; instead of "
+        "cron.",
+        examples=["site_calendar.AfterWorkday"],
+    )
+    timezone: Text | None = Field(
+        default=None,
+        description="Time zone of cron and start; UTC by default.",
+        examples=["Europe/Berlin"],
+    )
+    start: Moment | None = Field(
+        default=None,
+        description="Nothing is due before it; a date, or date and time.",
+        examples=["2026-01-31"],
+    )
+    catchup: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether every time since start is made up for, not only the last one.",
+        examples=[True],
+    )
     on_data_change: Annotated[bool, BeforeValidator(truth)] = Field(
         default=False,
         description="Whether it runs when the training data has changed.",
         examples=[True],
+    )
+    assets: tuple[Text, ...] = Field(
+        default=(),
+        description="URIs or names of assets of other DAGs; it runs once all of them were updated.",
+        examples=[["s3://mnist-training-models/mnist-keras"]],
+    )
+    max_active_runs: Whole = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Runs at the same time; what is due meanwhile waits.",
+        examples=[1],
     )
 
 
@@ -357,7 +400,11 @@ class Steps(Section):
 class Launcher(Section):
     """How the ranks start."""
 
-    kind: Text = Field(default="local", description="Launcher.", examples=["local"])
+    kind: Text = Field(
+        default="local",
+        description="local: on the host of the Airflow worker; slurm: a job of a Slurm cluster.",
+        examples=["slurm"],
+    )
     slots: Whole | None = Field(
         default=None,
         ge=1,
@@ -369,6 +416,25 @@ class Launcher(Section):
         default=None,
         description="Interpreter that `python` in the command means; by default Airflow's own.",
         examples=["/opt/train/bin/python"],
+    )
+    # None where nothing is given, also for the list: what is not there is not in the digest.
+    partition: Text | None = Field(
+        default=None,
+        description="Slurm's partition; by default the cluster's own.",
+        examples=["gpu"],
+    )
+    account: Text | None = Field(
+        default=None, description="Slurm's account; by default the user's own.", examples=["vision"]
+    )
+    time_limit: Duration | None = Field(
+        default=None,
+        description="After it Slurm ends the job, a try; by default the partition's.",
+        examples=["12h"],
+    )
+    options: tuple[Text, ...] | None = Field(
+        default=None,
+        description="Further options of sbatch, each --name or --name=value.",
+        examples=[["--qos=high", "--mem=64G"]],
     )
 
 
@@ -438,6 +504,44 @@ class Approval(Section):
     )
 
 
+class Notification(Section):
+    """One message, by a notifier that a provider of this Airflow brings."""
+
+    notifier: Text = Field(
+        default=SMTP_NOTIFIER,
+        description="Its class path; mail by default. `airflow providers notifications` lists all.",
+        examples=["airflow.providers.smtp.notifications.smtp.SmtpNotifier"],
+    )
+    arguments: Mapping[str, Argument] = Field(
+        default={},
+        description="What it is made with; secrets belong into the connection that it uses.",
+        examples=[{"to": ["ml@example.com"], "smtp_conn_id": "mail"}],
+    )
+
+
+NotificationOrShort = Annotated[Notification, BeforeValidator(_notification)]
+
+
+class Notifications(Section):
+    """Who hears of a run, by Airflow's notifiers. An address alone is a mail to it."""
+
+    on_failure: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a task has failed and is not tried again.",
+        examples=[["ml@example.com"]],
+    )
+    on_success: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a model was published.",
+        examples=[["ml@example.com"]],
+    )
+    on_approval: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When the run waits for a person.",
+        examples=[["ml@example.com"]],
+    )
+
+
 class Parameter(Section):
     """A value that a run may change: in the trigger form, in the command, in the environment.
 
@@ -471,7 +575,7 @@ class Parameter(Section):
 
 
 # Names in the trigger form that are ours.
-RUN_SETTINGS = ("nodes", "checkpoint", "attempts", "experiment_id", "dry_run")
+RUN_SETTINGS = ("nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run")
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -560,6 +664,11 @@ class Manifest(Section):
         description="Whether a person decides over publishing.",
         examples=[{"required": True}],
     )
+    notifications: Notifications = Field(
+        default=Notifications(),
+        description="Who hears of a run.",
+        examples=[{"on_failure": ["ml@example.com"]}],
+    )
     parameters: Mapping[str, Annotated[Parameter, BeforeValidator(_parameter)]] = Field(
         default={},
         description="Values that a run may change, by name; a value alone is its default.",
@@ -644,14 +753,19 @@ class Manifest(Section):
     def digest(self) -> str:
         """SHA-256, in hex, of all that decides the training.
 
-        Key order, comments, spelled-out defaults, the file's name and the keys to the stores do
-        not change it.
+        Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
+        runs and who hears of it do not change it.
         """
-        keys = {"connection": set(SECRET_FIELDS)}
+        keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
             mode="json",
             exclude_none=True,
-            exclude={"training_data_reference": keys, "training_results_reference": keys},
+            exclude={
+                "training_data_reference": keys,
+                "training_results_reference": keys,
+                "schedule": True,
+                "notifications": True,
+            },
         )
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

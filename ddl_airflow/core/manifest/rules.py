@@ -7,7 +7,6 @@ one look at a manifest shows everything.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import shlex
@@ -17,6 +16,7 @@ from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import SecretStr
 
@@ -35,6 +35,7 @@ from ddl_airflow.core.manifest.model import (
     Launcher,
     Location,
     Metric,
+    Notifications,
     Parameter,
     Reference,
     ResultsReference,
@@ -44,8 +45,17 @@ from ddl_airflow.core.manifest.model import (
     split_commands,
 )
 
-LAUNCHER_KINDS = ("local",)
-PLANNED_LAUNCHER_KINDS = ("ssh", "slurm", "kubernetes")
+LAUNCHER_KINDS = ("local", "slurm")
+PLANNED_LAUNCHER_KINDS = ("ssh", "kubernetes")
+SLURM_FIELDS = ("partition", "account", "time_limit", "options")
+# Set by ours, or what would make of one job another: several, one that waits, one that repeats.
+RESERVED_OPTIONS = frozenset(
+    """
+    account array batch chdir clusters error export export-file get-user-env help hold input
+    job-name kill-on-invalid-dep nodes no-requeue ntasks ntasks-per-node open-mode output parsable
+    partition quiet requeue test-only time uid usage version wait wrap
+    """.split()
+)
 PRESETS = ("@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 MAX_DAG_ID = 200
 SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
@@ -92,6 +102,8 @@ _rule = registering(RULES)
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
     """Returns the known word that was probably meant."""
+    import difflib  # slow to import, and rarely needed
+
     near = difflib.get_close_matches(given[:60], list(known), n=1)
     return near[0] if near else None
 
@@ -156,18 +168,49 @@ def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
 @_rule("launcher.kind")
 def launcher_is_available(at: str, kind: str) -> Findings:
     if kind in PLANNED_LAUNCHER_KINDS:
-        yield Finding(at, f"{kind} is not available in this release", "Use local.")
+        fix = f"Use {' or '.join(LAUNCHER_KINDS)}."
+        yield Finding(at, f"{kind} is not available in this release", fix)
     elif kind not in LAUNCHER_KINDS:
-        fix = f"Use local. Not available yet: {', '.join(PLANNED_LAUNCHER_KINDS)}."
+        known, planned = " or ".join(LAUNCHER_KINDS), ", ".join(PLANNED_LAUNCHER_KINDS)
+        fix = f"Use {known}. Not available yet: {planned}."
         yield Finding(at, f"{kind[:40]!r} is not known", fix)
+
+
+@_rule("launcher")
+def slurm_alone_is_asked_for_more(at: str, launcher: Launcher) -> Findings:
+    other = launcher.kind in LAUNCHER_KINDS and launcher.kind != "slurm"
+    for name in SLURM_FIELDS:
+        if other and getattr(launcher, name) is not None:
+            yield Finding(f"{at}.{name}", "is for kind slurm only", "Delete it, or set the kind.")
+    # What sbatch reads line by line cannot hold the end of one.
+    for name in ("partition", "account"):
+        if re.search(r"[^!-~]", getattr(launcher, name) or ""):
+            yield Finding(f"{at}.{name}", "is no name that Slurm could have", "Correct it.")
+    if launcher.time_limit is not None and not launcher.time_limit:
+        yield Finding(f"{at}.time_limit", "is no time at all", "Write for example 12h.")
+    for i, option in enumerate(launcher.options or ()):
+        found = re.fullmatch(r"--([a-z][a-z0-9-]*)(=[ -~]*)?", option)
+        if found is None:
+            fix = "Write --name or --name=value, for example --qos=high."
+            yield Finding(f"{at}.options[{i}]", f"{option[:40]!r} is no option of sbatch", fix)
+        # sbatch takes any beginning of a name that is only one's.
+        elif any(name.startswith(found[1]) for name in RESERVED_OPTIONS):
+            fix = "Delete it; partition, account, time_limit and nodes have fields of their own."
+            yield Finding(f"{at}.options[{i}]", f"{found[1]} cannot be set here", fix)
+
+
+@_rule("launcher", "distribution")
+def parameter_servers_are_local(at: str, launcher: Launcher, distribution: str) -> Findings:
+    if launcher.kind == "slurm" and distribution == "parameter_server":
+        fix = "Set launcher.kind: local, or distribution: mpi."
+        yield Finding("distribution", "parameter_server does not run on slurm", fix)
 
 
 @_rule("schedule")
 def schedule_is_cron_or_preset(at: str, given: Schedule | None) -> Findings:
-    if given is not None and given.cron is None and not given.on_data_change:
-        yield Finding(at, "names no time", "Add cron: or on_data_change: true.")
-    if given is not None and given.cron == "@once" and given.on_data_change:
-        yield Finding(f"{at}.cron", "@once cannot go with on_data_change", "Delete one of them.")
+    if given is not None and given.cron == "@once" and (given.on_data_change or given.assets):
+        with_it = "on_data_change" if given.on_data_change else "assets"
+        yield Finding(f"{at}.cron", f"@once cannot go with {with_it}", "Delete one of them.")
     if given is None or given.cron is None or given.cron in PRESETS:
         return
     schedule = given.cron
@@ -196,6 +239,75 @@ def _cron_problem(schedule: str) -> str:
     except CroniterError:
         return "is not a cron expression"
     return ""
+
+
+@_rule("schedule")
+def schedule_says_when(at: str, given: Schedule | None) -> Findings:
+    if given is None:
+        return
+    time = given.cron or given.timetable
+    if not (time or given.on_data_change or given.assets):
+        # Alone it is for those who trigger several runs at once.
+        if given.max_active_runs == 1 or given.timezone or given.start or given.catchup:
+            yield Finding(at, "names no time", "Add cron:, assets: or on_data_change: true.")
+        return
+    if given.cron and given.timetable:
+        yield Finding(f"{at}.timetable", "is given beside cron", "Delete one of them.")
+    if given.timetable and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", given.timetable):
+        fix = "Write its module and class, such as site_calendar.AfterWorkday."
+        yield Finding(f"{at}.timetable", f"{given.timetable[:60]!r} is no class path", fix)
+    if given.catchup and not (time and given.start):
+        fix = "Add cron and start, or delete catchup: each run trains on the data as it is now."
+        yield Finding(f"{at}.catchup", "needs a time and a start to count from", fix)
+    if given.timezone is not None:
+        yield from _timezone_findings(f"{at}.timezone", given.timezone)
+
+
+def _timezone_findings(at: str, name: str) -> Findings:
+    try:
+        if len(name) < 100 and re.fullmatch(r"[A-Za-z][\w+-]*(/[\w+-]+)*", name, re.ASCII):
+            ZoneInfo(name)
+            return
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    yield Finding(
+        at, f"{name[:60]!r} is not a time zone", "Write for example Europe/Berlin, or UTC."
+    )
+
+
+@_rule("training_results_reference", "model_definition.name", "schedule")
+def schedule_waits_for_assets_of_others(
+    at: str, results: ResultsReference, name: str, given: Schedule | None
+) -> Findings:
+    own = _place(results)
+    seen: set[str] = set()
+    for i, asset in enumerate(given.assets if given else ()):
+        field, uri = f"{at}.assets[{i}]", asset.rstrip("/")
+        fix = "Write an asset's name, or its URI such as s3://bucket/prefix."
+        if len(asset) > 1500 or not asset.isascii() or not asset.isprintable():
+            yield Finding(field, "is longer than 1500 characters, or not all ASCII", fix)
+        elif problem := _asset_problem(asset):
+            yield Finding(field, problem, fix)
+        elif uri in seen:
+            yield Finding(field, f"{uri[:60]!r} is there twice", "Delete one of them.")
+        elif own and own[0] == "s3" and uri == "s3://" + "/".join((*own[2:], slug(name))):
+            fix = "Delete it; its runs would start each other for ever."
+            yield Finding(field, "is this training's own model", fix)
+        seen.add(uri)
+
+
+def _asset_problem(uri: str) -> str:
+    if "://" not in uri:
+        return ""
+    try:
+        url = urlsplit(uri)
+    except ValueError:
+        return "is not a URI"
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", url.scheme) or url.scheme == "airflow":
+        return "has a scheme that no asset has"
+    if "@" in url.netloc:
+        return "carries more than a place"
+    return "" if url.netloc or url.path else "names no place"
 
 
 @_rule("experiment")
@@ -271,6 +383,26 @@ def steps_are_there_and_have_time(
         if step.timeout is not None and step.timeout <= timedelta(0):
             fix = "Write for example 12h, or delete it for no limit."
             yield Finding(f"{at}.{name}.timeout", "leaves no time at all", fix)
+
+
+@_rule("approval", "notifications")
+def notifications_have_a_reason_and_no_secret(
+    at: str, approval: Approval, notifications: Notifications
+) -> Findings:
+    if notifications.on_approval and not approval.required:
+        fix = "Add approval: {required: true}, or delete it."
+        yield Finding(f"{at}.on_approval", "is given, and nobody is asked for approval", fix)
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            field = f"{at}.{event}[{i}]"
+            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", one.notifier):
+                fix = "Write a mail address, or module and class of a notifier."
+                message = f"{one.notifier[:60]!r} is neither a mail address nor a class path"
+                yield Finding(f"{field}.notifier", message, fix)
+            for name in one.arguments:
+                if re.search(r"passw|secret|token|api_?key|credential|webhook_url", name, re.I):
+                    fix = "Put it into an Airflow connection, and give the notifier its id."
+                    yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
 
 
 @_rule("parameters")

@@ -32,6 +32,8 @@ def json_schema() -> dict[str, Any]:
     fields = sections["Manifest"]["properties"]
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
+    for event in sections["Notifications"]["properties"].values():
+        event["items"] = {"anyOf": [event["items"], {"type": "string"}]}
     whole = fields["parameters"]["additionalProperties"]
     fields["parameters"]["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from pydantic import (
@@ -20,6 +20,8 @@ from pydantic import (
 
 from ddl_airflow.core.manifest.document import Plain
 from ddl_airflow.core.units import parse_duration
+
+_MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
 def _tidy(value: Any) -> Any:
@@ -43,6 +45,16 @@ def _duration(value: Any) -> timedelta:
     if not isinstance(value, str):
         raise ValueError("is not a duration")
     return parse_duration(value)
+
+
+def _moment(value: Any) -> datetime:
+    if isinstance(value, str) and re.fullmatch(_MOMENT, value.strip()):
+        value = datetime.fromisoformat(value.strip())
+    if not isinstance(value, datetime):
+        raise ValueError("is not a date such as 2026-01-31 or 2026-01-31T03:00")
+    if not 2000 <= value.year < 2100:
+        raise ValueError("is not in the years from 2000 to 2099")
+    return value
 
 
 def _checkpoint(value: Any) -> int | str:
@@ -72,6 +84,10 @@ def _value(value: Any) -> bool | int | float | str:
     raise ValueError("is neither a number, true or false, nor text")
 
 
+def _argument(value: Any) -> Any:
+    return tuple(map(_value, value)) if isinstance(value, (list, tuple)) else _value(value)
+
+
 def number(value: Any) -> Any:
     """Validates a number; ValueError for anything else."""
     number = _value(value) if isinstance(value, Plain) else value
@@ -98,6 +114,12 @@ Duration = Annotated[
     PlainSerializer(lambda value: value.total_seconds()),
     WithJsonSchema({"type": "string", "pattern": "^ *[0-9.]+ ?[a-z]+ *$"}),
 ]
+Moment = Annotated[
+    datetime,
+    PlainValidator(_moment),
+    PlainSerializer(datetime.isoformat),
+    WithJsonSchema({"type": "string", "pattern": f"^ *{_MOMENT} *$"}),
+]
 Checkpoint = Annotated[
     int | str,
     PlainValidator(_checkpoint),
@@ -107,5 +129,10 @@ Value = Annotated[
     bool | int | float | str,
     PlainValidator(_value),
     WithJsonSchema({"type": ["boolean", "number", "string"]}),
+]
+Argument = Annotated[
+    bool | int | float | str | tuple[bool | int | float | str, ...],
+    PlainValidator(_argument),
+    WithJsonSchema({"type": ["boolean", "number", "string", "array"]}),
 ]
 Prefix = Annotated[str, BeforeValidator(_tidy), AfterValidator(lambda text: text.rstrip("/"))]

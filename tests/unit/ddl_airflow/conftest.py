@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers import registry
+from ddl_airflow.launchers.fake import FakeScheduler
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
 
@@ -143,7 +145,7 @@ class Job:
         return "\n".join(f"{p.name}: {p.read_text('utf-8', 'replace')}" for p in logs)
 
     def processes(self) -> list[int]:
-        return marked("DDL_JOB_ID", self.spec.job_id)
+        return marked("DDL_RECORD_DIR", str(self.spec.record_dir))
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         code.mkdir(parents=True)
         (code / "main.py").write_text(script, "utf-8")
         spec = JobSpec(
-            job_id=f"unit/{tmp_path.name}/{len(made)}",
+            job_id="unit/train-1",  # as in another Airflow on this host
             command=command,
             nodes=nodes,
             slots=slots,
@@ -188,9 +190,20 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         if one.handle is not None:
             one.launcher.cancel(one.handle, 3.0)
         if pids := one.processes():
-            left[one.spec.job_id] = pids
-            kill_marked("DDL_JOB_ID", one.spec.job_id)
+            left[one.spec.record_dir] = pids
+            kill_marked("DDL_RECORD_DIR", str(one.spec.record_dir))
     assert left == {}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
+    """A scheduler with an empty queue; ``launcher("fake-scheduler")`` asks the same one."""
+    queue = FakeScheduler(tmp_path / "cluster")
+    module = ModuleType("of_this_test")
+    module.made = lambda: FakeScheduler(queue.folder)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry._LAUNCHERS, queue.kind, (module.__name__, "made"))
+    return queue
 
 
 RUN_ID = "manual__2026-11-20T20:15:00+00:00"

@@ -87,14 +87,62 @@ def test_schedules(tmp_path, write_manifest):
     assert dag_of(tmp_path, write_manifest, "schedule: '@daily'\n").schedule == "@daily"
     assert dag_of(tmp_path, write_manifest, "schedule: {cron: '@daily'}\n").schedule == "@daily"
     dag = dag_of(tmp_path, write_manifest, "schedule: {on_data_change: true}\n")
-    (asset,) = dag.schedule
-    (watcher,) = asset.watchers
+    (watcher,) = dag.schedule.watchers
     assert watcher.trigger.uri == (tmp_path / "data").as_uri()
-    # Else a run would start the next by staging its data.
-    assert asset.uri not in {one.uri for task in dag.tasks for one in task.outlets}
     both = dag_of(tmp_path, write_manifest, "schedule: {cron: '@daily', on_data_change: true}\n")
     assert type(both.schedule).__name__ == "AssetOrTimeSchedule"
     DagSerialization.to_dict(both)
+
+
+def stored(dag: DAG) -> dict:
+    return DagSerialization.to_dict(dag)["dag"]
+
+
+def test_overlap_start_and_time_zone(tmp_path, write_manifest):
+    dag = dag_of(tmp_path, write_manifest, "schedule: '@daily'\n")
+    assert (dag.catchup, dag.max_active_runs, dag.timezone.name) == (False, 1, "UTC")
+    asked = "cron: 0 3 * * *, timezone: Europe/Berlin, start: 2026-07-01, catchup: true"
+    dag = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}, max_active_runs: 2}}\n")
+    assert (dag.catchup, dag.max_active_runs, dag.timezone.name) == (True, 2, "Europe/Berlin")
+    assert dag.start_date.isoformat() == "2026-06-30T22:00:00+00:00"
+    assert stored(dag)["timetable"]["__var"]["timezone"] == "Europe/Berlin"
+    both = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}, on_data_change: true}}\n")
+    assert both.schedule.timetable.timezone == "Europe/Berlin"
+
+
+def test_assets_of_others_are_referred_to_by_uri_or_name(tmp_path, write_manifest):
+    asked = "assets: [s3://models/digits/, features]"
+    dag = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}}}\n")
+    uri, name = dag.schedule.objects
+    assert (type(dag.schedule).__name__, uri.uri, name.name) == (
+        "AssetAll",
+        "s3://models/digits",
+        "features",
+    )
+    stored(dag)
+    either = dag_of(tmp_path, write_manifest, f"schedule: {{{asked}, on_data_change: true}}\n")
+    assert [type(one).__name__ for one in either.schedule.objects] == ["Asset", "AssetAll"]
+    assert stored(either)["timetable"]
+    # Else a run would start the next by staging the data that it waits for.
+    assert dag.get_task("stage_data").outlets == []
+
+
+def test_a_timetable_is_one_that_a_plugin_registers(tmp_path, write_manifest, monkeypatch):
+    from airflow import plugins_manager
+    from airflow.timetables.simple import NullTimetable
+
+    path = write_manifest(tmp_path, more="schedule: {timetable: site_calendar.AfterWorkday}\n")
+    said = said_by(broken_in(dags_from(tmp_path))["manifest.yml"])
+    line = path.read_text().count("\n")
+    assert f"manifest.yml:{line}: schedule.timetable: no plugin of this Airflow registers" in said
+    known = {"site_calendar.AfterWorkday": NullTimetable}
+    monkeypatch.setattr(plugins_manager, "get_timetables_plugins", lambda: known)
+    assert type(dag_of(tmp_path, write_manifest, path.read_text().splitlines()[-1]).schedule) is (
+        NullTimetable
+    )
+    path.write_text(path.read_text().replace("AfterWorkday", "AfterWorkdays"))
+    said = said_by(broken_in(dags_from(tmp_path))["manifest.yml"])
+    assert "Did you mean site_calendar.AfterWorkday?" in said
 
 
 COMPUTE = {

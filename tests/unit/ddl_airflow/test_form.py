@@ -22,11 +22,12 @@ def fields() -> ParamsDict:
 
 
 def test_the_scripts_parameters_come_first_then_the_runs_settings(fields):
-    ours = ["nodes", "checkpoint", "attempts", "experiment_id", "dry_run"]
+    ours = ["nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run"]
     assert list(fields) == ["learning_rate", "optimizer", "augment", "note", *ours]
     assert fields.dump() == {
         **{"learning_rate": 0.01, "optimizer": "adam", "augment": True, "note": "0123"},
-        **{"nodes": 3, "checkpoint": "200", "attempts": 9, "dry_run": False},
+        **{"nodes": 3, "launcher": "slurm", "checkpoint": "200"},
+        **{"attempts": 9, "dry_run": False},
         "experiment_id": "digits-wide",
     }
     rate = fields.get_param("learning_rate")
@@ -64,7 +65,8 @@ def test_defaults_are_what_airflow_allows(path):
         {"learning_rate": 1},
         {"optimizer": "sgd"},
         {"augment": False},
-        {"nodes": 1, "checkpoint": "latest", "attempts": 1, "dry_run": True},
+        {"nodes": 1, "launcher": "local", "checkpoint": "latest"},
+        {"attempts": 1, "dry_run": True, "launcher": "slurm"},
         {"checkpoint": "0"},
         {"experiment_id": "digits-2_b.c"},
         {"experiment_id": None},
@@ -83,6 +85,7 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"optimizer": "adamw"},
         {"augment": "yes"},
         {"nodes": 0},
+        {"launcher": "fake"},
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},

@@ -5,7 +5,12 @@ import shlex
 import pytest
 
 from ddl_airflow.core.errors import SettingUnknown
-from ddl_airflow.core.parameters import check_settings, parameter_environment, word_of
+from ddl_airflow.core.parameters import (
+    check_settings,
+    differs_by_run,
+    parameter_environment,
+    word_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,20 @@ from ddl_airflow.core.parameters import check_settings, parameter_environment, w
 def test_a_value_is_one_word_of_the_command(value, word):
     assert word_of(value) == word
     assert len(shlex.split(word)) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "differs"),
+    [
+        ("python train.py", False),
+        ("python train.py {{ params.epochs }} {{params['rate']}}", False),
+        ("python train.py --until {{ ds }}", True),
+        ("python train.py {{ params.epochs ~ ds }}", True),
+        ("python train.py {% if params.epochs %}-v{% endif %}", True),
+    ],
+)
+def test_a_command_differs_by_run_if_it_uses_more_than_parameters(command, differs):
+    assert differs_by_run(command) is differs
 
 
 def test_scripts_find_them_in_their_environment():

@@ -23,7 +23,14 @@ def test_full_manifest_fills_every_step():
     assert steps.stage_data.code == VALID / "scripts"
     train = steps.train
     assert train.command == "python train.py --epochs 3"
-    assert (train.nodes, train.slots, train.launcher) == (3, 2, "local")
+    assert (train.nodes, train.slots, train.launcher) == (3, 2, "slurm")
+    assert train.scheduler == {
+        "partition": "gpu",
+        "account": "vision",
+        "time_limit_s": 5400.0,
+        "options": ["--qos=high", "--comment=of the night"],
+    }
+    assert train.gpu is False
     assert (train.python, train.framework) == ("/opt/train/bin/python", "tensorflow 2.10")
     assert train.metrics == (
         {"name": "loss", "regex": "Loss= ([0-9.]+)"},

@@ -8,8 +8,9 @@ from airflow.sdk.log import redact
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import store_of
-from ddl_airflow.storage import FolderStore, S3Store
+from ddl_airflow.hooks.store import ObjectStoreHook, store_of
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store
 
 ENDPOINT = "http://127.0.0.1:9"
 
@@ -84,6 +85,42 @@ def test_conn_id_is_an_airflow_connection(monkeypatch):
     store = s3(conn_id="unit_store")
     assert signs_with(store) == ("AKIDHOOKTESTTHREE", "hookTestSecretThree")
     assert store._client.meta.endpoint_url == ENDPOINT
+
+
+def test_conn_id_may_be_of_our_own_type(monkeypatch, tmp_path):
+    connection = {
+        "conn_type": "ddlstore",
+        "host": "http://127.0.0.1",
+        "port": 9,
+        "login": "AKIDHOOKTESTFOUR",
+        "password": "hookTestSecretFour",
+        "extra": {"region_name": "eu-de", "ca_bundle": str(tmp_path / "ca.pem")},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_STORE", json.dumps(connection))
+    store = s3(conn_id="unit_store")
+    assert signs_with(store) == ("AKIDHOOKTESTFOUR", "hookTestSecretFour")
+    assert store._client.meta.endpoint_url == ENDPOINT
+    assert store._client.meta.region_name == "eu-de"
+    assert store._client._endpoint.http_session._verify == str(tmp_path / "ca.pem")
+    assert "hookTestSecretFour" not in str(redact("x hookTestSecretFour"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"login": ""}, "ConnectionInvalid: the connection has no access key ID"),
+        ({"password": ""}, "ConnectionInvalid: the connection has no secret access key"),
+        ({"host": "s3.example.com"}, "'s3.example.com' is no http"),
+        ({"host": "http://key:secret@127.0.0.1"}, "endpoint_url holds credentials"),
+        ({}, ENDPOINT),  # nobody answers there
+    ],
+)
+def test_what_is_wrong_with_a_connection_is_what_its_test_says(monkeypatch, changed, said):
+    connection = {"conn_type": "ddlstore", "host": ENDPOINT, "login": "AKID", "password": "secret5"}
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_STORE", json.dumps(connection | changed))
+    good, message = ObjectStoreHook("unit_store").test_connection()
+    assert not good
+    assert said in message and "secret5" not in message
 
 
 def test_conn_id_that_airflow_lacks_is_named_and_nobodys_keys_are_taken(monkeypatch):

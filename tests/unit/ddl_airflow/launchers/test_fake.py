@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ddl_airflow.core.job import JobState
+from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.fake import FakeLauncher
 
 
@@ -35,3 +36,8 @@ def test_cancel_is_remembered(job):
     one = job(launcher=FakeLauncher()).start()
     one.launcher.cancel(one.handle)
     assert one.launcher.cancelled == [one.handle]
+
+
+def test_a_scheduler_is_told_from_other_launchers(cluster):
+    assert isinstance(cluster, Scheduler)
+    assert not isinstance(FakeLauncher(), Scheduler)

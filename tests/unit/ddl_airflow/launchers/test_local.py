@@ -32,7 +32,7 @@ def test_every_rank_runs_keeps_its_output_and_knows_its_place(job):
         assert (one.record(rank)["rank"], one.record(rank)["exit_code"]) == (rank, 0)
     assert "python" in one.record(0)["versions"]
     told = json.loads((one.spec.record_dir / "job.json").read_text())
-    assert told == {"kind": "local", "job_id": one.spec.job_id, "pid": one.handle.pid}
+    assert told == {"kind": "local", "job_id": one.spec.job_id, "pid": one.handle.number}
 
 
 def test_environment_of_a_rank_is_an_allow_list(job, monkeypatch):
@@ -341,7 +341,7 @@ def test_cancel_of_one_job_leaves_another_alone(job, tmp_path):
 def test_everything_ends_when_mpirun_is_killed(job, tmp_path):
     one = job(script=textwrap.dedent(ENDLESS), env={"PLACE": str(tmp_path)}).start()
     one.wait_for(tmp_path / "up-0")
-    os.kill(one.handle.pid, signal.SIGKILL)
+    os.kill(one.handle.number, signal.SIGKILL)
     assert one.wait(SOON_S).state is not JobState.SUCCEEDED
     one.launcher.cancel(one.handle, 1.0)
     assert one.processes() == []

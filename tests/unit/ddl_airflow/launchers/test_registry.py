@@ -9,14 +9,16 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.launchers.registry import launcher
 
 
-@pytest.mark.parametrize("kind", ["local", "fake"])
+@pytest.mark.parametrize("kind", ["local", "slurm", "fake"])
 def test_a_kind_gives_a_new_launcher_of_that_kind(kind):
     assert launcher(kind).kind == kind
     assert launcher(kind) is not launcher(kind)
+    # A run may choose it where the manifest is for Slurm.
+    assert launcher(kind, {"partition": "gpu"}).kind == kind
 
 
 def test_unknown_kind_names_the_known_ones_and_is_not_retried():
-    with pytest.raises(SubmitFailed, match="'slrum' is not known.*fake, local") as caught:
+    with pytest.raises(SubmitFailed, match="'slrum' is not known.*fake, local, slurm") as caught:
         launcher("slrum")
     assert caught.value.retryable is False
 

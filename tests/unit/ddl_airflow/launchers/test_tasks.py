@@ -211,7 +211,7 @@ def test_everything_ends_with_the_process_that_holds_it_together(cluster, tmp_pa
     one = cluster(ENDLESS, env={"PLACE": str(tmp_path)}).start()
     for name in NAMES:
         one.wait_for(tmp_path / f"up-{name}")
-    os.kill(one.handle.pid, signal.SIGKILL)
+    os.kill(one.handle.number, signal.SIGKILL)
     deadline = time.monotonic() + SOON_S
     while one.processes():
         assert time.monotonic() < deadline

@@ -7,7 +7,7 @@ import pytest
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 
 @pytest.fixture

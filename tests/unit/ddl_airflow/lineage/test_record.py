@@ -9,7 +9,7 @@ import pytest
 from ddl_airflow.core.errors import SourceMissing
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import LINEAGE, SCHEMA, assemble, check_files, write_part
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 PARTS = {
     "stage_data": {

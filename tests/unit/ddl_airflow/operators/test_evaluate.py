@@ -11,7 +11,7 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.operators.evaluate import EvaluateOperator
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 
 @pytest.fixture

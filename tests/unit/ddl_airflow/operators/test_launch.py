@@ -6,14 +6,16 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from ddl_airflow.core.errors import JobFailed, JobLost
-from ddl_airflow.launchers.fake import FakeLauncher
+from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError, SubmitFailed
+from ddl_airflow.core.job import JobState, JobStatus, RankFailure
+from ddl_airflow.launchers.fake import FakeLauncher, FakeScheduler
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.operators import launch
-from ddl_airflow.operators.launch import RunningJob
+from ddl_airflow.operators.launch import RunningJob, ScheduledJob
 
 LOG = logging.getLogger("unit.launch")
 
@@ -193,3 +195,152 @@ def test_cancel_from_another_thread_ends_the_wait(job):
         running.run(one.spec)
     stopper.join()
     assert marked("DDL_JOB_ID", one.spec.job_id) == []
+
+
+# --- jobs of a scheduler: what a new process goes on with ---
+
+
+@pytest.fixture
+def process(cluster, tmp_path):
+    """process(launcher=): what a new process of the task has."""
+    kept = tmp_path / "kept.json"
+    return lambda launcher=None: ScheduledJob(launcher or FakeScheduler(cluster.folder), LOG, kept)
+
+
+def test_the_first_process_leaves_nothing_and_submits(job, process, cluster, tmp_path):
+    one = process()
+    assert one.left() is None
+    started = one.submit(job().spec, tmp_path / "progress")
+    assert cluster.numbers() == [started.handle.number] == [1]
+
+
+@pytest.mark.parametrize("state", ["pending", "running", "succeeded"])
+def test_a_job_that_nobody_waited_for_is_gone_on_with(job, process, cluster, tmp_path, state):
+    spec = job().spec
+    spec.log_dir.mkdir(parents=True)
+    (spec.log_dir / "rank-0.log").write_text("of another try")
+    submitted = process().submit(spec, tmp_path / "progress")
+    cluster.set(1, state)
+    left = process().left()
+    assert left == submitted
+    assert left.sizes == {"rank-0.log": 14}
+    assert cluster.numbers() == [1]
+
+
+def test_a_job_is_found_though_its_number_was_never_learned(job, process, cluster, tmp_path):
+    class Dies(FakeScheduler):
+        def submit(self, submission):
+            super().submit(submission)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process(Dies(cluster.folder)).submit(job().spec, tmp_path / "progress")
+    assert process().left().handle.number == 1
+
+
+def test_a_process_that_died_before_it_submitted_left_nothing(job, process, cluster, tmp_path):
+    class Refuses(FakeScheduler):
+        def submit(self, submission):
+            raise SubmitFailed("the controller is away")
+
+    with pytest.raises(SubmitFailed):
+        process(Refuses(cluster.folder)).submit(job().spec, tmp_path / "progress")
+    assert process().left() is None
+    assert cluster.numbers() == []
+
+
+@pytest.mark.parametrize("state", ["failed", "lost"])
+def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, state):
+    process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, state)
+    assert process().left() is None
+
+
+@pytest.mark.parametrize("state", ["pending", "running"])
+def test_a_job_that_was_given_up_is_ended_first(job, process, cluster, tmp_path, said, state):
+    started = process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, state)
+    started.watch()
+    assert process().left() is None
+    assert cluster.status(started.handle).ended
+    assert said()[-1].startswith("fake-scheduler job 1 (")
+    assert "was given up" in said()[-1]
+
+
+def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_path, monkeypatch):
+    class Deaf(FakeScheduler):
+        def cancel(self, handle, grace_s=0.0):
+            pass
+
+    monkeypatch.setattr("ddl_airflow.operators.launch._END_S", 0.2)
+    process().submit(job().spec, tmp_path / "progress").watch()
+    cluster.set(1, "running")
+    with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):
+        process(Deaf(cluster.folder)).left()
+
+
+def test_nothing_is_submitted_while_it_is_not_known_what_runs(job, process, cluster, tmp_path):
+    class Away(FakeScheduler):
+        def status(self, handle):
+            raise LaunchError("the controller is away")
+
+    process().submit(job().spec, tmp_path / "progress")
+    with pytest.raises(LaunchError, match="away"):
+        process(Away(cluster.folder)).left()
+
+
+def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, process, tmp_path):
+    class Killed(FakeScheduler):
+        def submit(self, submission):
+            one.cancel()  # Airflow's signal handler comes in between
+            return super().submit(submission)
+
+    one = process(Killed(cluster.folder))
+    with pytest.raises(JobLost, match="cancelled"):
+        one.submit(job().spec, tmp_path / "progress")
+    assert cluster.status(replace(cluster.expected(job().spec), number=1)).ended
+
+
+def test_the_end_is_said_once_and_then_forgotten(job, process, cluster, tmp_path, said):
+    spec = job().spec
+    progress = tmp_path / "progress"
+    started = process().submit(spec, progress)
+    progress.write_text(json.dumps({"t": 1.0, "source": "script", "step": 3, "loss": 0.5}) + "\n")
+    cluster.set(1, "succeeded", output="last words")
+    last = process()
+    last.finish(started, cluster.status(started.handle))
+    assert said()[-2:] == ["rank 0 | last words", "progress | step 3 · loss 0.5"]
+    assert last.progress.metrics == {"loss": 0.5}
+    assert process().left() == started, "until the result is kept"
+    last.forget()
+    assert process().left() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words", "retryable"),
+    [
+        (
+            JobStatus(JobState.FAILED, RankFailure(1, "n2", 41, "exited with code 41")),
+            JobFailed,
+            "rank 1 of 2 on n2 exited with code 41",
+            True,
+        ),
+        (JobStatus(JobState.LOST, reason="Slurm ended it."), JobLost, "Slurm ended it.", True),
+        (
+            JobStatus(JobState.FAILED, reason="It never starts.", permanent=True),
+            JobLost,
+            "It never starts.",
+            False,
+        ),
+        (JobStatus(JobState.LOST), JobLost, "none failed by itself", True),
+    ],
+)
+def test_a_bad_end_is_explained_and_forgotten(
+    job, process, tmp_path, status, kind, words, retryable
+):
+    started = process().submit(job().spec, tmp_path / "progress")
+    last = process()
+    with pytest.raises(kind, match=words) as caught:
+        last.finish(started, status)
+    assert caught.value.retryable is retryable
+    assert process().left() is None

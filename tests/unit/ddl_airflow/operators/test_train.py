@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -10,7 +11,12 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    TaskDeferralError,
+    TaskDeferred,
+)
 
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
@@ -347,3 +353,67 @@ def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_o
         assert os.environ["JOB_STATE_DIR"].rpartition("/")[0] + "/.ddl.lock" in opened, opened
     """
     train(script).execute(context_of("training"))
+
+
+# --- on a scheduler ---
+
+
+@pytest.fixture
+def scheduled(train, cluster):
+    """The operator, over a scheduler."""
+    return train("1", launcher=cluster.kind)
+
+
+def ended(trigger):
+    """The event of a trigger whose job has ended."""
+    return asyncio.run(asyncio.wait_for(anext(trigger.run()), 20)).payload
+
+
+def deferred(task, context):
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute(context)
+    return caught.value
+
+
+def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cluster, context_of):
+    wish = deferred(scheduled, context_of("training"))
+    cluster.set(1, "succeeded")
+    event = ended(wish.trigger)
+    result = getattr(scheduled, wish.method_name)(context_of("training"), event)
+    assert result == {"world_size": 2, "metrics": {}}
+    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    assert part["environment"]["launcher"] == "fake-scheduler"
+    assert not layout.scheduled_job.exists()
+
+
+def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):
+    first = deferred(scheduled, context_of("training", 1))
+    layout.statistics.write_text('{"left": "by the job, which has ended meanwhile"}')
+    again = deferred(scheduled, context_of("training", 2))
+    assert again.trigger.job == first.trigger.job
+    assert cluster.numbers() == [1]
+    assert layout.statistics.exists()
+
+
+def test_a_task_cleared_after_its_end_trains_again(scheduled, layout, cluster, context_of):
+    wish = deferred(scheduled, context_of("training", 1))
+    cluster.set(1, "succeeded")
+    scheduled.execute_complete(context_of("training", 1), ended(wish.trigger))
+    deferred(scheduled, context_of("training", 1))
+    assert cluster.numbers() == [1, 2]
+
+
+def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):
+    run = run_task(scheduled)
+    assert run.state == "deferred"
+    message = run.message("DeferTask")
+    assert message.classpath == "ddl_airflow.triggers.job.JobTrigger"
+    assert message.next_method == "execute_complete"
+
+
+def test_a_trigger_that_failed_leaves_no_job(scheduled, cluster, context_of):
+    deferred(scheduled, context_of("training"))
+    cluster.set(1, "running")
+    with pytest.raises(TaskDeferralError):
+        scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
+    assert cluster.state(1) == "lost"

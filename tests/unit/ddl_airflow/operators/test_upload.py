@@ -19,7 +19,7 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.dag import dag_from
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.storage import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore
 
 TRAIN = """
     import os

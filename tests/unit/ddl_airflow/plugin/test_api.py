@@ -107,20 +107,13 @@ def test_a_line_that_is_no_json_does_not_hide_the_others(read_progress, tmp_path
     assert [one["step"] for one in read_progress(path, 0)["lines"]] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("configured", "link"),
-    [
-        ("", None),
-        ("https://board.example.com/x", "https://board.example.com/x"),
-        ("http://localhost:6006", "http://localhost:6006"),
-        ("javascript:alert(1)", None),
-    ],
-)
-def test_link_to_tensorboard_is_the_sites(monkeypatch, configured, link):
-    from ddl_airflow.plugin.api import tensorboard
+def test_ranks_with_logs_in_order(tmp_path):
+    from ddl_airflow.plugin.api import ranks_with_logs
 
-    monkeypatch.setenv("AIRFLOW__DDL__TENSORBOARD_URL", configured)
-    assert tensorboard() == link
+    assert ranks_with_logs(tmp_path / "none") == []
+    for name in ("rank-10.log", "rank-2.log", "rank-x.log", "launcher.log", "rank-1.txt"):
+        (tmp_path / name).touch()
+    assert ranks_with_logs(tmp_path) == [2, 10]
 
 
 def test_the_page_is_there(get):
@@ -131,9 +124,16 @@ def test_the_page_is_there(get):
 
 
 @pytest.mark.parametrize(
-    "path", ["/ddl/progress/mnist/run", "/ddl/progress/mnist/a/b", "/ddl/progress/%2e%2e/x"]
+    "path",
+    [
+        "/ddl/progress/mnist/run",
+        "/ddl/progress/mnist/a/b",
+        "/ddl/progress/%2e%2e/x",
+        "/ddl/log/0/mnist/run",
+        "/ddl/log/0/%2e%2e/x",
+    ],
 )
-def test_progress_is_refused_without_a_login(get, path):
+def test_progress_and_logs_are_refused_without_a_login(get, path):
     status, text = get(path)
     assert status in (401, 403), text
     assert "lines" not in text

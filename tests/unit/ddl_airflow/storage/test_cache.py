@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddl_airflow.core.errors import StagingError
-from ddl_airflow.storage import Cache, FolderStore
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.filesystem import FolderStore
 
 
 def ignore(nbytes):

@@ -16,8 +16,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import FolderStore
-from ddl_airflow.storage.filesystem import alone_in, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, os_errors
 
 
 def ignore(nbytes):

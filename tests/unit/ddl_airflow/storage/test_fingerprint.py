@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from ddl_airflow.storage import StoredObject, fingerprint
-from ddl_airflow.storage.fingerprint import PartsMd5, file_sha256
+from ddl_airflow.storage.fingerprint import PartsMd5, file_sha256, fingerprint
+from ddl_airflow.storage.store import StoredObject
 
 LISTING = [StoredObject("a", 1, "e1", 10.0), StoredObject("b/c", 2, "e2", 20.0)]
 

@@ -20,8 +20,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage import S3Store, s3_client, s3_config
-from ddl_airflow.storage.s3 import s3_errors
+from ddl_airflow.storage.s3 import S3Store, s3_client, s3_config, s3_errors
 
 MIB = 1024 * 1024
 

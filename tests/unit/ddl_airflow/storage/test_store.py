@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
-from ddl_airflow.storage import FolderStore, S3Store, open_store, s3_client
-from ddl_airflow.storage.store import check_keys
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.store import check_keys, open_store
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ import time
 import pytest
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
-from ddl_airflow.storage import Cache, FolderStore, StoredObject, publish, stage
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.store import StoredObject
+from ddl_airflow.storage.transfer import publish, stage
 
 
 class BreakingFolder(FolderStore):

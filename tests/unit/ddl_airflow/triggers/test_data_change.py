@@ -14,10 +14,10 @@ class State:
     def __init__(self):
         self.kept = {}
 
-    async def aget(self, key, default=None):
+    def get(self, key, default=None):
         return self.kept.get(key, default)
 
-    async def aset(self, key, value):
+    def set(self, key, value):
         self.kept[key] = value
 
 

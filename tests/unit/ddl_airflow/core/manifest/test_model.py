@@ -63,8 +63,8 @@ def test_full_manifest_has_everything() -> None:
     assert manifest.transform.checkpoint == 200
     assert manifest.transform.inputs == {"images": "x:0"}
     assert [metric.name for metric in manifest.metrics] == ["loss", "step"]
-    assert manifest.line_of("metrics[1].regex") == 33
-    assert manifest.line_of("metrics[1].nothing.such") == 33
+    assert manifest.line_of("metrics[1].regex") == 47
+    assert manifest.line_of("metrics[1].nothing.such") == 47
     assert manifest.line_of("nothing") == 2
 
 

@@ -69,11 +69,71 @@ def test_framework_version(version: str, good: bool) -> None:
         ("{on_data_change: false}", False),
         ("{}", False),
         ("'" + "0," * 200 + "0 * * * *'", False),
+        ("{cron: '@daily', timezone: Europe/Berlin, start: 2026-01-31, catchup: true}", True),
+        ("{cron: '@daily', start: '2026-01-31T03:00', max_active_runs: 2}", True),
+        ("{max_active_runs: 4}", True),
+        ("{max_active_runs: 4, start: 2026-01-31}", False),
+        ("{max_active_runs: 0}", False),
+        ("{max_active_runs: 1}", False),
+        ("{start: 2026-01-31}", False),
+        ("{cron: '@daily', start: 2026-02-31}", False),
+        ("{cron: '@daily', start: 1026-01-31}", False),
+        ("{cron: '@daily', start: tomorrow}", False),
+        ("{cron: '@daily', catchup: true}", False),
+        ("{on_data_change: true, start: 2026-01-31, catchup: true}", False),
+        ("{cron: '@daily', timezone: Europe/Berln}", False),
+        ("{cron: '@daily', timezone: Europe}", False),
+        ("{cron: '@daily', timezone: ../../etc/passwd}", False),
+        ("{timetable: site_calendar.AfterWorkday}", True),
+        ("{timetable: AfterWorkday}", False),
+        ("{timetable: 'os.system(1)'}", False),
+        ("{timetable: site_calendar.AfterWorkday, cron: '@daily'}", False),
+        ("{assets: [s3://other/model, features]}", True),
+        ("{assets: [features], on_data_change: true, cron: '@daily'}", True),
+        ("{assets: [features], cron: '@once'}", False),
+        ("{assets: []}", False),
+        ("{assets: [features, features]}", False),
+        ("{assets: ['s3://', x]}", False),
+        ("{assets: ['s3://key:secret@host/model']}", False),
+        ("{assets: ['airflow://x']}", False),
+        ("{assets: [Größe]}", False),
     ],
 )
 def test_schedule(schedule: str, good: bool) -> None:
     fields = _fields("conn_id", '"@weekly"', schedule)
     assert [field.partition(".")[0] for field in fields] == ([] if good else ["schedule"])
+
+
+@pytest.mark.parametrize(
+    ("notifications", "wrong"),
+    [
+        ("{on_failure: [ml@example.com], on_success: [a.b.Notifier]}", []),
+        ("{on_failure: [{notifier: a.b.C, arguments: {to: [x, y], n: 3, on: true}}]}", []),
+        ("{on_failure: [somebody]}", ["notifications.on_failure[0].notifier"]),
+        ("{on_approval: [ml@example.com]}", ["notifications.on_approval"]),
+        (
+            "{on_success: [{arguments: {to: a@b, smtp_password: x, webhook_url: y}}]}",
+            [
+                "notifications.on_success[0].arguments.smtp_password",
+                "notifications.on_success[0].arguments.webhook_url",
+            ],
+        ),
+        ("{on_success: [{arguments: {to: {a: b}}}]}", ["notifications.on_success[0].arguments.to"]),
+    ],
+)
+def test_notifications(notifications: str, wrong: list[str]) -> None:
+    more = f'"@weekly"\nnotifications: {notifications}'
+    assert _fields("conn_id", '"@weekly"', more) == wrong
+
+
+def test_a_training_does_not_wait_for_its_own_model() -> None:
+    text = (VALID / "conn_id.yml").read_text(encoding="utf-8")
+    manifest = load_manifest_text(text, "m.yml")
+    place = manifest.training_results_reference.place
+    uri = "/".join(filter(None, ("s3:/", place.bucket, place.prefix, manifest.dag_id)))
+    fields = _fields("conn_id", '"@weekly"', f"{{assets: [{uri}/]}}")
+    assert fields == ["schedule.assets[0]"]
+    assert _fields("conn_id", '"@weekly"', f"{{assets: [{uri}2]}}") == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +247,7 @@ def test_name_without_a_dag_id(name: str) -> None:
 
 def test_compute_must_be_known_unless_slots_are_given() -> None:
     field = "model_definition.execution.compute_configuration.name"
-    assert _fields("full", "slots: 2, ", "") == [field]
+    assert _fields("full", "  slots: 2\n", "") == [field]
     assert _fields("folders", "cpu2", "v100x4") == []
     assert _fields("folders", "cpu2", "cpu3") == [field]
 
@@ -222,7 +282,7 @@ def test_sound_fields_are_checked_although_others_are_broken() -> None:
     fields = _fields("full", "code: ./scripts", "cod: 1\nschedule2: 1\n")
     assert fields == ["cod", "schedule2"]
     text = (VALID / "full.yml").read_text(encoding="utf-8")
-    text = text.replace("code:", "cod:").replace("kind: local", "kind: ssh")
+    text = text.replace("code:", "cod:").replace("kind: slurm", "kind: ssh")
     text = text.replace("name: site-special, nodes: 3", "name: site-special, nodes: 0")
     text = text.replace("30 3 *", "30 30 *").replace("name: loss", "name: step")
     with pytest.raises(ManifestInvalid) as caught:

@@ -1,0 +1,356 @@
+"""Ranks on the nodes of a Slurm cluster: one batch job that runs mpirun inside its allocation.
+
+What must be so: ``sbatch``, ``scontrol``, ``squeue`` and ``scancel`` are where tasks and triggerer
+run; and the workspace, the ranks' Python and the scripts have the same paths on all nodes.
+
+Slurm is asked by the commands that every version has, and without accounting. It forgets an ended
+job after MinJobAge (300 s by default); how the ranks ended is on disk all the same. Nothing is ever
+requeued: that would be a second layer of retries, under the same number.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
+from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv, rank_environment
+from ddl_airflow.launchers.mpirun import OpenMpi
+
+# The commands give up by themselves well before, also where the controller is away (18 s).
+_TIMEOUT_S = 60.0
+_NO_SUCH_JOB = "Invalid job id specified"
+# Of this host, not of the nodes; Slurm sets there what it has given to the job.
+_NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
+
+# Job states, squeue(1). Unknown ones count as running: a job is only ended if Slurm says so.
+_PENDING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"))
+# What the end of a job means that its ranks know nothing of.
+_ENDINGS = {
+    "BOOT_FAIL": "a node did not boot",
+    "CANCELLED": "somebody cancelled it, with scancel or the like",
+    "DEADLINE": "it could not end before its deadline",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it used more memory than it had asked for. Ask for more, for example "
+    "launcher.options: [--mem=16G]",
+    "PREEMPTED": "it had to make room for another job",
+    "REVOKED": "it was moved to another cluster",
+    "TIMEOUT": "it took longer than its time limit. Raise launcher.time_limit; or let it be "
+    "tried again, if the script goes on from its checkpoints",
+}
+_ENDED = frozenset(("COMPLETED", "FAILED", *_ENDINGS))
+# Reasons of pending jobs that waiting does not mend; Slurm accepts such a job all the same, unless
+# EnforcePartLimits is set.
+_NEVER = {
+    "PartitionTimeLimit": "launcher.time_limit is longer than the partition allows",
+    "BadConstraints": "no node is what launcher.options ask for",
+    "InvalidAccount": "the account may not be used. Choose another launcher.account",
+    "AccountNotAllowed": "the partition is not for this account. Choose another launcher.account "
+    "or launcher.partition",
+    "InvalidQOS": "the QOS may not be used. Correct launcher.options",
+    "QOSNotAllowed": "the partition is not for this QOS. Correct launcher.options",
+    "DependencyNeverSatisfied": "what it depends on has failed",
+}
+# Reasons that may also mean nodes which are down now; then the partition's size decides.
+_TOO_MUCH = frozenset(("PartitionConfig", "PartitionNodeLimit"))
+# What sbatch says when the same job would be refused again, and what to change. It says nothing
+# else, and exits with 1 whatever it is. Source: slurm/slurm_errno.h; the texts are Slurm's own.
+_REFUSALS = {
+    "invalid partition": "Choose another launcher.partition; `sinfo` lists them.",
+    "invalid account": "Choose another launcher.account.",
+    "requested time limit": "Lower launcher.time_limit.",
+    "invalid --time": "Correct launcher.time_limit.",
+    "node configuration is not available": "Lower nodes or launcher.slots, or choose another "
+    "launcher.partition.",
+    "node count": "Lower nodes, or choose another launcher.partition.",
+    "more processors requested": "Lower launcher.slots.",
+    "invalid generic resource": "The cluster knows no GPUs (gres/gpu). Choose a cpu for "
+    "compute_configuration.name, or another cluster.",
+    "group not permitted": "Choose another launcher.partition, or ask for access.",
+    "access/permission denied": "Ask the cluster's administrators for access.",
+    "invalid qos": "Correct launcher.options.",
+    "invalid feature": "Correct launcher.options.",
+    "reservation is invalid": "Correct launcher.options.",
+    "unrecognized option": "Correct launcher.options.",
+    "ambiguous": "Correct launcher.options.",
+    "requires an argument": "Correct launcher.options.",
+    "invalid --": "Correct launcher.options.",
+    "invalid numeric": "Correct launcher.options.",
+}
+
+
+class SlurmLauncher:
+    """See ``ddl_airflow.launchers.base.Scheduler``. Keeps nothing: any instance knows any job.
+
+    Args:
+        partition, account: where the job queues, and who pays; empty for the user's default.
+        time_limit_s: seconds after which Slurm ends the job, in whole minutes upwards; None for
+            the partition's default.
+        options: further options of sbatch, each ``--name`` or ``--name=value``.
+    """
+
+    kind = "slurm"
+
+    def __init__(
+        self,
+        partition: str = "",
+        account: str = "",
+        time_limit_s: float | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._partition = partition
+        self._account = account
+        self._time_limit_s = time_limit_s
+        self._options = tuple(options)
+
+    def render(self, job: JobSpec) -> Submission:
+        """``sbatch``, and the script that it reads. Only names of files are in it, and the command.
+
+        mpirun is the one beside the ranks' Python, else the one that the node's PATH has. It is
+        told how many ranks each node runs, so an mpirun that does not see the allocation fails
+        instead of starting all ranks on one node.
+        """
+        mpi = OpenMpi("mpirun")
+        env = {**rank_environment(job), **mpi.environment()}
+        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        for name in _NOT_THERE:
+            env.pop(name, None)
+        argv = mpi.argv(job.world_size, rank_argv(job.python, job.command), job.slots)
+        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._asked_for(job))]
+        if os.path.isabs(job.python):
+            lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')
+        if job.lock is not None:
+            # Inherited by mpirun, and let go by the kernel when that has ended. Who has it stands
+            # in it.
+            lock = shlex.quote(str(job.lock))
+            lines += [
+                f"exec 9>>{lock}",
+                'flock --nonblock 9 || { echo "another training works there now: '
+                f"$(cat {lock}). Wait for its end; for an experiment, choose another "
+                'experiment_id." >&2; exit 75; }',
+                f"echo {shlex.quote(job.job_id)} on $(hostname) >{lock}",
+            ]
+        lines.append(f"exec {shlex.join(argv)}")
+        script = "\n".join(lines) + "\n"
+        return Submission(job, ("sbatch", "--parsable", "--no-requeue"), env, script)
+
+    def _asked_for(self, job: JobSpec) -> list[str]:
+        output = str(job.log_dir / "launcher.log").replace("%", "%%")  # else a pattern
+        options = {
+            "job-name": job.job_id,
+            "nodes": job.nodes,
+            "ntasks-per-node": job.slots,
+            "gres": f"gpu:{job.slots}" if job.gpu else "",
+            "partition": self._partition,
+            "account": self._account,
+            "time": math.ceil(self._time_limit_s / 60) if self._time_limit_s else "",
+            "chdir": job.folder,
+            "output": output,
+            "open-mode": "append",
+        }
+        asked = [f"--{name}={value}" for name, value in options.items() if value != ""]
+        return [_quoted(option) for option in (*asked, *self._options)]
+
+    def expected(self, job: JobSpec) -> JobHandle:
+        """Its name at Slurm is the ``job_id``."""
+        return JobHandle(self.kind, job.job_id, 0, job.world_size, job.record_dir, job.log_dir)
+
+    def submit(self, submission: Submission) -> JobHandle:
+        """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
+
+        Raises:
+            SubmitFailed: Slurm refuses it, cannot be reached, or is not installed.
+        """
+        job = submission.job
+        job.record_dir.mkdir(parents=True, exist_ok=True)
+        job.log_dir.mkdir(parents=True, exist_ok=True)
+        said = _slurm(submission.argv, submission.script, submission.env)
+        if said.returncode:
+            raise _refused(said.stderr)
+        number = int(said.stdout.strip().partition(";")[0])  # the cluster's name may follow
+        return replace(self.expected(job), number=number)
+
+    def find(self, handle: JobHandle) -> JobHandle:
+        """Asks for the job by its name, if its number is not known. The newest one of that name.
+
+        Raises:
+            LaunchError: Slurm does not answer.
+        """
+        if handle.number:
+            return handle
+        words = ["squeue", "--me", "--noheader", "--states=all", "--format=%i"]
+        said = _answered([*words, f"--name={handle.job_id}"])
+        return replace(handle, number=max(map(int, said.split()), default=0))
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """What Slurm says while it lives; then what the ranks' records say.
+
+        Waits for Slurm's answer.
+
+        Raises:
+            LaunchError: Slurm does not answer. The job may run on.
+        """
+        told = _facts(self.find(handle))
+        state = told.get("JobState", "")
+        if not told or state in _ENDED:
+            return _ended(handle, state, told.get("Reason", ""))
+        if state not in _PENDING:
+            return JobStatus(JobState.RUNNING, reason=_where(told))
+        reason = told.get("Reason", "None")
+        if never := _NEVER.get(reason) or (_too_much(told) if reason in _TOO_MUCH else ""):
+            why = f"Slurm will never start job {told['JobId']} ({reason}): {never}."
+            return JobStatus(JobState.FAILED, reason=why, permanent=True)
+        return JobStatus(JobState.PENDING, reason=f"in Slurm's queue ({reason})")
+
+    def cancel(self, handle: JobHandle, grace_s: float = 0.0) -> None:
+        """Has Slurm end the job: SIGTERM, and SIGKILL after the cluster's own KillWait.
+
+        Does not wait for it, so the grace is Slurm's. Nothing for a job that has ended.
+
+        Raises:
+            LaunchError: Slurm does not answer.
+        """
+        handle = self.find(handle)
+        if handle.number and _facts(handle):
+            _answered(["scancel", str(handle.number)])
+
+    def log(self, handle: JobHandle, rank: int) -> Path:
+        """The rank's own file."""
+        return handle.log_dir / f"rank-{rank}.log"
+
+
+def _quoted(option: str) -> str:
+    # sbatch splits these lines at spaces, and knows quotes and backslashes.
+    if not re.search(r"[\s\"'\\#]", option):
+        return option
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
+    status = ranks_status(handle, running=False)
+    failure = status.failure
+    # What a rank did by itself says more than that Slurm then ended the rest.
+    if status.state is JobState.SUCCEEDED or (failure and failure.exit_code is not None):
+        return status
+    if state in _ENDINGS:
+        why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."
+        return JobStatus(JobState.LOST, reason=why)
+    if reason == "JobLaunchFailure":
+        why = (
+            f"Slurm could not start the script of job {handle.number} on a node. Is "
+            f"{handle.log_dir} there too? The workspace must be a file system that all nodes share."
+        )
+        return JobStatus(JobState.LOST, reason=why)
+    return status
+
+
+def _too_much(told: Mapping[str, str]) -> str:
+    """Why the partition could not run the job even if it were empty; nothing if it could."""
+    name = told["Partition"]
+    partition = _pairs(_answered(["scontrol", "--oneliner", "show", "partition", name]))
+    limits = (
+        ("NumNodes", "nodes", "TotalNodes", "has"),
+        ("NumNodes", "nodes", "MaxNodes", "allows"),
+        ("NumCPUs", "cores", "TotalCPUs", "has"),
+    )
+    for asked, unit, limit, verb in limits:
+        wanted, most = told.get(asked, "0").partition("-")[0], partition.get(limit, "")
+        if wanted.isdigit() and most.isdigit() and int(wanted) > int(most):
+            return (
+                f"it asks for {wanted} {unit}, and partition {name} {verb} {most}. Lower nodes or "
+                "launcher.slots, or choose another launcher.partition"
+            )
+    return ""
+
+
+def _where(told: Mapping[str, str]) -> str:
+    place = f"on {told.get('NodeList', '?')}"
+    try:
+        start, asked = (datetime.fromisoformat(told[n]) for n in ("StartTime", "SubmitTime"))
+    except (KeyError, ValueError):  # not known yet
+        return place
+    return f"{place}, after {start - asked} in Slurm's queue"
+
+
+def _facts(handle: JobHandle) -> dict[str, str]:
+    """What Slurm says of the job; empty if it knows none of that number and name."""
+    if not handle.number:
+        return {}
+    said = _slurm(["scontrol", "--oneliner", "show", "job", str(handle.number)])
+    if said.returncode and _NO_SUCH_JOB in said.stderr:
+        return {}
+    if said.returncode:
+        raise _silent("scontrol", said)
+    # The number may have become another's, when the cluster's own state was lost.
+    if f" JobName={handle.job_id} " not in said.stdout:
+        return {}
+    return _pairs(said.stdout)
+
+
+def _pairs(said: str) -> dict[str, str]:
+    # A value with a space is cut there; none that is read has one.
+    return dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", said))
+
+
+def _answered(argv: Sequence[str]) -> str:
+    said = _slurm(argv)
+    if said.returncode and _NO_SUCH_JOB not in said.stderr:
+        raise _silent(argv[0], said)
+    return said.stdout
+
+
+def _silent(program: str, said: subprocess.CompletedProcess[str]) -> LaunchError:
+    return LaunchError(f"{program}: {_last_line(said.stderr)}. Is Slurm's controller up?")
+
+
+def _refused(said: str) -> SubmitFailed:
+    fixes = [fix for words, fix in _REFUSALS.items() if words in said.lower()]
+    message = f"Slurm does not take the job: {_last_line(said)}."
+    return SubmitFailed(" ".join([message, *fixes[:1]]), retryable=not fixes)
+
+
+def _last_line(said: str) -> str:
+    lines = [line for line in said.strip().splitlines() if not line.startswith("Try ")]
+    return lines[-1].removeprefix("sbatch: ").removeprefix("error: ") if lines else "no answer"
+
+
+def _slurm(
+    argv: Sequence[str], given: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of Slurm's commands.
+
+    Raises:
+        SubmitFailed: it is not installed.
+        LaunchError: it does not end.
+    """
+    # Not the caller's own settings of Slurm, which change what is asked for and how it is said.
+    own = {name: os.environ[name] for name in ("PATH", "HOME", "SLURM_CONF") if name in os.environ}
+    try:
+        return subprocess.run(
+            argv,
+            input=given,
+            env={**(env or {}), **own},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            start_new_session=True,  # a signal to the task must not cut a submission in two
+        )
+    except FileNotFoundError as error:
+        raise SubmitFailed(
+            f"{argv[0]} is not on PATH of this host. Install Slurm's client commands where "
+            "Airflow's workers and its triggerer run.",
+            retryable=False,
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{argv[0]} gave no answer in {_TIMEOUT_S:.0f} s") from error

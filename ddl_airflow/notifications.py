@@ -1,0 +1,93 @@
+"""The manifest's notifications as Airflow's notifiers.
+
+Airflow calls them where the task ran; of a task whose worker was lost, in the DAG processor.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from airflow.configuration import conf
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
+
+from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
+from ddl_airflow.core.manifest import Manifest, Notification
+from ddl_airflow.core.manifest.model import SMTP_NOTIFIER
+from ddl_airflow.core.manifest.rules import suggestion
+
+# Subject and body of a mail that says neither. `error` is ours, see `say_error`.
+_RUN = '<p>DAG {{ dag.dag_id }}, <a href="%s">run {{ run_id | e }}</a></p>'
+_MAILS = {
+    "on_failure": (
+        "{{ dag.dag_id }}: {{ ti.task_id }} failed",
+        "<p>{{ error | default('', true) | e }}</p>",
+    ),
+    "on_success": (
+        "{{ dag.dag_id }}: a new model was published",
+        "<p>{{ ti.xcom_pull(task_ids='upload_results')['model'] | e }}</p>",
+    ),
+    "on_approval": (
+        "{{ dag.dag_id }}: a model waits for approval",
+        "<pre>{{ ti.xcom_pull(task_ids='evaluate')['table'] | e }}</pre>",
+    ),
+}
+
+
+def notifiers(
+    manifest: Manifest, event: Literal["on_failure", "on_success", "on_approval"]
+) -> list[Callable[[Any], None]]:
+    """What Airflow is to call when that happens; empty if nobody wants to know.
+
+    Raises:
+        ManifestInvalid: a notifier is not among those of the installed providers, or does not take
+            its arguments.
+    """
+    entries: tuple[Notification, ...] = getattr(manifest.notifications, event)
+    return [
+        _notifier(manifest, one, event, f"notifications.{event}[{i}]")
+        for i, one in enumerate(entries)
+    ]
+
+
+def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any:
+    from airflow.providers_manager import ProvidersManager  # most manifests notify nobody
+
+    installed = sorted(
+        path
+        for provider in ProvidersManager().providers.values()  # type: ignore[no-untyped-call]
+        for path in provider.data.get("notifications", ())
+    )
+    if one.notifier not in installed:
+        message = f"no provider of this Airflow has the notifier {one.notifier}"
+        raise _invalid(manifest, f"{at}.notifier", message, suggestion(one.notifier, installed))
+    arguments: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in one.arguments.items()
+    }
+    if one.notifier == SMTP_NOTIFIER:
+        subject, body = _MAILS[event]
+        arguments.setdefault("subject", subject)
+        arguments.setdefault("html_content", body + _RUN % _run_url())
+    module, _, name = one.notifier.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)(**arguments)
+    except (TypeError, ValueError) as error:
+        fix = f"Give arguments: as {one.notifier} documents them."
+        raise _invalid(manifest, at, f"{type(error).__name__}: {error}", fix) from error
+
+
+def _run_url() -> str:
+    base = conf.get("api", "base_url", fallback="/").rstrip("/")
+    return base + "/dags/{{ dag.dag_id }}/runs/{{ run_id | urlencode }}"
+
+
+def _invalid(manifest: Manifest, at: str, message: str, fix: str) -> ManifestInvalid:
+    issue = ManifestIssue(manifest.line_of(at), at, message, fix)
+    return ManifestInvalid(manifest.source, [issue])
+
+
+def say_error(context: Any) -> None:
+    """Adds ``error``, what the task failed with, without secrets, for the notifiers after it."""
+    context["error"] = str(redact(str(context.get("exception") or "")))

@@ -1,0 +1,248 @@
+"""Trainings on Slurm: real Airflow, real triggerer, real Slurm. Whatever is killed, the training is
+neither lost nor started twice; and when a person ends it, it ends.
+
+All trainings run at the same time. Each waits, as soon as its ranks are up, for a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pytest
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.demo.site import AirflowSite, Service
+from ddl_airflow.launchers.processes import marked
+from tests.integration.slurm import SlurmCluster
+
+pytestmark = pytest.mark.integration
+
+MANIFEST = """\
+model_definition:
+  name: {name}
+  framework: {{name: tensorflow, version: "2.21"}}
+  execution:
+    command: python train.py
+    compute_configuration: {{name: cpu, nodes: 2}}
+training_data_reference: {{type: fs, source: {{path: ./data}}}}
+training_results_reference: {{type: fs, target: {{path: ./published}}}}
+launcher: {{kind: slurm, partition: {partition}, time_limit: 30m}}
+retries: {{attempts: 2, delay: 1s, backoff: fixed}}
+metrics: [{{name: step, regex: "step ([0-9]+)"}}]
+transform: {{sample: rows.npy}}
+"""
+WAITS = """\
+import os, time
+here = os.environ["LOG_DIR"]
+print("step 1 of", os.environ["SLURMD_NODENAME"], flush=True)
+open(f"{here}/up-{os.environ['OMPI_COMM_WORLD_RANK']}", "w").close()
+while not os.path.exists(f"{here}/go"):
+    time.sleep(0.05)
+print("step 2", flush=True)
+"""
+TRAINS = """
+import ddl, ddl.keras, keras, numpy
+rows = numpy.arange(8, dtype="float32").reshape(4, 2) + ddl.rank()
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+model.fit(rows, rows.sum(1), epochs=2, verbose=0, callbacks=[ddl.keras.BroadcastCallback()])
+if ddl.rank() == 0:
+    model.save(os.environ["RESULT_DIR"] + "/model.keras")
+"""
+# What a task finds in place of sbatch: it dies when Slurm has the job and it has no answer.
+DEADLY = """\
+#!/bin/sh
+answer=$(PATH=${{PATH#*:}} sbatch "$@") || exit
+if [ -e {folder}/kill-submitter ]; then
+    rm {folder}/kill-submitter
+    kill -9 $PPID
+fi
+echo "$answer"
+"""
+_WAIT_S = 120.0
+
+
+@dataclass
+class Training:
+    """One run of a DAG on Slurm."""
+
+    site: AirflowSite
+    slurm: SlurmCluster
+    dag_id: str
+    run_id: str
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout(self.site.workspace, self.dag_id, training_id(self.dag_id, self.run_id))
+
+    def jobs(self, try_number: int = 1) -> dict[int, str]:
+        """State of each job that Slurm was ever given for the try, by number."""
+        return self.slurm.jobs(f"{self.layout.training_id}/train-{try_number}")
+
+    def task(self) -> dict[str, object]:
+        return self.site.task_instances(self.dag_id, self.run_id)["train"]
+
+    def until(self, done: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(f"{self.dag_id}: not {what}: {self.task()}\n{self.log()}")
+            time.sleep(0.2)
+
+    def log(self, try_number: int = 1) -> str:
+        return self.site.task_log(self.dag_id, self.run_id, "train", try_number)
+
+    def wait_deferred(self, try_number: int = 1) -> None:
+        """Until both ranks run, and a trigger waits for them."""
+        ups = [self.layout.logs / f"up-{rank}" for rank in (0, 1)]
+        self.until(lambda: all(up.exists() for up in ups), "up")
+        watched = self.layout.records(try_number) / "watched"
+        self.until(lambda: self.task()["state"] == "deferred" and watched.exists(), "deferred")
+
+    def go(self) -> None:
+        (self.layout.logs / "go").touch()
+
+    def set_state(self, state: str) -> None:
+        path = f"/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/train"
+        self.site.call("PATCH", path, json={"new_state": state})
+
+    def gone(self, try_number: int) -> bool:
+        job_id = f"{self.layout.training_id}/train-{try_number}"
+        states = set(self.jobs(try_number).values())
+        return states == {"CANCELLED"} and not marked("DDL_JOB_ID", job_id)
+
+
+@pytest.fixture(scope="module")
+def trainings(
+    site: AirflowSite, slurm: SlurmCluster, dags_folder: Path
+) -> Iterator[dict[str, Training]]:
+    """A training of each name, started; the task of "reconnects" dies in the act of submitting."""
+    scripts = {
+        "succeeds": WAITS + TRAINS,
+        **dict.fromkeys(("reconnects", "is-failed", "is-cleared", "is-deleted"), WAITS),
+        "is-refused": WAITS,
+    }
+    deadly = slurm.folder / "bin" / "sbatch"
+    deadly.parent.mkdir()
+    deadly.write_text(DEADLY.format(folder=slurm.folder))
+    deadly.chmod(0o755)
+    for name, script in scripts.items():
+        folder = dags_folder / "slurm" / name
+        (folder / "data").mkdir(parents=True)
+        numpy.save(folder / "data" / "rows.npy", numpy.ones((3, 2), "float32"))
+        (folder / "train.py").write_text(script)
+        partition = "nosuch" if name == "is-refused" else "cpu"
+        manifest = MANIFEST.format(name=f"slurm-{name}", partition=partition)
+        (folder / "manifest.yml").write_text(manifest)
+    started = {}
+    for name in scripts:
+        site.wait_for_dag(f"slurm-{name}")
+    kill = slurm.folder / "kill-submitter"
+    kill.touch()
+    for name in ("reconnects", *(name for name in scripts if name != "reconnects")):
+        dag_id = f"slurm-{name}"
+        started[name] = Training(site, slurm, dag_id, site.trigger(dag_id))
+        if name == "reconnects":
+            started[name].until(lambda: not kill.exists(), "killed")
+    yield started
+    shutil.rmtree(deadly.parent)
+
+
+@pytest.fixture(scope="module")
+def triggerer(site: AirflowSite) -> Iterator[list[Service]]:
+    """The running triggerer; a test may replace it."""
+    running = [site.also("triggerer")]
+    yield running
+    for one in running:
+        one.stop()
+
+
+def test_a_person_ends_a_deferred_task_and_its_job(trainings, triggerer):
+    """Failing, clearing and deleting at the same time."""
+    failed, cleared = trainings["is-failed"], trainings["is-cleared"]
+    deleted = trainings["is-deleted"]
+    for one in (failed, cleared, deleted):
+        one.wait_deferred()
+    failed.set_state("failed")
+    body = {"dry_run": False, "only_failed": False, "task_ids": ["train"]}
+    body |= {"dag_run_id": cleared.run_id}
+    for up in cleared.layout.logs.glob("up-*"):
+        up.unlink()
+    cleared.site.call("POST", f"/dags/{cleared.dag_id}/clearTaskInstances", json=body)
+    job_id = f"{deleted.layout.training_id}/train-1"
+    path = f"/dags/{deleted.dag_id}/dagRuns/{deleted.run_id}"
+    deleted.site.call("PATCH", path, json={"state": "failed"})
+    deleted.site.call("DELETE", path)
+    failed.until(lambda: failed.gone(1), "cancelled")
+    cleared.until(lambda: set(cleared.jobs(1).values()) == {"CANCELLED"}, "cancelled")
+    states = lambda: set(deleted.slurm.jobs(job_id).values())  # noqa: E731
+    failed.until(lambda: states() == {"CANCELLED"} and not marked("DDL_JOB_ID", job_id), "gone")
+    assert failed.task()["try_number"] == 1
+    # The cleared one trains again, in a job of its own.
+    cleared.wait_deferred(try_number=2)
+    assert list(cleared.jobs(2).values()) == ["RUNNING"]
+    cleared.go()
+    cleared.until(lambda: cleared.task()["state"] == "success", "done")
+    assert (len(cleared.jobs(1)), len(cleared.jobs(2))) == (1, 1)
+
+
+def test_a_task_that_is_killed_in_the_act_of_submitting_starts_no_second_job(trainings, triggerer):
+    one = trainings["reconnects"]
+    one.until(lambda: one.task()["try_number"] == 2, "tried again")
+    one.wait_deferred()  # the records are still those of the first try
+    (number,) = one.jobs(1)
+    log = one.log(2)
+    assert f"going on with slurm job {number}" in log
+    one.go()
+    one.until(lambda: one.task()["state"] == "success", "done")
+    assert one.jobs(1) == {number: "COMPLETED"}
+    assert one.jobs(2) == {}
+    assert "rank 0 | step 2" in one.log(2)
+
+
+def test_it_trains_while_triggerers_come_and_go_and_holds_no_slot(trainings, triggerer):
+    one = trainings["succeeds"]
+    one.wait_deferred()
+    (number,) = one.jobs()
+    pool = one.site.call("GET", "/pools/default_pool")
+    assert pool["deferred_slots"] >= 1
+    others = [t["state"] for t in one.site.task_instances(one.dag_id, one.run_id).values()]
+    assert "running" not in others
+    killed = triggerer.pop()
+    (child,) = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    killed.stop()
+    assert one.jobs() == {number: "RUNNING"}
+    shown = one.site.call("GET", f"{one.site.url}/ddl/progress/{one.dag_id}/{one.run_id}")
+    assert [line["step"] for line in shown["lines"]] == [1]  # the Training tab
+    one.go()
+    one.until(lambda: one.jobs() == {number: "COMPLETED"}, "trained")
+    assert one.task()["state"] == "deferred"  # nobody is there to see it
+    triggerer.append(one.site.also("triggerer"))
+    assert one.site.wait_for_run(one.dag_id, one.run_id, _WAIT_S) == "success", one.log()
+    assert one.jobs() == {number: "COMPLETED"}
+    assert one.task()["try_number"] == 1
+    log = one.log()
+    assert f"submitted as slurm job {number}" in log
+    assert "#SBATCH --partition=cpu" in log
+    assert f"slurm job {number}: on n[1-2]" in log  # said by the trigger
+    assert "rank 0 | step 2" in log and "communication | " in log
+    result = one.site.xcom(one.dag_id, one.run_id, "train")
+    assert result["world_size"] == 2
+    assert not one.layout.scheduled_job.exists()
+
+
+def test_what_slurm_refuses_fails_at_once(trainings):
+    one = trainings["is-refused"]
+    assert one.site.wait_for_run(one.dag_id, one.run_id, _WAIT_S) == "failed"
+    assert one.task()["try_number"] == 1
+    log = one.log()
+    assert "Invalid partition name specified. Choose another launcher.partition" in log
+    assert "Not retried" in log

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.log import mask_secret
+from airflow.serialization.serialized_objects import DagSerialization
+
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.model import SMTP_NOTIFIER
+from ddl_airflow.dag import BrokenManifest, ManifestProblem, dag_from, dags_from
+from ddl_airflow.notifications import say_error
+
+
+def dag_of(tmp_path, write_manifest, more):
+    path = write_manifest(tmp_path, more=more)
+    return dag_from(load_manifest(path), path)
+
+
+def test_each_event_is_said_by_the_task_that_knows_it(tmp_path, write_manifest):
+    dag = dag_of(
+        tmp_path,
+        write_manifest,
+        "approval: {required: true}\n"
+        "notifications: {on_failure: [a@b.c], on_success: [d@e.f], on_approval: [g@h.i]}\n",
+    )
+    for task in dag.tasks:
+        first, mail = task.on_failure_callback
+        assert first is say_error
+        assert (mail.to, mail.subject) == ("a@b.c", "{{ dag.dag_id }}: {{ ti.task_id }} failed")
+        succeeded = [mail.to for mail in task.on_success_callback]
+        assert succeeded == (["d@e.f"] if task.task_id == "upload_results" else [])
+    assert [mail.to for mail in dag.get_task("approve").notifiers] == ["g@h.i"]
+    DagSerialization.to_dict(dag)
+
+
+def test_nobody_is_told_unless_asked(tmp_path, write_manifest):
+    for task in dag_of(tmp_path, write_manifest, "").tasks:
+        assert not task.on_failure_callback and not task.on_success_callback
+
+
+def test_a_notifier_gets_its_arguments(tmp_path, write_manifest):
+    arguments = "{to: [a@b.c, d@e.f], smtp_conn_id: mail, subject: '{{ ti.task_id }}'}"
+    dag = dag_of(
+        tmp_path,
+        write_manifest,
+        f"notifications: {{on_failure: [{{notifier: {SMTP_NOTIFIER}, arguments: {arguments}}}]}}\n",
+    )
+    _, mail = dag.get_task("train").on_failure_callback
+    assert (mail.to, mail.smtp_conn_id) == (["a@b.c", "d@e.f"], "mail")
+    assert mail.subject == "{{ ti.task_id }}" and "run {{ run_id" in mail.html_content
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "said"),
+    [
+        (SMTP_NOTIFIER + "s", ".notifier", f"Did you mean {SMTP_NOTIFIER}?"),
+        ("os.system", ".notifier", "no provider of this Airflow has the notifier os.system"),
+        (SMTP_NOTIFIER, "", "missing 1 required positional argument: 'to'"),
+        ("{arguments: {to: a@b.c, too: 1}}", "", "unexpected keyword argument 'too'"),
+    ],
+)
+def test_what_is_no_notifier_is_an_error_of_the_manifest(
+    tmp_path, write_manifest, entry, field, said
+):
+    path = write_manifest(tmp_path, more=f"notifications:\n  on_success:\n    - {entry}\n")
+    (dag,) = dags_from(tmp_path).values()
+    assert isinstance(dag, BrokenManifest)
+    with pytest.raises(ManifestProblem) as problem:
+        DagSerialization.to_dict(dag)
+    line = path.read_text().count("\n")
+    assert f"manifest.yml:{line}: notifications.on_success[0]{field}: " in str(problem.value)
+    assert said in str(problem.value)
+
+
+def test_the_error_is_said_without_secrets():
+    mask_secret("secretOfNotifications")
+    context = {"exception": ValueError("rank 3 printed secretOfNotifications")}
+    say_error(context)
+    assert context["error"] == "rank 3 printed ***"
+    say_error(context := {})
+    assert context["error"] == ""
