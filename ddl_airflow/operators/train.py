@@ -150,7 +150,11 @@ class TrainOperator(StepOperator):
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
         chosen = launcher(self.launcher, self.scheduler)
-        again = self.tries(context) == 1 and has_part(layout, "train")
+        if self.tries(context) == 1 and has_part(layout, "train"):
+            # Cleared after its end. Who does that wants another training, not the word that there
+            # is nothing left to do; from a later try, if this one does not come that far.
+            layout.to_start_again.touch()
+        again = layout.to_start_again.exists()
         scheduled = None
         if isinstance(chosen, Scheduler):
             self._job = scheduled = self._scheduled(layout)
@@ -159,12 +163,11 @@ class TrainOperator(StepOperator):
         with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
-                # Cleared after its end. Who does that wants another training, not the word that
-                # there is nothing left to do.
                 before = layout.replaced
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
                 forget_part(layout, "train")
+                layout.to_start_again.unlink()
             self._leave_whole_checkpoints(layout, try_number)
             if scheduled is None:
                 self._job = running = RunningJob(chosen, self.log)
