@@ -23,17 +23,14 @@ from typing import Any
 from ddl_airflow.core.errors import DdlError, JobFailed, JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import Launcher, Scheduler
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Scheduler
 
 _POLL_S = 0.1
+_ASK_S = 1.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
 _MOST_LINES = 2000
 _LONGEST_LINE = 2000
-# Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
-_GRACE_S = 3.0
-# More than Slurm's KillWait, after which it kills what did not end by itself.
-_END_S = 120.0
 
 
 class _Echo:
@@ -98,7 +95,7 @@ class RunningJob:
             status = self._follow(started)
         finally:
             # Also after an interrupt, and for what a script left behind.
-            self._launcher.cancel(self._handle, _GRACE_S)
+            self._launcher.cancel(self._handle, GRACE_S)
         self._conclude(started, status)
         return started.handle
 
@@ -106,10 +103,10 @@ class RunningJob:
         """Ends every process of the job. Safe before it started and after it ended."""
         self._cancelled = True
         if self._handle is not None:
-            self._launcher.cancel(self._handle, _GRACE_S)
+            self._launcher.cancel(self._handle, GRACE_S)
 
     def _prepare(self, job: JobSpec) -> Submission:
-        shutil.rmtree(job.record_dir, ignore_errors=True)  # a cleared task repeats its try number
+        shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
         submission = self._launcher.render(job)
         self._log.info("%s", submission)
         return submission
@@ -259,7 +256,7 @@ class ScheduledJob(RunningJob):
         """Cancels what an earlier process left, if it still runs."""
         if self._kept.exists():
             left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
-            self._launcher.cancel(left.handle, _GRACE_S)
+            self._launcher.cancel(left.handle, GRACE_S)
 
     def forget(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
@@ -273,15 +270,15 @@ class ScheduledJob(RunningJob):
             raise JobLost(f"job {started.handle.job_id} was cancelled")
 
     def _end(self, handle: JobHandle) -> None:
-        deadline = time.monotonic() + _END_S
-        self._launcher.cancel(handle, _GRACE_S)
+        deadline = time.monotonic() + END_S
+        self._launcher.cancel(handle, GRACE_S)
         while not self._launcher.status(handle).ended:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{handle.kind} job {handle.number} of an earlier try was cancelled, and has "
-                    f"not ended in {_END_S:.0f} s. A second one is not started beside it."
+                    f"not ended in {END_S:.0f} s. A second one is not started beside it."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_ASK_S)
 
     def _keep(self, started: StartedJob) -> None:
         unfinished = self._kept.with_suffix(".new")

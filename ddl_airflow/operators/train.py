@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
+from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
@@ -187,9 +188,17 @@ class TrainOperator(StepOperator):
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Called by Airflow when the trigger has seen the job end; returns as ``run_step``."""
-        started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
+        started = StartedJob.load(event["job"])
 
         def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
+            if unseen := event.get("unseen"):
+                started.unwatch()  # so that the next try goes on with it
+                raise LaunchError(
+                    f"{unseen} {started.handle.kind} job {started.handle.number} runs on. When "
+                    "that is mended, clear the task: it goes on with this job.",
+                    retryable=False,
+                )
+            status = JobStatus.load(event["status"])
             self._job = job = self._scheduled(layout)
             job.finish(started, status, self.timed_out() if event["timed_out"] else None)
             result = self._result(layout, context, started.handle, job.progress)

@@ -64,7 +64,7 @@ class _Appending(FakeLauncher):
 
 
 def test_records_of_an_earlier_try_of_this_number_are_no_success(job):
-    # A cleared task repeats its try number; its old records must not count.
+    # A run that was deleted and is triggered again under its id repeats it, in the same folder.
     one = job(nodes=2, launcher=FakeLauncher([None, None]))
     one.spec.record_dir.mkdir()
     for rank in (0, 1):
@@ -272,7 +272,8 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
         def cancel(self, handle, grace_s=0.0):
             pass
 
-    monkeypatch.setattr("ddl_airflow.operators.launch._END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.operators.launch.END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.operators.launch._ASK_S", 0.05)
     process().submit(job().spec, tmp_path / "progress").watch()
     cluster.set(1, "running")
     with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):

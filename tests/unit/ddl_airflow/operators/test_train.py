@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
+from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.operators.train import TrainOperator
@@ -417,3 +418,17 @@ def test_a_trigger_that_failed_leaves_no_job(scheduled, cluster, context_of):
     with pytest.raises(TaskDeferralError):
         scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
     assert cluster.state(1) == "lost"
+
+
+def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(
+    scheduled, cluster, context_of
+):
+    wish = deferred(scheduled, context_of("training"))
+    cluster.set(1, "running")
+    StartedJob.load(wish.trigger.job).watch()
+    event = {"job": wish.trigger.job, "unseen": "scontrol is not on PATH."}
+    with pytest.raises(AirflowFailException, match="on PATH. fake-scheduler job 1 runs on"):
+        scheduled.execute_complete(context_of("training"), event)
+    again = deferred(scheduled, context_of("training", 2))
+    assert again.trigger.job == wish.trigger.job
+    assert cluster.state(1) == "running"
