@@ -176,6 +176,13 @@ class RunningJob:
         self._log.error("::endgroup::")
 
 
+def kept_job(path: Path) -> StartedJob | None:
+    """The job that an earlier process noted there, if its end was not dealt with."""
+    if not path.exists():
+        return None
+    return StartedJob.load(json.loads(path.read_text("utf-8")))
+
+
 class ScheduledJob(RunningJob):
     """A job that a scheduler runs, while a trigger waits for it and no task.
 
@@ -198,13 +205,16 @@ class ScheduledJob(RunningJob):
             LaunchError: it is not known whether a job of an earlier process still runs.
             JobLost: it was cancelled meanwhile.
         """
-        if not self._kept.exists():
+        left = kept_job(self._kept)
+        if left is None:
             return None
-        left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
         handle = self._launcher.find(left.handle)
         left = replace(left, handle=handle)
         status = self._launcher.status(handle)
         if status.ended and status.state is not JobState.SUCCEEDED:
+            if status.permanent:  # it waits all the same, and starts if its reason is mended
+                self._launcher.cancel(handle, GRACE_S)
+            self.forget()
             return None
         name = f"{handle.kind} job {handle.number} ({handle.job_id})"
         if not status.ended and left.watched:
@@ -212,6 +222,7 @@ class ScheduledJob(RunningJob):
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
             self._log.info("%s was given up; waiting for its end", name)
             self._end(handle)
+            self.forget()
             return None
         self._log.info("going on with %s, submitted by a process that is gone", name)
         self._submitted(left)
@@ -253,10 +264,13 @@ class ScheduledJob(RunningJob):
             raise
 
     def give_up(self) -> None:
-        """Cancels what an earlier process left, if it still runs."""
-        if self._kept.exists():
-            left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
-            self._launcher.cancel(left.handle, GRACE_S)
+        """Cancels what an earlier process left, if it still runs; nobody goes on with it."""
+        left = kept_job(self._kept)
+        if left is not None:
+            try:
+                left.watch()  # first: the scheduler may not answer, and a job may take long to end
+            finally:
+                self._launcher.cancel(left.handle, GRACE_S)
 
     def forget(self) -> None:
         """Its end was dealt with: the next process starts a new job."""

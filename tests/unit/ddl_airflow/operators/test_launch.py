@@ -256,6 +256,23 @@ def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, 
     assert process().left() is None
 
 
+def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cluster, tmp_path):
+    class Never(FakeScheduler):
+        def status(self, handle):
+            status = super().status(handle)
+            if status.state is not JobState.PENDING:
+                return status
+            return JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+
+        def cancel(self, handle, grace_s=0.0):
+            self.set(handle.number, JobState.LOST.value)
+
+    process().submit(job().spec, tmp_path / "progress")
+    assert process(Never(cluster.folder)).left() is None
+    assert cluster.state(1) == "lost"
+    assert not (tmp_path / "kept.json").exists()
+
+
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_a_job_that_was_given_up_is_ended_first(job, process, cluster, tmp_path, said, state):
     started = process().submit(job().spec, tmp_path / "progress")

@@ -14,7 +14,6 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
-    TaskDeferralError,
     TaskDeferred,
 )
 
@@ -415,9 +414,61 @@ def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):
 def test_a_trigger_that_failed_leaves_no_job(scheduled, cluster, context_of):
     deferred(scheduled, context_of("training"))
     cluster.set(1, "running")
-    with pytest.raises(TaskDeferralError):
-        scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
+    failure = ("__fail__", {"error": "Trigger failure"})
+    with pytest.raises(AirflowException, match="JobLost: .*Trigger failure") as caught:
+        scheduled.resume_execution(*failure, context_of("training"))
+    assert not isinstance(caught.value, AirflowFailException)
     assert cluster.state(1) == "lost"
+
+
+def test_a_trigger_that_failed_counts_as_an_attempt_of_the_run(scheduled, cluster, context_of):
+    deferred(scheduled, context_of("training"))
+    context = context_of("training", attempts=1)
+    with pytest.raises(AirflowFailException, match="no more attempts"):
+        scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context)
+
+
+def test_the_job_of_a_trigger_that_failed_is_not_gone_on_with(
+    scheduled, cluster, context_of, monkeypatch
+):
+    deferred(scheduled, context_of("training"))
+    cluster.set(1, "running")
+    cancel = type(cluster).cancel
+    # It takes its time to end, as ranks do that write a last checkpoint.
+    monkeypatch.setattr(type(cluster), "cancel", lambda *words: None)
+    with pytest.raises(AirflowException, match="JobLost"):
+        scheduled.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
+    assert cluster.state(1) == "running"
+    monkeypatch.setattr(type(cluster), "cancel", cancel)
+    again = deferred(scheduled, context_of("training", 2))
+    assert (cluster.state(1), cluster.numbers()) == ("lost", [1, 2])
+    assert StartedJob.load(again.trigger.job).handle.number == 2
+
+
+def test_a_job_is_settled_by_its_own_launcher_though_the_manifest_names_another_now(
+    train, scheduled, layout, cluster, context_of
+):
+    wish = deferred(scheduled, context_of("training"))
+    edited = train("1", launcher="fake")
+    assert deferred(edited, context_of("training", 2)).trigger.job == wish.trigger.job
+    cluster.set(1, "succeeded")
+    result = edited.execute_complete(context_of("training", 2), ended(wish.trigger))
+    assert result == {"world_size": 2, "metrics": {}}
+    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    assert part["environment"]["launcher"] == cluster.kind
+
+
+def test_a_job_is_given_up_though_the_manifest_names_another_launcher_now(
+    train, scheduled, layout, cluster, context_of
+):
+    deferred(scheduled, context_of("training"))
+    cluster.set(1, "running")
+    edited = train("1", launcher="fake")
+    with pytest.raises(AirflowException, match="JobLost"):
+        edited.resume_execution("__fail__", {"error": "Trigger failure"}, context_of("training"))
+    assert cluster.state(1) == "lost"
+    assert edited.execute(context_of("training", 2))["world_size"] == 2
+    assert not layout.scheduled_job.exists()
 
 
 def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(
