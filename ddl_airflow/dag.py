@@ -108,6 +108,7 @@ def dag_from(
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
+    _check_executors(steps, manifest)
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
@@ -202,6 +203,28 @@ def _changed_data(steps: Plan) -> Asset:
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")
     changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
     return changed
+
+
+def _check_executors(steps: Plan, manifest: Manifest) -> None:
+    """Airflow would file the error under the loader, and take all its DAGs away.
+
+    Raises:
+        ManifestInvalid: the site's table has an executor that this Airflow has not.
+    """
+    asked = {steps.train.place.executor, steps.other_steps.executor} - {""}
+    if not asked:
+        return
+    from airflow.executors.executor_loader import ExecutorLoader
+
+    there: set[str] = set()
+    for one in ExecutorLoader.get_executor_names(validate_teams=False):
+        path = one.module_path or ""
+        there |= {one.alias or "", path, path.rpartition(".")[2]} - {""}
+    for name in sorted(asked - there):
+        at = "model_definition.execution.compute_configuration.name"
+        message = f"its kind of node has executor {name} in [ddl] compute; this Airflow has not"
+        issue = ManifestIssue(manifest.line_of(at), at, message, suggestion(name, sorted(there)))
+        raise ManifestInvalid(manifest.source, [issue])
 
 
 def _named(steps: Plan, step: str) -> dict[str, Any]:

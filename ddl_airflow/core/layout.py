@@ -144,6 +144,11 @@ class RunLayout:
         return self.state / f"try-{try_number}"
 
     @property
+    def to_start_again(self) -> Path:
+        """Is there until a training that somebody wants once more has begun from the start."""
+        return self.state / "start-again"
+
+    @property
     def scheduled_job(self) -> Path:
         """What is known of the job that a scheduler runs for the training."""
         return self.state / "job.json"

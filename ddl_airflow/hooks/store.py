@@ -41,7 +41,7 @@ class ObjectStoreHook(BaseHook):
         connection = self.get_connection(self.conn_id)
         if not (connection.login and connection.password):
             missing = "secret access key" if connection.login else "access key ID"
-            raise ConnectionInvalid(f"the connection has no {missing}. Enter it.")
+            raise ConnectionInvalid(f"connection {self.conn_id!r} has no {missing}. Enter it.")
         mask_secret(connection.login)
         mask_secret(connection.password)
         endpoint = connection.host or None

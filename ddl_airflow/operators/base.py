@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.manifest.templates import NAMES
 from ddl_airflow.core.parameters import word_of
 from ddl_airflow.storage.filesystem import os_errors
 
@@ -151,7 +152,9 @@ class StepOperator(BaseOperator):
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``."""
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
-        self._do_render_template_fields(self, self.templated, context, environment, set())
+        # The rules of the manifest say so too; an operator may have been made without one.
+        given: Any = {name: value for name, value in context.items() if name in NAMES}
+        self._do_render_template_fields(self, self.templated, given, environment, set())
         params = context["params"]
         for name in self.settable:
             if name in params:

@@ -151,7 +151,11 @@ class TrainOperator(StepOperator):
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
         chosen = launcher(self.launcher, self.scheduler)
-        again = self.tries(context) == 1 and has_part(layout, "train")
+        if self.tries(context) == 1 and has_part(layout, "train"):
+            # Cleared after its end. Who does that wants another training, not the word that there
+            # is nothing left to do; from a later try, if this one does not come that far.
+            layout.to_start_again.touch()
+        again = layout.to_start_again.exists()
         # Whatever is chosen now: the manifest may have been edited since.
         if not again and (kept := kept_job(layout.scheduled_job)) is not None:
             self._job = earlier = self._scheduled(layout, launcher(kept.handle.kind))
@@ -160,20 +164,18 @@ class TrainOperator(StepOperator):
         with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
-                # Cleared after its end. Who does that wants another training, not the word that
-                # there is nothing left to do.
                 before = layout.replaced
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
                 forget_part(layout, "train")
+                layout.to_start_again.unlink()
             self._leave_whole_checkpoints(layout, try_number)
             if not isinstance(chosen, Scheduler):
                 self._job = running = RunningJob(chosen, self.log)
                 handle = running.run(replace(job, inherits=(lock,)), layout.progress)
                 return self._result(layout, context, handle, running.progress)
-        self._job = scheduled = self._scheduled(
-            layout, chosen
-        )  # which holds the place itself, while it runs
+        # From here on the job holds the place itself, while it runs.
+        self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
 
     def _wait_for(self, started: StartedJob) -> NoReturn:

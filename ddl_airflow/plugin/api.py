@@ -39,8 +39,8 @@ def app() -> FastAPI:
 
     @api.get("/log/{rank}/{dag_id}/{run_id:path}", dependencies=[may_read])
     def log(rank: int, dag_id: str, run_id: str) -> FileResponse:
-        path = _layout(dag_id, run_id).logs / f"rank-{rank}.log"
-        if not path.is_file():
+        path = rank_log(_layout(dag_id, run_id).logs, rank)
+        if path is None:
             raise HTTPException(404, f"rank {rank} has no log")
         return FileResponse(path, media_type="text/plain; charset=utf-8")
 
@@ -51,6 +51,14 @@ def _layout(dag_id: str, run_id: str) -> RunLayout:
     if slug(dag_id) != dag_id:
         raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
     return RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
+
+
+def rank_log(folder: Path, rank: int) -> Path | None:
+    """The rank's log; None if there is none, or a link to what is not the script's to show."""
+    path = folder / f"rank-{rank}.log"
+    if folder.is_symlink() or path.is_symlink() or not path.is_file():
+        return None
+    return path
 
 
 def ranks_with_logs(folder: Path) -> list[int]:

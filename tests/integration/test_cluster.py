@@ -1,4 +1,4 @@
-"""Airflow with CeleryExecutor, PostgreSQL, Redis and two workers; and what kills parts of it.
+"""Airflow with CeleryExecutor, PostgreSQL, Redis and two workers; and what happens when parts die.
 
 The workers are processes of this host, each with a name and a queue of its own; the workspace is
 what a shared file system would be.
@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -93,8 +94,6 @@ with DAG("faults", schedule=None):
         command="python train.py",
         nodes=2,
         queue="training",
-        pool="cores",
-        pool_slots=2,
         retries=2,
         retry_delay=timedelta(seconds=0),
     )
@@ -246,77 +245,98 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_training_outlives_scheduler_and_database_and_goes_on_after_its_worker(cluster):
-    site = cluster.site
-    site.wait_for_dag("faults")
-    run_id = site.trigger("faults")
-    layout = RunLayout(site.workspace, "faults", training_id("faults", run_id))
-    starts = layout.result / "starts"
+class Training:
+    """A run of the DAG of faults, and what its ranks tell."""
 
-    def started() -> list[str]:
-        return starts.read_text().splitlines() if starts.exists() else []
+    def __init__(self, site: AirflowSite, dag_id: str) -> None:
+        self.site, self.dag_id = site, dag_id
+        site.wait_for_dag(dag_id)
+        self.run_id = site.trigger(dag_id)
+        self.layout = RunLayout(site.workspace, dag_id, training_id(dag_id, self.run_id))
+        until(lambda: len(self.starts()) == 2, 60, lambda: (self.state(), self.starts()))
+        until(lambda: self.state() == ("running", 1), 10)
 
-    def counted() -> int:
-        return int((layout.checkpoints / "count-0").read_text())
+    def starts(self) -> list[list[str]]:
+        """Rank, what it had counted before, and whether it was alone: of each start of each."""
+        path = self.layout.result / "starts"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split(None, 2) for line in lines]
 
-    def state() -> tuple[str, int]:
-        train = site.task_instances("faults", run_id)["train"]
+    def counted(self) -> dict[str, int]:
+        """By rank."""
+        kept = {rank: self.layout.checkpoints / f"count-{rank}" for rank in ("0", "1")}
+        return {rank: int(path.read_text()) for rank, path in kept.items()}
+
+    def state(self) -> tuple[str, int]:
+        train = self.site.task_instances(self.dag_id, self.run_id)["train"]
         return train["state"], train["try_number"]
 
-    def goes_on() -> None:
+    def job(self, try_number: int = 1) -> list[int]:
+        return marked("DDL_JOB_ID", f"{self.layout.training_id}/train-{try_number}")
+
+    def goes_on(self) -> None:
         """Counts on, in the same processes."""
-        before, ranks = counted(), set(job())
-        until(lambda: counted() > before + 40, 20)
-        assert set(job()) == ranks and len(started()) == 2
+        before, ranks = self.counted()["0"], set(self.job())
+        until(lambda: self.counted()["0"] > before + 40, 20)
+        assert set(self.job()) == ranks and len(self.starts()) == 2
 
-    def job(number: int = 1) -> list[int]:
-        return marked("DDL_JOB_ID", f"{layout.training_id}/train-{number}")
+    def processes(self) -> tuple[int, int, list[int]]:
+        """The supervisor, the task, and the job."""
+        job = self.job()
+        mpirun = next(pid for pid in job if parent_of(pid) not in job)
+        return parent_of(parent_of(mpirun)), parent_of(mpirun), job
 
-    until(lambda: len(started()) == 2, 60, lambda: site.task_instances("faults", run_id))
-    until(lambda: state() == ("running", 1), 10)
+    def resumes_once_and_ends(self, counted: dict[str, int]) -> None:
+        """The second try goes on from the first's count, alone, and is the last."""
+        until(lambda: len(self.starts()) == 4, 60, lambda: (self.state(), self.starts()))
+        assert self.state() == ("running", 2)
+        again = {rank: int(count) for rank, count, _ in self.starts()[2:]}
+        assert again.keys() == counted.keys()
+        assert all(again[rank] >= counted[rank] for rank in counted)
+        (self.layout.result / "enough").touch()
+        assert self.site.wait_for_run(self.dag_id, self.run_id, 60) == "success"
+        assert self.state() == ("success", 2)
+        assert [how for *_, how in self.starts()] == ["alone"] * 4
+        assert self.job(1) == self.job(2) == []
 
-    # The scheduler dies and comes back.
-    os.kill(below(site.service("scheduler").pid)[0], signal.SIGKILL)
-    goes_on()
-    scheduler_comes_back(site)
-    assert state() == ("running", 1)
 
-    # The database goes away for longer than a heartbeat, and takes along whom it may.
-    with cluster.database.away():
-        goes_on()
-    scheduler_comes_back(site)
-    goes_on()
-    assert state() == ("running", 1)
-
-    # The worker and who supervises the task are killed at once; nobody else may end the rest.
-    guard = cluster.workers["training"].pid
-    ranks = job()
-    os.kill(guard, signal.SIGSTOP)
+@contextmanager
+def unguarded(service: Service) -> Iterator[None]:
+    """Its guard, which would end what it leaves behind, does not look."""
+    os.kill(service.pid, signal.SIGSTOP)
     try:
-        (worker,) = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
-        mpirun = next(pid for pid in ranks if parent_of(pid) not in ranks)
-        task = parent_of(mpirun)
-        supervisor = parent_of(task)
+        yield
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+
+
+def test_a_training_outlives_scheduler_and_database_and_goes_on_after_its_worker(cluster):
+    site = cluster.site
+    training = Training(site, "faults")
+
+    os.kill(below(site.service("scheduler").pid)[0], signal.SIGKILL)
+    training.goes_on()
+    scheduler_comes_back(site)
+    assert training.state() == ("running", 1)
+
+    # For longer than a heartbeat; it takes along whom it may.
+    with cluster.database.away():
+        training.goes_on()
+    scheduler_comes_back(site)
+    training.goes_on()
+    assert training.state() == ("running", 1)
+
+    supervisor, task, job = training.processes()
+    with unguarded(cluster.workers["training"]):
+        worker = below(cluster.workers["training"].pid)[0]
         assert supervisor in below(worker)
         for pid in (worker, supervisor):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(map(alive, [task, *ranks])), 15)
-        assert len(started()) == 2
-    finally:
-        os.kill(guard, signal.SIGCONT)
-    last = counted()
+        until(lambda: not any(map(alive, [task, *job])), 15)
+    last = training.counted()
     cluster.workers["training"].stop()
     cluster.start_worker("training")
-    until(lambda: len(started()) == 4, 60, lambda: (state(), started()))
-    assert state() == ("running", 2)
-    # Each rank from where it had stopped.
-    again = sorted(line.split() for line in started()[2:])
-    assert [rank for rank, *_ in again] == ["0", "1"] and int(again[0][1]) == last
-    (layout.result / "enough").touch()
-    assert site.wait_for_run("faults", run_id, 60) == "success"
-    assert state() == ("success", 2)
-    assert all(line.endswith("alone") for line in started()) and len(started()) == 4
-    assert job(1) == job(2) == []
+    training.resumes_once_and_ends(last)
 
 
 def scheduler_comes_back(site: AirflowSite) -> None:

@@ -44,6 +44,7 @@ from ddl_airflow.core.manifest.model import (
     slug,
     split_commands,
 )
+from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, is_template, strange_names
 
 LAUNCHER_KINDS = ("local", "slurm")
 PLANNED_LAUNCHER_KINDS = ("ssh", "kubernetes")
@@ -477,6 +478,36 @@ def command_uses_known_parameters(
             if name not in known:
                 message = f"{{{{ params.{name[:60]} }}}} is not among the parameters"
                 yield Finding(at, message, suggestion(name, sorted(known)))
+
+
+@_rule("model_definition.execution.command")
+def command_names_what_templates_may(at: str, command: str) -> Findings:
+    yield from _template_findings(at, command)
+
+
+@_rule("evaluation")
+def evaluation_names_what_templates_may(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is not None and evaluation.command:
+        yield from _template_findings(f"{at}.command", evaluation.command)
+
+
+@_rule("notifications")
+def notifications_name_what_templates_may(at: str, notifications: Notifications) -> Findings:
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            for name, value in one.arguments.items():
+                field = child(f"{at}.{event}[{i}].arguments", name)
+                for text in value if isinstance(value, tuple) else (value,):
+                    if isinstance(text, str):
+                        yield from _template_findings(field, text, OF_A_NOTIFICATION)
+
+
+def _template_findings(
+    at: str, text: str, also: frozenset[tuple[str, str]] = frozenset()
+) -> Findings:
+    if is_template(text):
+        for message, fix in strange_names(text, also):
+            yield Finding(at, message, fix)
 
 
 @_rule("training_data_reference.type", "training_data_reference.source")

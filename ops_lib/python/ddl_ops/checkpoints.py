@@ -5,11 +5,26 @@ Standard library only: the answer, or the error, is there before TensorFlow is i
 
 from __future__ import annotations
 
+import errno
 import re
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+# Of the file system, for now; not of what is in the file.
+_TROUBLE = frozenset(
+    (
+        errno.EIO,
+        errno.ESTALE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ETIMEDOUT,
+        errno.ENOMEM,
+        errno.EMFILE,
+    )
+)
 
 
 class TransformError(RuntimeError):
@@ -107,13 +122,25 @@ def require_whole(checkpoint: Checkpoint) -> None:
 
     Raises:
         CheckpointUnreadable: a file is missing, cut short or damaged.
+        OSError: the file system does not give it, for another reason.
     """
     if checkpoint.path.suffix == ".keras":
         try:
             with zipfile.ZipFile(checkpoint.path) as archive:
                 damaged = archive.testzip()
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
+        except OSError as error:
+            if error.errno in _TROUBLE:
+                raise
             raise CheckpointUnreadable(str(error)) from error
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            # The last two: methods and keys that a damaged header seems to ask for.
+            raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
         if damaged:
             raise CheckpointUnreadable(f"{damaged} in it is damaged")
         return

@@ -186,6 +186,31 @@ def test_a_broken_table_is_one_import_error_that_names_it(tmp_path, write_manife
     assert said == f"{table}:1: compute.cpu.slot: unknown field. Did you mean slots?"
 
 
+def test_an_executor_that_is_not_there_breaks_only_who_asks_for_it(
+    tmp_path, write_manifest, monkeypatch
+):
+    table = json.dumps({"compute": {"gpu4": {"slots": 4, "executor": "LocalExekutor"}}})
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", table)
+    write_manifest(tmp_path / "good", "good")
+    path = write_manifest(tmp_path / "bad", "bad")
+    path.write_text(path.read_text().replace("name: cpu,", "name: gpu4,"))
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["good"]
+    (said,) = map(said_by, broken_in(dags).values())
+    assert "has executor LocalExekutor in [ddl] compute; this Airflow has not" in said
+    assert "Did you mean LocalExecutor?" in said
+
+
+def test_what_leads_to_connections_is_in_no_template(tmp_path, write_manifest):
+    write_manifest(tmp_path, command="python train.py {{ conn.mydb.password }}")
+    (said,) = map(said_by, broken_in(dags_from(tmp_path)).values())
+    assert "execution.command: names 'conn' in a template" in said
+    more = "notifications: {on_failure: [{arguments: {to: a@b.c, subject: '{{ var.value.x }}'}}]}\n"
+    write_manifest(tmp_path, more=more)
+    (said,) = map(said_by, broken_in(dags_from(tmp_path)).values())
+    assert "arguments.subject: names 'var' in a template" in said
+
+
 def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):
     dag = dag_of(tmp_path, write_manifest, "evaluation: {metric: accuracy, minimum: 0.9}\n")
     assert [task.task_id for task in dag.topological_sort()] == [*STEPS[:3], "evaluate", STEPS[3]]

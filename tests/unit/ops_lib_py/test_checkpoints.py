@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import zipfile
 from pathlib import Path
@@ -153,4 +155,24 @@ def test_a_keras_file_cut_short_or_damaged_is_unreadable(tmp_path):
     at = content.index(b"weightsweights")
     path.write_bytes(content[:at] + b"W" + content[at + 1 :])
     with pytest.raises(CheckpointUnreadable, match=r"model.weights.h5 in it is damaged"):
+        checkpoints.require_whole(checkpoints.Checkpoint(path, 1))
+    # Each bit of the archive's directory: also those that ask for a method or a key.
+    start = content.rindex(b"PK\x01\x02")
+    for place in range(8 * start, 8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(CheckpointUnreadable):  # some bits mean nothing
+            checkpoints.require_whole(checkpoints.Checkpoint(path, 1))
+
+
+def test_trouble_of_the_file_system_is_no_damage(tmp_path, monkeypatch):
+    path = tmp_path / "model-1.keras"
+    keras_file(path, b"weights", 1000)
+
+    def stale(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(zipfile, "ZipFile", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
         checkpoints.require_whole(checkpoints.Checkpoint(path, 1))

@@ -108,8 +108,8 @@ def test_conn_id_may_be_of_our_own_type(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"login": ""}, "ConnectionInvalid: the connection has no access key ID"),
-        ({"password": ""}, "ConnectionInvalid: the connection has no secret access key"),
+        ({"login": ""}, "connection 'unit_store' has no access key ID"),
+        ({"password": ""}, "connection 'unit_store' has no secret access key"),
         ({"host": "s3.example.com"}, "'s3.example.com' is no http"),
         ({"host": "http://key:secret@127.0.0.1"}, "endpoint_url holds credentials"),
         ({}, ENDPOINT),  # nobody answers there

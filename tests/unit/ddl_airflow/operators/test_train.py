@@ -172,7 +172,7 @@ LEAVES_A_STEP = """
 
 
 def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
-    train, layout, context_of
+    train, layout, context_of, monkeypatch
 ):
     def run(try_number, max_tries, fails=False, **params):
         task = train(LEAVES_A_STEP, nodes=1, retries=2, parameters={"fails": fails})
@@ -199,9 +199,15 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     assert run(6, 7, fails=True) == "found 0"
     assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 1
     assert run(7, 7) == "found 1"
+    # The first try after the clearing came to nothing before it had begun.
+    with alone_in(layout.state, "another"):
+        monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.0)
+        with pytest.raises(AirflowException, match="another training works there now: another"):
+            run(8, 9)
+    assert run(9, 9) == "found 0"
     # An experiment with a name is there to be gone on with.
-    assert run(8, 9, experiment_id="wide") == "found 0"
-    assert run(9, 10, experiment_id="wide") == "found 0"
+    assert run(10, 11, experiment_id="wide") == "found 0"
+    assert run(11, 12, experiment_id="wide") == "found 0"
     assert not (layout.replaced / "wide").exists()
     assert (layout.workspace / "experiments" / "wide" / "curve").exists()
 

@@ -116,6 +116,19 @@ def test_ranks_with_logs_in_order(tmp_path):
     assert ranks_with_logs(tmp_path) == [2, 10]
 
 
+def test_a_link_is_no_log(tmp_path):
+    from ddl_airflow.plugin.api import rank_log
+
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank-0.log").write_text("said")
+    (tmp_path / "airflow.cfg").write_text("secret_key = x")
+    (logs / "rank-1.log").symlink_to(tmp_path / "airflow.cfg")
+    (tmp_path / "other").symlink_to(logs)
+    assert rank_log(logs, 0) == logs / "rank-0.log"
+    assert rank_log(logs, 1) is rank_log(logs, 2) is rank_log(tmp_path / "other", 0) is None
+
+
 def test_the_page_is_there(get):
     status, text = get("/ddl/training?dag_id=a&run_id=b")
     assert status == 200
