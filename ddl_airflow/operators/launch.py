@@ -29,6 +29,7 @@ _POLL_S = 0.1
 _ASK_S = 1.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
+_LAST_BYTES = 1 << 16
 _MOST_LINES = 2000
 _LONGEST_LINE = 2000
 
@@ -43,7 +44,7 @@ class _Echo:
         self._held: deque[str] = deque(maxlen=_LAST_LINES)
         self._passed_over = 0
 
-    def say(self, text: str, *, ended: bool) -> None:
+    def say(self, text: str) -> None:
         for line in text.splitlines():
             if self._said < _MOST_LINES:
                 self._said += 1
@@ -53,7 +54,9 @@ class _Echo:
                 self._log.info("rank 0 says more; from here on it is in %s only", self._path)
             self._passed_over += 1
             self._held.append(line)
-        if ended and self._held:
+
+    def end(self) -> None:
+        if self._held:
             hidden = self._passed_over - len(self._held)
             self._log.info("… %d lines are in %s; the last ones:", hidden, self._path)
             for line in self._held:
@@ -120,10 +123,13 @@ class RunningJob:
         echo = _Echo(self._log, output.path)
         while True:
             status = known or self._launcher.status(started.handle)
-            echo.say(output.read(ended=status.ended), ended=status.ended)
-            if reports is not None:
+            for text in output.read(ended=status.ended):
+                echo.say(text)
+            if status.ended:
+                echo.end()
+            for text in reports.read() if reports is not None else ():
                 try:
-                    fresh |= self.progress.feed(reports.read())
+                    fresh |= self.progress.feed(text)
                 except ValueError as error:  # not worth a training; worth a line
                     self._log.warning("progress.jsonl: %s", error)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
@@ -168,7 +174,8 @@ class RunningJob:
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(sizes.get(path.name, 0))
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(sizes.get(path.name, 0), end - _LAST_BYTES))
             last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:

@@ -168,7 +168,8 @@ class JobTrigger(BaseTrigger):
 
     def _follow(self, reports: Tail) -> None:
         try:
-            if self._progress.feed(reports.read()):
+            fresh = [self._progress.feed(text) for text in reports.read()]
+            if any(fresh):
                 self.log.info("progress | %s", self._progress.line())
         except (ValueError, OSError) as error:  # not worth a training; worth a line
             if str(error) != self._wrong:

@@ -5,6 +5,7 @@ import logging
 import textwrap
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 
@@ -86,6 +87,30 @@ def test_failed_rank_is_explained_with_its_last_lines(job, said):
     assert str(one.spec.log_dir / "rank-2.log") in str(error)
     shown = [line for line in said() if line.startswith("rank-2 | ")]
     assert shown == [f"rank-2 | line {n}" for n in range(15, 40)]
+
+
+def test_a_rank_that_said_much_costs_no_memory(job, monkeypatch, said):
+    one = job(nodes=1, launcher=FakeLauncher([7], "x" * 99 + "\n"))
+    running = RunningJob(one.launcher, LOG)
+    submit = one.launcher.submit
+
+    def much(submission):
+        handle = submit(submission)
+        with (handle.log_dir / "rank-0.log").open("a") as file:
+            for _ in range(640):
+                file.write(("y" * 99 + "\n") * 1000)
+            file.write("the cause\n")
+        return handle
+
+    one.launcher.submit = much
+    monkeypatch.setattr(launch, "_MOST_LINES", 10)
+    tracemalloc.start()
+    with pytest.raises(JobFailed):
+        running.run(one.spec)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 << 20, "of 61 MiB"
+    assert "rank-0 | the cause" in said() and "rank 0 | the cause" in said()
 
 
 def test_command_not_found_is_not_retried(job):
