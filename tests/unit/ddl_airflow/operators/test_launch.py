@@ -13,10 +13,11 @@ import pytest
 
 from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, RankFailure
-from ddl_airflow.launchers.fake import FakeLauncher, FakeScheduler
+from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.operators import launch
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 LOG = logging.getLogger("unit.launch")
 

@@ -16,8 +16,8 @@ import pytest
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Tail
-from ddl_airflow.launchers.fake import FakeScheduler
 from ddl_airflow.triggers.job import JobTrigger
+from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 
 @pytest.fixture
