@@ -185,6 +185,10 @@ class StartedJob:
         """Notes that somebody waits for it now. The note goes with the records of this try."""
         (self.handle.record_dir / _WATCHED).touch()
 
+    def unwatch(self) -> None:
+        """Nobody does any more, and it goes on all the same."""
+        (self.handle.record_dir / _WATCHED).unlink(missing_ok=True)
+
     def dump(self) -> dict[str, Any]:
         """As JSON has it."""
         places = {name: str(getattr(self.handle, name)) for name in _PLACES}

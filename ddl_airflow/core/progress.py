@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ _ABOUT_RUN = frozenset(
     }
 )
 _WINDOW_S = 30.0
+_PIECE = 1 << 20
 
 
 def _numbers(line: object) -> dict[str, Any]:
@@ -44,17 +47,27 @@ class Tail:
             offset = path.stat().st_size if path.exists() else 0
         self._offset = offset
 
-    def read(self, *, ended: bool = False) -> str:
-        """Whole lines; at the end also what has no line end."""
+    def read(self, *, ended: bool = False) -> Iterator[str]:
+        """Whole lines up to what is the file's end now, in pieces that fit into memory.
+
+        At the end also what has no line end. A line longer than a piece is cut.
+        """
         if not self.path.exists():
-            return ""
+            return
         with self.path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        # A character may be cut at the end of what is there so far; take whole lines only.
-        whole = len(new) if ended else new.rfind(b"\n") + 1
-        self._offset += whole
-        return new[:whole].decode("utf-8", "replace")
+            end = file.seek(0, os.SEEK_END)
+            while self._offset < end:
+                file.seek(self._offset)
+                piece = file.read(min(_PIECE, end - self._offset))
+                last = self._offset + len(piece) >= end
+                # A character may be cut at the end of what is there so far; take whole lines only.
+                whole = len(piece) if last and ended else piece.rfind(b"\n") + 1
+                if not whole:
+                    if len(piece) < _PIECE:
+                        return
+                    whole = len(piece)
+                self._offset += whole
+                yield piece[:whole].decode("utf-8", "replace")
 
 
 @dataclass

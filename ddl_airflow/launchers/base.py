@@ -17,6 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, RankFailure, Submission
 
+# Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
+GRACE_S = 3.0
+# More than Slurm's KillWait, after which it kills what did not end by itself.
+END_S = 120.0
+
 # Exceptions that end the next try in the same way: the code itself is wrong.
 _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow"})
 # What the ops, and TensorFlow's servers, raise on the others when a rank dies; docs/ops.md.

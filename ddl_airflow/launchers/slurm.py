@@ -28,6 +28,8 @@ from ddl_airflow.launchers.mpirun import OpenMpi
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
 _TIMEOUT_S = 60.0
+# What flock ends with where another has the lock: none of its own codes.
+_TAKEN = 75
 _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
@@ -134,9 +136,13 @@ class SlurmLauncher:
             lock = shlex.quote(str(job.lock))
             lines += [
                 f"exec 9>>{lock}",
-                'flock --nonblock 9 || { echo "another training works there now: '
-                f"$(cat {lock}). Wait for its end; for an experiment, choose another "
-                'experiment_id." >&2; exit 75; }',
+                f"flock --nonblock --conflict-exit-code {_TAKEN} 9 || {{ code=$?",
+                f"if [ $code = {_TAKEN} ]; then",
+                f'echo "another training works there now: $(cat {lock}). Wait for its end; for an '
+                'experiment, choose another experiment_id." >&2',
+                f'else echo "cannot lock "{lock}" on $(hostname), flock ended with $code. Mount '
+                'the workspace there with locks." >&2; fi',
+                "exit $code; }",
                 f"echo {shlex.quote(job.job_id)} on $(hostname) >{lock}",
             ]
         lines.append(f"exec {shlex.join(argv)}")

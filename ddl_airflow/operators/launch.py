@@ -23,17 +23,15 @@ from typing import Any
 from ddl_airflow.core.errors import DdlError, JobFailed, JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import Launcher, Scheduler
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Scheduler
 
 _POLL_S = 0.1
+_ASK_S = 1.0
 _SAY_EVERY_S = 2.0
 _LAST_LINES = 25
+_LAST_BYTES = 1 << 16
 _MOST_LINES = 2000
 _LONGEST_LINE = 2000
-# Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
-_GRACE_S = 3.0
-# More than Slurm's KillWait, after which it kills what did not end by itself.
-_END_S = 120.0
 
 
 class _Echo:
@@ -46,7 +44,7 @@ class _Echo:
         self._held: deque[str] = deque(maxlen=_LAST_LINES)
         self._passed_over = 0
 
-    def say(self, text: str, *, ended: bool) -> None:
+    def say(self, text: str) -> None:
         for line in text.splitlines():
             if self._said < _MOST_LINES:
                 self._said += 1
@@ -56,7 +54,9 @@ class _Echo:
                 self._log.info("rank 0 says more; from here on it is in %s only", self._path)
             self._passed_over += 1
             self._held.append(line)
-        if ended and self._held:
+
+    def end(self) -> None:
+        if self._held:
             hidden = self._passed_over - len(self._held)
             self._log.info("… %d lines are in %s; the last ones:", hidden, self._path)
             for line in self._held:
@@ -98,7 +98,7 @@ class RunningJob:
             status = self._follow(started)
         finally:
             # Also after an interrupt, and for what a script left behind.
-            self._launcher.cancel(self._handle, _GRACE_S)
+            self._launcher.cancel(self._handle, GRACE_S)
         self._conclude(started, status)
         return started.handle
 
@@ -106,10 +106,10 @@ class RunningJob:
         """Ends every process of the job. Safe before it started and after it ended."""
         self._cancelled = True
         if self._handle is not None:
-            self._launcher.cancel(self._handle, _GRACE_S)
+            self._launcher.cancel(self._handle, GRACE_S)
 
     def _prepare(self, job: JobSpec) -> Submission:
-        shutil.rmtree(job.record_dir, ignore_errors=True)  # a cleared task repeats its try number
+        shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
         submission = self._launcher.render(job)
         self._log.info("%s", submission)
         return submission
@@ -123,10 +123,13 @@ class RunningJob:
         echo = _Echo(self._log, output.path)
         while True:
             status = known or self._launcher.status(started.handle)
-            echo.say(output.read(ended=status.ended), ended=status.ended)
-            if reports is not None:
+            for text in output.read(ended=status.ended):
+                echo.say(text)
+            if status.ended:
+                echo.end()
+            for text in reports.read() if reports is not None else ():
                 try:
-                    fresh |= self.progress.feed(reports.read())
+                    fresh |= self.progress.feed(text)
                 except ValueError as error:  # not worth a training; worth a line
                     self._log.warning("progress.jsonl: %s", error)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
@@ -171,12 +174,20 @@ class RunningJob:
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(sizes.get(path.name, 0))
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(sizes.get(path.name, 0), end - _LAST_BYTES))
             last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
             self._log.error("%s | %s", path.stem, _short(line))
         self._log.error("::endgroup::")
+
+
+def kept_job(path: Path) -> StartedJob | None:
+    """The job that an earlier process noted there, if its end was not dealt with."""
+    if not path.exists():
+        return None
+    return StartedJob.load(json.loads(path.read_text("utf-8")))
 
 
 class ScheduledJob(RunningJob):
@@ -201,13 +212,16 @@ class ScheduledJob(RunningJob):
             LaunchError: it is not known whether a job of an earlier process still runs.
             JobLost: it was cancelled meanwhile.
         """
-        if not self._kept.exists():
+        left = kept_job(self._kept)
+        if left is None:
             return None
-        left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
         handle = self._launcher.find(left.handle)
         left = replace(left, handle=handle)
         status = self._launcher.status(handle)
         if status.ended and status.state is not JobState.SUCCEEDED:
+            if status.permanent:  # it waits all the same, and starts if its reason is mended
+                self._launcher.cancel(handle, GRACE_S)
+            self.forget()
             return None
         name = f"{handle.kind} job {handle.number} ({handle.job_id})"
         if not status.ended and left.watched:
@@ -215,6 +229,7 @@ class ScheduledJob(RunningJob):
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
             self._log.info("%s was given up; waiting for its end", name)
             self._end(handle)
+            self.forget()
             return None
         self._log.info("going on with %s, submitted by a process that is gone", name)
         self._submitted(left)
@@ -256,10 +271,13 @@ class ScheduledJob(RunningJob):
             raise
 
     def give_up(self) -> None:
-        """Cancels what an earlier process left, if it still runs."""
-        if self._kept.exists():
-            left = StartedJob.load(json.loads(self._kept.read_text("utf-8")))
-            self._launcher.cancel(left.handle, _GRACE_S)
+        """Cancels what an earlier process left, if it still runs; nobody goes on with it."""
+        left = kept_job(self._kept)
+        if left is not None:
+            try:
+                left.watch()  # first: the scheduler may not answer, and a job may take long to end
+            finally:
+                self._launcher.cancel(left.handle, GRACE_S)
 
     def forget(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
@@ -273,15 +291,15 @@ class ScheduledJob(RunningJob):
             raise JobLost(f"job {started.handle.job_id} was cancelled")
 
     def _end(self, handle: JobHandle) -> None:
-        deadline = time.monotonic() + _END_S
-        self._launcher.cancel(handle, _GRACE_S)
+        deadline = time.monotonic() + END_S
+        self._launcher.cancel(handle, GRACE_S)
         while not self._launcher.status(handle).ended:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{handle.kind} job {handle.number} of an earlier try was cancelled, and has "
-                    f"not ended in {_END_S:.0f} s. A second one is not started beside it."
+                    f"not ended in {END_S:.0f} s. A second one is not started beside it."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_ASK_S)
 
     def _keep(self, started: StartedJob) -> None:
         unfinished = self._kept.with_suffix(".new")

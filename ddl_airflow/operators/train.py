@@ -14,17 +14,18 @@ from airflow.sdk.exceptions import TaskDeferralError
 
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
+from ddl_airflow.core.errors import JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.launchers.base import Scheduler
+from ddl_airflow.launchers.base import Launcher, Scheduler
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
 from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from ddl_airflow.operators.launch import RunningJob, ScheduledJob, kept_job
 from ddl_airflow.storage.filesystem import alone_in, lock_of
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
@@ -155,10 +156,10 @@ class TrainOperator(StepOperator):
             # is nothing left to do; from a later try, if this one does not come that far.
             layout.to_start_again.touch()
         again = layout.to_start_again.exists()
-        scheduled = None
-        if isinstance(chosen, Scheduler):
-            self._job = scheduled = self._scheduled(layout)
-            if not again and (left := scheduled.left()):
+        # Whatever is chosen now: the manifest may have been edited since.
+        if not again and (kept := kept_job(layout.scheduled_job)) is not None:
+            self._job = earlier = self._scheduled(layout, launcher(kept.handle.kind))
+            if left := earlier.left():
                 self._wait_for(left)
         with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
@@ -169,11 +170,12 @@ class TrainOperator(StepOperator):
                 forget_part(layout, "train")
                 layout.to_start_again.unlink()
             self._leave_whole_checkpoints(layout, try_number)
-            if scheduled is None:
+            if not isinstance(chosen, Scheduler):
                 self._job = running = RunningJob(chosen, self.log)
                 handle = running.run(replace(job, inherits=(lock,)), layout.progress)
                 return self._result(layout, context, handle, running.progress)
-        self._job = scheduled  # which holds the place itself, while it runs
+        # From here on the job holds the place itself, while it runs.
+        self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
 
     def _wait_for(self, started: StartedJob) -> NoReturn:
@@ -190,10 +192,18 @@ class TrainOperator(StepOperator):
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """Called by Airflow when the trigger has seen the job end; returns as ``run_step``."""
-        started, status = StartedJob.load(event["job"]), JobStatus.load(event["status"])
+        started = StartedJob.load(event["job"])
 
         def settle(layout: RunLayout, context: Any) -> dict[str, Any]:
-            self._job = job = self._scheduled(layout)
+            if unseen := event.get("unseen"):
+                started.unwatch()  # so that the next try goes on with it
+                raise LaunchError(
+                    f"{unseen} {started.handle.kind} job {started.handle.number} runs on. When "
+                    "that is mended, clear the task: it goes on with this job.",
+                    retryable=False,
+                )
+            status = JobStatus.load(event["status"])
+            self._job = job = self._scheduled(layout, launcher(started.handle.kind))
             job.finish(started, status, self.timed_out() if event["timed_out"] else None)
             result = self._result(layout, context, started.handle, job.progress)
             job.forget()
@@ -204,21 +214,23 @@ class TrainOperator(StepOperator):
     def resume_execution(
         self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any
     ) -> Any:
-        """As Airflow's own; a trigger that failed leaves no job behind."""
-
-        def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
-            self._scheduled(layout).give_up()
-            return {}
-
+        """As Airflow's own; a trigger that failed leaves no job behind, and is a lost job's end."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralError:
-            self.with_layout(context, give_up)
-            raise
+        except TaskDeferralError as error:
+            failure = error
 
-    def _scheduled(self, layout: RunLayout) -> ScheduledJob:
-        chosen = launcher(self.launcher, self.scheduler)
-        assert isinstance(chosen, Scheduler), self.launcher
+        def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
+            if (kept := kept_job(layout.scheduled_job)) is not None:
+                self._scheduled(layout, launcher(kept.handle.kind)).give_up()
+            raise JobLost(
+                f"what waited for the job failed: {failure}. The job was cancelled."
+            ) from failure
+
+        return self.with_layout(context, give_up)
+
+    def _scheduled(self, layout: RunLayout, chosen: Launcher) -> ScheduledJob:
+        assert isinstance(chosen, Scheduler), chosen.kind
         return ScheduledJob(chosen, self.log, layout.scheduled_job)
 
     def _result(
@@ -287,7 +299,7 @@ class TrainOperator(StepOperator):
         ]
         return {
             "framework": self.framework,
-            "launcher": self.launcher,
+            "launcher": job.kind,
             "distribution": self.distribution,
             "world_size": job.world_size,
             "nodes": self.nodes,

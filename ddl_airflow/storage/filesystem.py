@@ -76,13 +76,14 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         wait_s: for whoever is in it to leave.
 
     Raises:
-        StagingError: somebody is in it, on this host or another that shares the file system.
+        StagingError: somebody is in it, on this host or another that shares the file system; or
+            that has no locks.
     """
     with os_errors(folder):
         lock = lock_of(folder).open("a+")
     with lock:
         deadline = time.monotonic() + wait_s
-        while not _locked(lock.fileno()):
+        while not _locked(lock.fileno(), Path(lock.name)):
             if time.monotonic() > deadline:
                 lock.seek(0)
                 raise StagingError(
@@ -97,11 +98,19 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise StagingError(
+                f"{path}: {error.strerror}. The file system locks no files for this host. Mount "
+                "the workspace with locks, else two trainings could work in one place.",
+                retryable=False,
+            ) from error
+        raise
     return True
 
 

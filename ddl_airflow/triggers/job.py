@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.utils.state import TaskInstanceState
+from asgiref.sync import sync_to_async
 
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import Launcher
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher
 
-_GRACE_S = 3.0
 _AGAIN_S = 2.0
 
 
@@ -23,11 +24,12 @@ class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
-    and outlasted: the job goes on. When a person fails, clears or deletes the task, Airflow calls
-    ``on_kill``, which cancels the job; it does so from the triggerer that runs the trigger, so not
-    while none runs.
+    and outlasted, and so is the file system's: the job goes on. When a person fails, clears or
+    deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so from the
+    triggerer that runs the trigger, so not while none runs.
 
-    The triggerer must have the scheduler's commands, and see the workspace.
+    The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
+    at once, and says so; the job goes on.
 
     Args:
         job: a ``StartedJob``, dumped.
@@ -44,7 +46,9 @@ class JobTrigger(BaseTrigger):
         self.timeout_s = timeout_s
         self._started = StartedJob.load(job)
         self._progress = Progress()
+        self._noted = False
         self._said = ""
+        self._wrong = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -56,8 +60,17 @@ class JobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yields the job and its status once, at its end."""
-        await asyncio.to_thread(self._watch)
+        """Yields the job and its status once, at its end; or why it cannot be watched from here."""
+        try:
+            status, late = await self._wait()
+        except LaunchError as error:
+            event: dict[str, Any] = {"job": self.job, "unseen": str(error)}
+        else:
+            event = {"job": self.job, "status": status.dump(), "timed_out": late}
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def _wait(self) -> tuple[JobStatus, bool]:
+        """The job's end, and whether it is one because it took too long."""
         reports = Tail(*self._started.progress) if self._started.progress else None
         while True:
             status = await asyncio.to_thread(self._look, reports)
@@ -69,14 +82,43 @@ class JobTrigger(BaseTrigger):
         if late or status.permanent:  # it takes too long, or would wait for ever
             await self._cancel()
         if late:
+            # Its ranks may still write: what comes after it would work beside them.
+            deadline = time.monotonic() + END_S
+            while not status.ended and time.monotonic() < deadline:
+                await asyncio.sleep(min(self.interval_s, _AGAIN_S))
+                status = await asyncio.to_thread(self._look, reports)
             status = replace(status, state=JobState.LOST)
-        event = {"job": self.job, "status": status.dump(), "timed_out": late}
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+        return status, late
 
     async def on_kill(self) -> None:
-        """Cancels the job; Airflow gives up on it after ``[triggerer] on_kill_timeout``."""
+        """Cancels the job; Airflow gives up on it after ``[triggerer] on_kill_timeout``.
+
+        Airflow also calls it, in a triggerer that was silent for long and wakes up, for triggers
+        that others run since. Then the task is still deferred, and nothing is cancelled. Source:
+        ``TriggerRunnerSupervisor.update_triggers``, Airflow 3.3.
+        """
+        if await self._still_deferred():
+            self.log.info("%s goes on: another triggerer waits for it now", self._name)
+            return
         await self._cancel()
         self.log.info("cancelled %s", self._name)
+
+    async def _still_deferred(self) -> bool:
+        # Not at the top: only who runs a trigger has it.
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        task = self.task_instance
+        if task is None:
+            return False
+        # Airflow's own way back to its event loop, which asks: not asyncio.to_thread.
+        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+            dag_id=task.dag_id,
+            task_ids=[task.task_id],
+            run_ids=[task.run_id],
+            map_index=task.map_index,
+        )
+        of_run = states.get(task.run_id, {})  # none if the run was deleted
+        return bool(of_run.get(task.task_id) == TaskInstanceState.DEFERRED)
 
     @property
     def _name(self) -> str:
@@ -87,37 +129,57 @@ class JobTrigger(BaseTrigger):
         handle = self._started.handle
         while True:
             try:
-                await asyncio.to_thread(_launcher(handle.kind).cancel, handle, _GRACE_S)
+                await asyncio.to_thread(_launcher(handle.kind).cancel, handle, GRACE_S)
                 return
-            except LaunchError as error:
+            except (LaunchError, OSError) as error:
+                if not _passes(error):
+                    raise
                 self.log.warning("cannot cancel %s yet: %s", self._name, error)
             await asyncio.sleep(_AGAIN_S)
 
     def _watch(self) -> None:
+        if self._noted:
+            return
         try:
             self._started.watch()
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
                 f"{error.filename}: {error.strerror}. The triggerer must see the workspace of the "
-                "tasks: a file system that both share."
+                "tasks, and write there: a file system that both share.",
+                retryable=False,
             ) from error
+        self._noted = True
 
     def _look(self, reports: Tail | None) -> JobStatus:
         handle = self._started.handle
         try:
+            self._watch()
             status = _launcher(handle.kind).status(handle)
-        except LaunchError as error:
+        except (LaunchError, OSError) as error:
+            if not _passes(error):
+                raise
             status = JobStatus(JobState.RUNNING, reason=f"{error} Asking again.")
         if not status.ended and status.reason != self._said:
             self._said = status.reason
             self.log.info("%s: %s", self._name, status.reason)
         if reports is not None:
-            try:
-                if self._progress.feed(reports.read()):
-                    self.log.info("progress | %s", self._progress.line())
-            except ValueError as error:  # not worth a training; worth a line
-                self.log.warning("progress.jsonl: %s", error)
+            self._follow(reports)
         return status
+
+    def _follow(self, reports: Tail) -> None:
+        try:
+            fresh = [self._progress.feed(text) for text in reports.read()]
+            if any(fresh):
+                self.log.info("progress | %s", self._progress.line())
+        except (ValueError, OSError) as error:  # not worth a training; worth a line
+            if str(error) != self._wrong:
+                self._wrong = str(error)
+                self.log.warning("progress.jsonl: %s", error)
+
+
+def _passes(error: LaunchError | OSError) -> bool:
+    """Whether waiting can mend it: a file system is away as a scheduler is, for a while."""
+    return not isinstance(error, LaunchError) or error.retryable
 
 
 def _launcher(kind: str) -> Launcher:

@@ -52,6 +52,7 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/jobcomp.txt
 ReturnToService=2
 KillWait=5
+MinJobAge=3600
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
 PartitionName=cpu Nodes=n1,n2 Default=YES MaxTime=60 State=UP

@@ -156,7 +156,7 @@ def test_a_failed_rank_is_named_and_ends_the_others(job):
 def test_cancel_lets_ranks_end_and_may_come_twice(job, slurm):
     one = job(SLEEP).start().up()
     assert one.status().state is JobState.RUNNING
-    assert one.status().reason.startswith("on n[1-2], after 0:00:0")
+    assert re.match(r"on n\[1-2\], after \d", one.status().reason)
     one.cancel()
     one.cancel()
     status = one.wait()

@@ -53,8 +53,9 @@ SLURM_FIELDS = ("partition", "account", "time_limit", "options")
 RESERVED_OPTIONS = frozenset(
     """
     account array batch chdir clusters error export export-file get-user-env help hold input
-    job-name kill-on-invalid-dep nodes no-requeue ntasks ntasks-per-node open-mode output parsable
-    partition quiet requeue test-only time uid usage version wait wrap
+    job-name kill-on-invalid-dep no-kill nodefile nodes no-requeue ntasks ntasks-per-node open-mode
+    output parsable partition quiet requeue tasks-per-node test-only time uid usage version wait
+    wrap
     """.split()
 )
 PRESETS = ("@once", "@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ddl_airflow.core.progress import Progress
+from ddl_airflow.core import progress as progress_module
+from ddl_airflow.core.progress import Progress, Tail
 
 
 def lines(*values: dict) -> str:
@@ -20,6 +21,21 @@ def test_nothing_is_known_at_first():
     assert (progress.step, progress.steps_per_s, progress.eta_s) == (None, None, None)
     assert progress.line() == ""
     assert progress.feed("") is False
+
+
+def test_a_long_file_is_read_in_pieces_of_whole_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_module, "_PIECE", 8)
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert list(tail.read()) == []
+    path.write_text("a ü\nb\nlonger than one\nhalf")
+    assert list(tail.read()) == ["a ü\nb\n", "longer t", "han one\n"]
+    assert list(tail.read()) == []
+    with path.open("a") as file:
+        file.write(" done\nno end")
+    assert list(tail.read()) == ["half don", "e\n"]
+    assert list(tail.read(ended=True)) == ["no end"]
+    assert list(tail.read(ended=True)) == []
 
 
 def test_rate_and_eta_come_from_the_recent_steps():

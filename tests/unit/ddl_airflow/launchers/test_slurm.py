@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,26 @@ def handle(tmp_path):
 def test_the_script_asks_for_everything(golden):
     launcher = SlurmLauncher("gpu", "vision", 5401.0, ["--qos=high", '--comment=a "b" \\c'])
     golden("slurm_full.txt", f"{launcher.render(SPEC)}\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (75, "another training works there now: digits/train-3 on n7. Wait for its end"),
+        (71, "flock ended with 71. Mount the workspace there with locks"),
+    ],
+)
+def test_the_script_tells_a_taken_lock_from_one_that_cannot_be_had(tmp_path, says, code, words):
+    says("flock", code=code)
+    lock = tmp_path / "of one.lock"
+    lock.write_text("digits/train-3 on n7")
+    script = SlurmLauncher().render(replace(SPEC, lock=lock)).script
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    ran = subprocess.run(
+        ["/bin/bash"], input=script, env={"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == code
+    assert words in ran.stderr and len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
 def test_the_script_asks_for_no_more_than_it_must(golden):

@@ -5,6 +5,7 @@ import logging
 import textwrap
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,10 +13,11 @@ import pytest
 
 from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, RankFailure
-from ddl_airflow.launchers.fake import FakeLauncher, FakeScheduler
+from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.operators import launch
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 LOG = logging.getLogger("unit.launch")
 
@@ -64,7 +66,7 @@ class _Appending(FakeLauncher):
 
 
 def test_records_of_an_earlier_try_of_this_number_are_no_success(job):
-    # A cleared task repeats its try number; its old records must not count.
+    # A run that was deleted and is triggered again under its id repeats it, in the same folder.
     one = job(nodes=2, launcher=FakeLauncher([None, None]))
     one.spec.record_dir.mkdir()
     for rank in (0, 1):
@@ -86,6 +88,30 @@ def test_failed_rank_is_explained_with_its_last_lines(job, said):
     assert str(one.spec.log_dir / "rank-2.log") in str(error)
     shown = [line for line in said() if line.startswith("rank-2 | ")]
     assert shown == [f"rank-2 | line {n}" for n in range(15, 40)]
+
+
+def test_a_rank_that_said_much_costs_no_memory(job, monkeypatch, said):
+    one = job(nodes=1, launcher=FakeLauncher([7], "x" * 99 + "\n"))
+    running = RunningJob(one.launcher, LOG)
+    submit = one.launcher.submit
+
+    def much(submission):
+        handle = submit(submission)
+        with (handle.log_dir / "rank-0.log").open("a") as file:
+            for _ in range(640):
+                file.write(("y" * 99 + "\n") * 1000)
+            file.write("the cause\n")
+        return handle
+
+    one.launcher.submit = much
+    monkeypatch.setattr(launch, "_MOST_LINES", 10)
+    tracemalloc.start()
+    with pytest.raises(JobFailed):
+        running.run(one.spec)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 << 20, "of 61 MiB"
+    assert "rank-0 | the cause" in said() and "rank 0 | the cause" in said()
 
 
 def test_command_not_found_is_not_retried(job):
@@ -256,6 +282,23 @@ def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, 
     assert process().left() is None
 
 
+def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cluster, tmp_path):
+    class Never(FakeScheduler):
+        def status(self, handle):
+            status = super().status(handle)
+            if status.state is not JobState.PENDING:
+                return status
+            return JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)
+
+        def cancel(self, handle, grace_s=0.0):
+            self.set(handle.number, JobState.LOST.value)
+
+    process().submit(job().spec, tmp_path / "progress")
+    assert process(Never(cluster.folder)).left() is None
+    assert cluster.state(1) == "lost"
+    assert not (tmp_path / "kept.json").exists()
+
+
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_a_job_that_was_given_up_is_ended_first(job, process, cluster, tmp_path, said, state):
     started = process().submit(job().spec, tmp_path / "progress")
@@ -272,7 +315,8 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
         def cancel(self, handle, grace_s=0.0):
             pass
 
-    monkeypatch.setattr("ddl_airflow.operators.launch._END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.operators.launch.END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.operators.launch._ASK_S", 0.05)
     process().submit(job().spec, tmp_path / "progress").watch()
     cluster.set(1, "running")
     with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import resource
@@ -178,6 +179,18 @@ def test_who_is_alone_in_a_folder_is_named_to_others(tmp_path):
             pass
     with alone_in(tmp_path / "a", "two"):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_said_and_not_tried_again(tmp_path, monkeypatch, number):
+    def flock(*words):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    words = rf"\.a\.lock: {os.strerror(number)}\. .*Mount the workspace with locks"
+    with pytest.raises(StagingError, match=words) as caught, alone_in(tmp_path / "a", "one"):
+        pass
+    assert caught.value.retryable is False
 
 
 def test_who_may_wait_comes_in_when_the_other_leaves(tmp_path):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 import time
 from contextlib import suppress
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
-from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
-from ddl_airflow.launchers.fake import FakeScheduler
+from ddl_airflow.core.progress import Tail
 from ddl_airflow.triggers.job import JobTrigger
+from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 
 @pytest.fixture
@@ -40,12 +43,22 @@ def triggered(cluster, job, tmp_path):
 
 
 def events(trigger, *changes):
-    """What the trigger yields; each change is made after another look of it."""
+    """What the trigger yields; each change is made after another look of it has ended."""
+    looks, look = [], trigger._look
+
+    def counted(*words):
+        status = look(*words)
+        looks.append(status)
+        return status
+
+    trigger._look = counted
 
     async def collect():
         async def change():
             for one in changes:
-                await asyncio.sleep(0.1)
+                begun = len(looks) + 1  # one may be under way, and have read what was before
+                while len(looks) <= begun:
+                    await asyncio.sleep(0.01)
                 one()
 
         changing = asyncio.create_task(change())
@@ -102,21 +115,117 @@ def test_a_job_that_takes_too_long_is_ended(triggered, cluster):
     assert cluster.status(triggered.started.handle).ended
 
 
-def test_on_kill_cancels_the_job_and_an_end_of_the_triggerer_does_not(triggered, cluster, said):
+def test_the_end_of_a_job_that_took_too_long_is_waited_for(triggered, cluster, monkeypatch):
+    cluster.set(1, "running")
+    looks, status = [], FakeScheduler.status
+
+    def ending(self, handle):
+        found = status(self, handle)
+        looks.append(found.ended)
+        return found if looks.count(True) > 2 else JobStatus(JobState.RUNNING)
+
+    monkeypatch.setattr(FakeScheduler, "status", ending)
+    (event,) = events(triggered(timeout_s=0.0))
+    assert (event["timed_out"], JobStatus.load(event["status"]).state) == (True, JobState.LOST)
+    assert looks.count(True) == 3
+
+
+def test_a_job_that_took_too_long_and_never_ends_is_not_waited_for_for_ever(
+    triggered, cluster, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job.END_S", 0.2)
+    monkeypatch.setattr(FakeScheduler, "cancel", lambda *words: None)
+    cluster.set(1, "running")
+    (event,) = events(triggered(timeout_s=0.0))
+    assert (event["timed_out"], JobStatus.load(event["status"]).state) == (True, JobState.LOST)
+
+
+def test_a_file_system_that_is_away_is_outlasted(triggered, cluster, tmp_path, said, monkeypatch):
+    gone, fails = OSError(errno.ESTALE, "Stale file handle"), {"status": 2, "watch": 2, "read": 3}
+
+    def failing(owner, name):
+        once = getattr(owner, name)
+
+        def call(*words):
+            fails[name] -= 1
+            if fails[name] >= 0:
+                raise gone
+            return once(*words)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((FakeScheduler, "status"), (StartedJob, "watch"), (Tail, "read")):
+        failing(owner, name)
+    cluster.set(1, "running")
+    events(triggered(), lambda: None, lambda: cluster.set(1, "succeeded"))
+    assert max(fails.values()) < 0
+    assert triggered.started.watched
+    log = said()
+    assert log.count("Stale file handle Asking again.") == 1
+    assert log.count("progress.jsonl: [Errno 116] Stale file handle") == 1
+
+
+@pytest.fixture
+def deferred_as(monkeypatch):
+    """deferred_as(state): Airflow says that the task is in that state; None: that it has no run."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import TaskStatesResult
+
+    def answer(state):
+        states = {"run": {"train": state}} if state else {}
+        told = SimpleNamespace(send=lambda asked: TaskStatesResult(task_states=states))
+        monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", told, raising=False)
+        return SimpleNamespace(dag_id="dag", task_id="train", run_id="run", map_index=-1)
+
+    return answer
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "scheduled", "running", None])
+def test_on_kill_cancels_the_job_and_an_end_of_the_triggerer_does_not(
+    triggered, cluster, said, deferred_as, state
+):
     cluster.set(1, "running")
     with suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(anext(triggered().run()), 0.1))
     asyncio.run(triggered().cleanup())
     assert not cluster.status(triggered.started.handle).ended
-    asyncio.run(triggered().on_kill())
+    trigger = triggered()
+    trigger._task_instance = deferred_as(state)
+    asyncio.run(trigger.on_kill())
     assert cluster.status(triggered.started.handle).ended
     assert "cancelled fake-scheduler job 1" in said()
 
 
-def test_a_triggerer_without_the_workspace_says_so(triggered):
+def test_on_kill_in_a_triggerer_that_slept_leaves_the_job_to_another(
+    triggered, cluster, said, deferred_as
+):
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("deferred")
+    asyncio.run(trigger.on_kill())
+    assert cluster.state(1) == "running"
+    assert "fake-scheduler job 1 goes on: another triggerer waits for it" in said()
+
+
+def test_a_triggerer_without_the_workspace_says_so(triggered, cluster):
     shutil.rmtree(triggered.started.handle.record_dir)
-    with pytest.raises(LaunchError, match="watched: No such file.*must see the workspace"):
-        events(triggered())
+    (event,) = events(triggered())
+    assert "watched: No such file" in event["unseen"]
+    assert "must see the workspace" in event["unseen"]
+    assert cluster.state(1) == "pending"
+
+
+def test_a_triggerer_without_the_schedulers_commands_says_so(triggered, cluster, monkeypatch):
+    def absent(self, handle):
+        raise SubmitFailed("scontrol is not on PATH of this host.", retryable=False)
+
+    monkeypatch.setattr(FakeScheduler, "status", absent)
+    (event,) = events(triggered())
+    assert event == {
+        "job": triggered.started.dump(),
+        "unseen": "scontrol is not on PATH of this host.",
+    }
+    assert cluster.state(1) == "pending"
 
 
 def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(triggered, cluster, monkeypatch):
