@@ -38,7 +38,7 @@ MAY_IMPORT = {
 }
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
 FOREIGN = {
-    "core": {"pydantic", "yaml", "croniter"},
+    "core": {"pydantic", "yaml", "croniter", "jinja2"},
     "storage": {"boto3", "botocore", "urllib3"},
     "launchers": set(),
     "lineage": set(),
