@@ -39,7 +39,6 @@ TESTED = [
 # As low an optimisation as pays: AddressSanitizer takes longer to optimise the code than to run it;
 # what ThreadSanitizer runs waits for other threads, the longer the slower each is.
 VARIANTS = {
-    "plain": ["-O2"],
     "address-undefined": [
         "-O0",
         "-fsanitize=address,undefined",
@@ -91,7 +90,7 @@ class Compiler:
     def _compile(self, variant: str, source: Path) -> Path:
         target = self._folder / variant / f"{source.parent.name}-{source.stem}.o"
         target.parent.mkdir(exist_ok=True)
-        words = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
+        words = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-Werror", *VARIANTS[variant]]
         self._run([*words, f"-I{SOURCES}", f"-I{HERE}", "-c", "-o", target, source])
         return target
 

@@ -1,4 +1,4 @@
-"""Runs the C++ tests, without TensorFlow and MPI: plain and under sanitizers."""
+"""Runs the C++ tests, without TensorFlow and MPI, under sanitizers."""
 
 from __future__ import annotations
 
