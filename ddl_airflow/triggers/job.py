@@ -18,6 +18,7 @@ from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher
 
 _AGAIN_S = 2.0
+_ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
 
 
 class JobTrigger(BaseTrigger):
@@ -96,7 +97,16 @@ class JobTrigger(BaseTrigger):
         Airflow also calls it, in a triggerer that was silent for long and wakes up, for triggers
         that others run since. Then the task is still deferred, and nothing is cancelled. Source:
         ``TriggerRunnerSupervisor.update_triggers``, Airflow 3.3.
+
+        And it cancels the trigger anew at each of its own looks, some each second, until that has
+        ended: what was begun goes on.
         """
+        ending = asyncio.create_task(self._end_unless_deferred())
+        _ENDING.add(ending)
+        ending.add_done_callback(_ENDING.discard)
+        await asyncio.shield(ending)
+
+    async def _end_unless_deferred(self) -> None:
         if await self._still_deferred():
             self.log.info("%s goes on: another triggerer waits for it now", self._name)
             return

@@ -16,7 +16,7 @@ import pytest
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Tail
-from ddl_airflow.triggers.job import JobTrigger
+from ddl_airflow.triggers.job import _ENDING, JobTrigger
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 
@@ -194,6 +194,25 @@ def test_on_kill_cancels_the_job_and_an_end_of_the_triggerer_does_not(
     asyncio.run(trigger.on_kill())
     assert cluster.status(triggered.started.handle).ended
     assert "cancelled fake-scheduler job 1" in said()
+
+
+def test_on_kill_that_is_itself_cancelled_ends_the_job_all_the_same(
+    triggered, cluster, deferred_as
+):
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("failed")
+
+    async def cancelled_again():
+        killing = asyncio.create_task(trigger.on_kill())
+        await asyncio.sleep(0)  # until it has begun
+        killing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await killing
+        await asyncio.gather(*_ENDING)
+
+    asyncio.run(cancelled_again())
+    assert cluster.status(triggered.started.handle).ended
 
 
 def test_on_kill_in_a_triggerer_that_slept_leaves_the_job_to_another(
