@@ -201,8 +201,8 @@ int main(int count, char** arguments) {
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
-  if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(800 * 1000);
-  if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(800 * 1000);
+  if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(1800 * 1000);
+  if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(1800 * 1000);
   if (std::strcmp(how, "root leaves") == 0 && topology.rank == 0) return 0;
   if (std::strcmp(how, "member leaves") == 0 && topology.rank == 1) return 0;
   if (std::strcmp(how, "crossed order") == 0) {
