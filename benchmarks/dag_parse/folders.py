@@ -56,7 +56,6 @@ _FACTORY = """\
     - task_id: stage_data
       operator: airflow.providers.standard.operators.bash.BashOperator
       bash_command: stage s3://digits/{number}
-      outlets: ["s3://digits/{number}"]
     - task_id: train
       operator: airflow.providers.standard.operators.bash.BashOperator
       bash_command: python train.py --seed {number}
