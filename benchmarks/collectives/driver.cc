@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) {
       const int64_t nbytes = std::atoll(argv[i]), count = nbytes / 4;
       // Some milliseconds for each sample, so that a small call is told from the clock.
-      const int calls = static_cast<int>(std::clamp<int64_t>((8 << 20) / nbytes, 1, 20000));
+      const int calls = static_cast<int>(std::clamp<int64_t>((32 << 20) / nbytes, 1, 20000));
       for (const char* what : {"shm", "stream-copy", "mpi", "MPI_Allreduce"}) {
         const bool copy = std::strcmp(what, "stream-copy") == 0;
         if (copy && nbytes < kLargeBytes) continue;

@@ -52,12 +52,10 @@ class Pieces {
   Status AllReduce(const char* in, char* out, DType dtype, int divisor) {
     const Sum sum = Prepare(out + begins_[rank_], dtype, divisor);
     for (int64_t step = 0; step < num_pieces_ + 2; ++step) {
-      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step, in));
-      if (step >= 1 && step <= num_pieces_) {
-        DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, Area(rank_, step - 1)));
-        PublishArea(&HostGroup::Progress::reduced, step - 1);
-      }
-      if (step >= 2) DDL_RETURN_IF_ERROR(Collect(step - 2, out));
+      DDL_RETURN_IF_ERROR(ScatterAndCollect(step, in, step - 2, out));
+      if (step < 1 || step > num_pieces_) continue;
+      DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, Area(rank_, step - 1)));
+      PublishArea(&HostGroup::Progress::reduced, step - 1);
     }
     if (stream_) FinishStreams();
     return Status();
@@ -133,7 +131,27 @@ class Pieces {
     sum.divisor = divisor;
     sum.stream = stream_;
     sum.stream_copy = stream_areas_;
+    sum.ahead = rank_;  // the others' are in the caches
     return sum;
+  }
+
+  // Scatters one piece and collects an earlier one, together: the first waits for memory to read,
+  // the second to write. At the beginning there is none to collect, at the end none to scatter.
+  Status ScatterAndCollect(int64_t piece, const char* in, int64_t earlier, char* out) {
+    if (earlier < 0) return piece < num_pieces_ ? Scatter(piece, in) : Status();
+    if (piece >= num_pieces_) return Collect(earlier, out);
+    DDL_RETURN_IF_ERROR(AwaitArea(piece));
+    for (int step = 1; step < group_.size(); ++step) {
+      const int peer = (rank_ + step) % group_.size();
+      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::reduced, first_ + earlier + 1));
+      CopyBoth({Area(rank_, piece, peer), in + begins_[peer] + At(piece), Nbytes(piece, peer),
+                stream_areas_},
+               {out + begins_[peer] + At(earlier), Area(peer, earlier), Nbytes(earlier, peer),
+                stream_});
+    }
+    PublishArea(&HostGroup::Progress::copied, piece);
+    Publish(&HostGroup::Progress::taken, earlier);
+    return Status();
   }
 
   void WriteArea(char* area, const char* from, int64_t nbytes) {
@@ -177,9 +195,13 @@ class Pieces {
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     const char* from = own_in + At(piece);
     char* to = out + begins_[rank_] + At(piece);
-    WriteArea(Area(rank_, piece), from, nbytes);
+    char* area = Area(rank_, piece);
+    if (from == to) {
+      WriteArea(area, from, nbytes);
+    } else {
+      CopyBoth({area, from, nbytes, stream_areas_}, {to, from, nbytes, stream_});
+    }
     PublishArea(&HostGroup::Progress::reduced, piece);
-    if (from != to) CopyBytes(to, from, nbytes, stream_);
     return Status();
   }
 

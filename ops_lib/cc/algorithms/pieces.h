@@ -16,8 +16,9 @@ namespace ddl {
 //   reduce    it adds up its own block, from its input and the others' copies, into its output and,
 //             if it is for the others too, into shared memory
 //   collect   it copies the blocks out that the others have summed, or brought
-// Each step of a piece is followed by another piece's, so that a rank seldom waits: while piece k
-// is scattered, k - 1 is reduced and k - 2 collected.
+// Each step of a piece is followed by another piece's, so that a rank seldom waits: piece k is
+// scattered, then k - 1 reduced. k - 2 is collected in the same loop that scatters k, because the
+// one waits for memory to read and the other to write.
 //
 // Additions are in rank order, so the result has the same bits whoever computes it and whenever.
 // Whether the copies in shared memory are written through the caches or past them is what

@@ -51,10 +51,20 @@ DDL_INLINE void Store(char* out, const V& value) {
   }
 }
 
-// What becomes of Sum::copy.
-enum class Copy { kNone, kStore, kStream };
+// How far ahead input is fetched that is not in the caches: a page, the distance at which the
+// processor's own prefetchers stop. Of 256 B to 8 KiB, this was best at all sizes (AMD Zen 4).
+constexpr int64_t kAheadBytes = 4096;
 
-template <typename T, int kWidth, bool kStream, Copy kCopy, bool kDivide>
+// `nbytes` of it. No matter whether such memory exists: it is a hint that cannot fault.
+template <int64_t kBytes>
+DDL_INLINE void FetchAhead(const char* in) {
+  for (int64_t at = 0; at < kBytes; at += 64) __builtin_prefetch(in + kAheadBytes + at, 0, 2);
+}
+
+// What becomes of Sum::copy.
+enum class CopyStore { kNone, kCached, kStreamed };
+
+template <typename T, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumLoop(const Sum& sum) {
   using A = typename AdditionOf<T>::Type;
   using V = typename VectorOf<A, kWidth>::Type;
@@ -64,10 +74,12 @@ DDL_INLINE void SumLoop(const Sum& sum) {
   const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
   char* out = static_cast<char*>(sum.out);
   char* copy = static_cast<char*>(sum.copy);
+  const char* ahead = sum.ahead < 0 ? nullptr : sources[sum.ahead];
   const T divisor = static_cast<T>(sum.divisor);
   int64_t i = 0;
   for (; i + kVectors * kLanes <= sum.count; i += kVectors * kLanes) {
     const int64_t at = i * static_cast<int64_t>(sizeof(T));
+    if (ahead != nullptr) FetchAhead<kVectors * kWidth>(ahead + at);
     V total[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -83,8 +95,8 @@ DDL_INLINE void SumLoop(const Sum& sum) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kDivide) total[v] = (V)((S)total[v] / divisor);
-      if constexpr (kCopy != Copy::kNone) {
-        Store<kCopy == Copy::kStream>(copy + at + v * kWidth, total[v]);
+      if constexpr (kCopy != CopyStore::kNone) {
+        Store<kCopy == CopyStore::kStreamed>(copy + at + v * kWidth, total[v]);
       }
       Store<kStream>(out + at + v * kWidth, total[v]);
     }
@@ -98,7 +110,7 @@ DDL_INLINE void SumLoop(const Sum& sum) {
       total += next;
     }
     if constexpr (kDivide) total = static_cast<A>(static_cast<T>(total) / divisor);
-    if constexpr (kCopy != Copy::kNone) std::memcpy(copy + at, &total, sizeof(A));
+    if constexpr (kCopy != CopyStore::kNone) std::memcpy(copy + at, &total, sizeof(A));
     std::memcpy(out + at, &total, sizeof(A));
   }
 }
@@ -181,7 +193,7 @@ void SumHalvesInBlocks(const Sum& sum, int64_t first) {
   }
 }
 
-template <typename Halves, int kWidth, bool kStream, Copy kCopy, bool kDivide>
+template <typename Halves, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumHalvesLoop(const Sum& sum) {
   using F = typename Halves::Floats;
   using W = typename Halves::Words;
@@ -190,10 +202,12 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
   const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
   char* out = static_cast<char*>(sum.out);
   char* copy = static_cast<char*>(sum.copy);
+  const char* ahead = sum.ahead < 0 ? nullptr : sources[sum.ahead];
   const float divisor = static_cast<float>(sum.divisor);
   int64_t i = 0;
   for (; i + kStep <= sum.count; i += kStep) {
     const int64_t at = i * static_cast<int64_t>(sizeof(uint16_t));
+    if (ahead != nullptr) FetchAhead<kVectors * kWidth>(ahead + at);
     F total[2 * kVectors], next[2];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
@@ -215,8 +229,8 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
       }
       W joined;
       Halves::Join(total[2 * v], total[2 * v + 1], &joined);
-      if constexpr (kCopy != Copy::kNone) {
-        Store<kCopy == Copy::kStream>(copy + at + v * kWidth, joined);
+      if constexpr (kCopy != CopyStore::kNone) {
+        Store<kCopy == CopyStore::kStreamed>(copy + at + v * kWidth, joined);
       }
       Store<kStream>(out + at + v * kWidth, joined);
     }
@@ -225,7 +239,7 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
 }
 
 // T is a type of C++, or one of those two.
-template <typename T, int kWidth, bool kStream, Copy kCopy, bool kDivide>
+template <typename T, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumOne(const Sum& sum) {
   if constexpr (std::is_arithmetic_v<T>) {
     SumLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
@@ -234,7 +248,7 @@ DDL_INLINE void SumOne(const Sum& sum) {
   }
 }
 
-template <typename T, int kWidth, bool kStream, Copy kCopy>
+template <typename T, int kWidth, bool kStream, CopyStore kCopy>
 DDL_INLINE void SumDivided(const Sum& sum) {
   return sum.divisor == 1 ? SumOne<T, kWidth, kStream, kCopy, false>(sum)
                           : SumOne<T, kWidth, kStream, kCopy, true>(sum);
@@ -242,13 +256,13 @@ DDL_INLINE void SumDivided(const Sum& sum) {
 
 template <typename T, int kWidth>
 DDL_INLINE void SumAs(const Sum& sum) {
-  if (sum.copy == nullptr) return SumDivided<T, kWidth, false, Copy::kNone>(sum);
+  if (sum.copy == nullptr) return SumDivided<T, kWidth, false, CopyStore::kNone>(sum);
   if (sum.stream_copy) {
-    return sum.stream ? SumDivided<T, kWidth, true, Copy::kStream>(sum)
-                      : SumDivided<T, kWidth, false, Copy::kStream>(sum);
+    return sum.stream ? SumDivided<T, kWidth, true, CopyStore::kStreamed>(sum)
+                      : SumDivided<T, kWidth, false, CopyStore::kStreamed>(sum);
   }
-  return sum.stream ? SumDivided<T, kWidth, true, Copy::kStore>(sum)
-                    : SumDivided<T, kWidth, false, Copy::kStore>(sum);
+  return sum.stream ? SumDivided<T, kWidth, true, CopyStore::kCached>(sum)
+                    : SumDivided<T, kWidth, false, CopyStore::kCached>(sum);
 }
 
 template <int kWidth>
@@ -285,6 +299,43 @@ DDL_INLINE void CopyAny(char* out, const char* in, int64_t nbytes, bool stream) 
   return stream ? CopyLoop<kWidth, true>(out, in, nbytes) : CopyLoop<kWidth, false>(out, in, nbytes);
 }
 
+// As much as both have, in whole steps. Returns how much that was.
+template <int kWidth, bool kStreamFirst, bool kStreamSecond>
+DDL_INLINE int64_t CopyBothLoop(const Copy& first, const Copy& second) {
+  using V = typename VectorOf<char, kWidth>::Type;
+  constexpr int kVectors = 4;
+  char* const outs[] = {static_cast<char*>(first.out), static_cast<char*>(second.out)};
+  const char* const ins[] = {static_cast<const char*>(first.in),
+                             static_cast<const char*>(second.in)};
+  const int64_t nbytes = std::min(first.nbytes, second.nbytes);
+  int64_t i = 0;
+  for (; i + kVectors * kWidth <= nbytes; i += kVectors * kWidth) {
+    FetchAhead<kVectors * kWidth>(ins[0] + i);
+    V parts[2][kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kVectors; ++v) {
+      const int which = v / kVectors;
+      parts[which][v % kVectors] =
+          *reinterpret_cast<const V*>(ins[which] + i + v % kVectors * kWidth);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Store<kStreamFirst>(outs[0] + i + v * kWidth, parts[0][v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Store<kStreamSecond>(outs[1] + i + v * kWidth, parts[1][v]);
+  }
+  return i;
+}
+
+template <int kWidth>
+DDL_INLINE int64_t CopyBothAny(const Copy& first, const Copy& second) {
+  if (first.stream) {
+    return second.stream ? CopyBothLoop<kWidth, true, true>(first, second)
+                         : CopyBothLoop<kWidth, true, false>(first, second);
+  }
+  return second.stream ? CopyBothLoop<kWidth, false, true>(first, second)
+                       : CopyBothLoop<kWidth, false, false>(first, second);
+}
+
 void SumSse2(const Sum& sum) { SumAny<16>(sum); }
 [[gnu::target("avx2")]] void SumAvx2(const Sum& sum) { SumAny<32>(sum); }
 [[gnu::target("avx512f")]] void SumAvx512(const Sum& sum) { SumAny<64>(sum); }
@@ -299,19 +350,31 @@ void CopySse2(char* out, const char* in, int64_t nbytes, bool stream) {
   CopyAny<64>(out, in, nbytes, stream);
 }
 
+int64_t CopyBothSse2(const Copy& first, const Copy& second) {
+  return CopyBothAny<16>(first, second);
+}
+[[gnu::target("avx2")]] int64_t CopyBothAvx2(const Copy& first, const Copy& second) {
+  return CopyBothAny<32>(first, second);
+}
+[[gnu::target("avx512f")]] int64_t CopyBothAvx512(const Copy& first, const Copy& second) {
+  return CopyBothAny<64>(first, second);
+}
+
 struct Loops {
   const char* name;
   bool (*runs_here)();
   void (*sum)(const Sum&);
   void (*copy)(char*, const char*, int64_t, bool);
+  int64_t (*copy_both)(const Copy&, const Copy&);
 };
 
 // The best first.
 constexpr Loops kLoops[] = {
-    {"avx512f", [] { return __builtin_cpu_supports("avx512f") > 0; }, SumAvx512, CopyAvx512},
+    {"avx512f", [] { return __builtin_cpu_supports("avx512f") > 0; }, SumAvx512, CopyAvx512,
+     CopyBothAvx512},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); },
-     SumAvx2, CopyAvx2},
-    {"sse2", [] { return true; }, SumSse2, CopySse2},
+     SumAvx2, CopyAvx2, CopyBothAvx2},
+    {"sse2", [] { return true; }, SumSse2, CopySse2, CopyBothSse2},
 };
 
 const Loops*& Chosen() {
@@ -347,6 +410,17 @@ void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream) {
     nbytes -= head;
   }
   Chosen()->copy(to, from, nbytes, stream);
+}
+
+void CopyBoth(const Copy& first, const Copy& second) {
+  int64_t done = 0;
+  if ((!first.stream || CanStream(first.out)) && (!second.stream || CanStream(second.out))) {
+    done = Chosen()->copy_both(first, second);
+  }
+  for (const Copy& rest : {first, second}) {
+    CopyBytes(static_cast<char*>(rest.out) + done, static_cast<const char*>(rest.in) + done,
+              rest.nbytes - done, rest.stream);
+  }
 }
 
 void FinishStreams() { _mm_sfence(); }

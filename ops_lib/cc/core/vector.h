@@ -23,6 +23,7 @@ struct Sum {
   int divisor = 1;           // integers truncate toward zero
   bool stream = false;       // write `out` past the caches, see CopyBytes
   bool stream_copy = false;  // and `copy`
+  int ahead = -1;            // the source to fetch ahead, see CopyBoth; -1: none
 };
 
 // Computes `sum`; its dtype is float16, bfloat16, float32, float64, int32 or int64.
@@ -35,6 +36,19 @@ void Compute(const Sum& sum);
 // another one.
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream);
 void FinishStreams();
+
+struct Copy {
+  void* out = nullptr;
+  const void* in = nullptr;
+  int64_t nbytes = 0;
+  bool stream = false;  // as CopyBytes
+};
+
+// Two copies that do not overlap, a little of each in turn: one that waits for its input to come
+// from memory and one that waits for its output to go there take little longer than either. The
+// input of `first` is fetched ahead, also over page boundaries, where processors do not by
+// themselves: for input that is not in the caches, and goes on behind this copy.
+void CopyBoth(const Copy& first, const Copy& second);
 
 // What the loops use on this processor: "avx512f", "avx2" or "sse2".
 const char* VectorInstructions();

@@ -39,6 +39,7 @@ void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool
   sum.divisor = divisor;
   sum.stream = stream;
   sum.stream_copy = stream_copy;
+  sum.ahead = static_cast<int>(count % (size + 1)) - 1;
   ddl::Compute(sum);
   ddl::FinishStreams();
   const std::string where = "dtype " + std::string(ddl::DTypeName(kDTypeOf<T>)) + " of " +
@@ -139,6 +140,7 @@ void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
   sum.divisor = divisor;
   sum.stream = how & 4;
   sum.stream_copy = how & 8;
+  sum.ahead = static_cast<int>(count % (size + 1)) - 1;
   ddl::Compute(sum);
   ddl::FinishStreams();
   const uint16_t* got = static_cast<const uint16_t*>(sum.out);
@@ -214,6 +216,32 @@ TEST(CopyBytesCopiesThoseAndNoMore) {
           const std::string where = name + ": " + std::to_string(nbytes);
           CHECK(std::memcmp(out + offset, in.data() + offset, nbytes) == 0, where);
           CHECK(out[offset + nbytes] == 0, where);
+        }
+      }
+    }
+  });
+}
+
+TEST(CopyBothCopiesBothAndNoMore) {
+  std::vector<char> in(10000);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i * 7 + i / 256);
+  const std::vector<int64_t> lengths = {0, 1, 64, 255, 256, 300, 1024, 4097};
+  WithAllInstructions([&](const std::string& name) {
+    for (const int64_t first : lengths) {
+      for (const int64_t second : lengths) {
+        // Bits: both streams, and whether both outputs are off the line that a stream needs.
+        for (int how = 0; how < 16; ++how) {
+          alignas(64) char outs[2][5120] = {};
+          char* to_first = outs[0] + (how & 4 ? 3 : 0);
+          char* to_second = outs[1] + (how & 8 ? 5 : 0);
+          ddl::CopyBoth({to_first, in.data() + 1, first, (how & 1) != 0},
+                        {to_second, in.data() + 5000, second, (how & 2) != 0});
+          ddl::FinishStreams();
+          const std::string where = name + ": " + std::to_string(first) + " and " +
+                                    std::to_string(second) + ", " + std::to_string(how);
+          CHECK(std::memcmp(to_first, in.data() + 1, first) == 0, where);
+          CHECK(std::memcmp(to_second, in.data() + 5000, second) == 0, where);
+          CHECK(to_first[first] == 0 && to_second[second] == 0, where);
         }
       }
     }
