@@ -41,7 +41,8 @@ class Attendance {
       std::memcpy(mine.payload, offer_.in, nbytes_);
     }
     Stop(start);
-    mine.state.store(meeting_ << 2 | (offer_.leaving ? HostGroup::kLeave : 0));
+    mine.state.store(meeting_ << 2 | (offer_.leaving ? HostGroup::kLeave : 0),
+                     std::memory_order_release);
     group_.Ring();
   }
 
@@ -51,7 +52,13 @@ class Attendance {
       while (next < group_.size() && IsHere(next)) ++next;
       return next == group_.size();
     };
-    if (!group_.SpinUntil(all_here)) DDL_RETURN_IF_ERROR(WaitAsleep());
+    const bool are_here = group_.SpinUntil(all_here);
+    // Show has not waited until the others see what it showed: that takes as long as their answer,
+    // so the two pass together. From here on they see it, as the doubt below needs, and this rank
+    // sees whoever fell asleep before.
+    group_.Fence();
+    group_.Ring();
+    if (!are_here) DDL_RETURN_IF_ERROR(WaitAsleep());
     // Looked at again now that all are here: whoever gave up before the last one came has shown its
     // doubt before, so a rank that sees no doubt here knows that nobody will.
     bool doubt = false;

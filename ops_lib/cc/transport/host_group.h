@@ -94,8 +94,13 @@ class HostGroup {
     return pieces_ - count;
   }
 
-  // Call after each change of slot or progress: wakes those who wait for this rank.
+  // Call after each change of slot or progress: wakes those who wait for this rank. After a store
+  // that was not sequentially consistent it may miss one who falls asleep at that moment, until it
+  // is called again after a fence.
   void Ring();
+  // Others see what this rank has stored before it sees what they have. A locked instruction does
+  // that on x86-64; std::atomic_thread_fence would too, but ThreadSanitizer does not know it.
+  void Fence() { fence_.fetch_add(1); }
 
   // Waits until `ready()`, which depends on what `peer` publishes. Aborted if the peer has died,
   // DeadlineExceeded after the timeout, else why the group is broken; then it is for all ranks.
@@ -176,6 +181,7 @@ class HostGroup {
   const int size_;
   const double timeout_s_;
   const std::vector<int> names_;
+  std::atomic<uint32_t> fence_{0};
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
   Stores stores_ = Stores::kTuned;
