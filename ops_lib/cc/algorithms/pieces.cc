@@ -11,6 +11,8 @@
 namespace ddl {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Blocks begin at lines, so that no two ranks write the same one.
 constexpr int64_t kUnit = 64;
 // Smaller tensors are still cut in two, so that their steps overlap.
@@ -19,6 +21,10 @@ constexpr int64_t kCuts = 2;
 // From here on the output would only push other things out of the caches. Measured: past them costs
 // a fifth at 4 MiB, gains nothing at 16 MiB and a tenth at 64 MiB.
 constexpr int64_t kStreamBytes = int64_t{16} << 20;
+
+// The stores are measured each time that so many pieces have been moved: within a tensor, because a
+// virtual core may be moved at any time. Of fewer the fall of a single piece would decide.
+constexpr int64_t kMeasuredPieces = 16;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -29,9 +35,11 @@ static_assert(HostGroup::kBuffers >= 3);
 class Pieces {
  public:
   // In a piece lie `blocks` blocks: one for each rank, or only the writer's own.
-  // `stream` and `stream_areas`: whether outputs and areas are written past the caches.
-  Pieces(HostGroup* group, std::vector<int64_t> nbytes, int blocks, bool stream, bool stream_areas)
+  // `stream`: whether outputs are written past the caches.
+  Pieces(HostGroup* group, HostGroup::Kind kind, std::vector<int64_t> nbytes, int blocks,
+         bool stream)
       : group_(*group),
+        kind_(kind),
         rank_(group->rank()),
         nbytes_(std::move(nbytes)),
         begins_(group->size() + 1, 0),
@@ -42,8 +50,7 @@ class Pieces {
                                  HostGroup::kPieceBytes / blocks / kUnit * kUnit)),
         num_pieces_((largest_ + block_nbytes_ - 1) / block_nbytes_),
         first_(group->NextPieces(num_pieces_)),
-        stream_(stream),
-        stream_areas_(stream_areas) {
+        stream_(stream) {
     for (int rank = 0; rank < group_.size(); ++rank) {
       begins_[rank + 1] = begins_[rank] + nbytes_[rank];
     }
@@ -52,37 +59,66 @@ class Pieces {
   Status AllReduce(const char* in, char* out, DType dtype, int divisor) {
     const Sum sum = Prepare(out + begins_[rank_], dtype, divisor);
     for (int64_t step = 0; step < num_pieces_ + 2; ++step) {
+      ChooseStores(step);
       DDL_RETURN_IF_ERROR(ScatterAndCollect(step, in, step - 2, out));
       if (step < 1 || step > num_pieces_) continue;
       DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, Area(rank_, step - 1)));
       PublishArea(&HostGroup::Progress::reduced, step - 1);
     }
-    if (stream_) FinishStreams();
+    Finish();
     return Status();
   }
 
   Status ReduceScatter(const char* in, char* own_out, DType dtype, int divisor) {
     const Sum sum = Prepare(own_out, dtype, divisor);
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
+      ChooseStores(step);
       if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step, in));
       if (step < 1) continue;
       DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, nullptr));
       Publish(&HostGroup::Progress::taken, step - 1);
     }
+    Finish();
     return Status();
   }
 
   Status AllGather(const char* own_in, char* out) {
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
+      ChooseStores(step);
       if (step < num_pieces_) DDL_RETURN_IF_ERROR(Bring(step, own_in, out));
       if (step >= 1) DDL_RETURN_IF_ERROR(Collect(step - 1, out));
     }
-    if (stream_) FinishStreams();
+    Finish();
     return Status();
   }
 
  private:
   using Counter = std::atomic<int64_t> HostGroup::Progress::*;
+
+  // How areas are written in this step: as the last rank says, after what the steps before cost it.
+  void ChooseStores(int64_t step) {
+    if (step == 0 || step == measured_ + kMeasuredPieces) Measure(step);
+    stream_areas_ = group_.Streams(kind_, nbytes());
+  }
+
+  void Measure(int64_t step) {
+    if (!group_.chooses_stores()) return;
+    const Clock::time_point now = Clock::now();
+    if (step > measured_) {
+      const double seconds = std::chrono::duration<double>(now - since_).count();
+      group_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
+    }
+    measured_ = step;
+    since_ = now;
+  }
+
+  void Finish() {
+    if (stream_) FinishStreams();
+    if (measured_ == 0) Measure(num_pieces_);  // too short for more
+  }
+
+  // Of the whole tensor.
+  int64_t nbytes() const { return begins_.back(); }
 
   // Where in its share a piece's block begins, and how long it is.
   int64_t At(int64_t piece) const { return piece * block_nbytes_; }
@@ -130,7 +166,6 @@ class Pieces {
     sum.dtype = dtype;
     sum.divisor = divisor;
     sum.stream = stream_;
-    sum.stream_copy = stream_areas_;
     sum.ahead = rank_;  // the others' are in the caches
     return sum;
   }
@@ -184,6 +219,7 @@ class Pieces {
     }
     sum.out = static_cast<char*>(sum.out) + At(piece);
     sum.copy = copy;
+    sum.stream_copy = stream_areas_;
     sum.count = nbytes / static_cast<int64_t>(DTypeSize(sum.dtype));
     Compute(sum);
     return Status();
@@ -218,6 +254,7 @@ class Pieces {
   }
 
   HostGroup& group_;
+  const HostGroup::Kind kind_;
   const int rank_;
   const std::vector<int64_t> nbytes_;
   std::vector<int64_t> begins_;
@@ -227,7 +264,9 @@ class Pieces {
   const int64_t num_pieces_;
   const int64_t first_;
   const bool stream_;
-  const bool stream_areas_;
+  bool stream_areas_ = false;
+  int64_t measured_ = 0;  // step of the last measurement
+  Clock::time_point since_;
   std::vector<const void*> sources_;
 };
 
@@ -242,27 +281,13 @@ std::vector<int64_t> EvenShares(int64_t nbytes, int size) {
   return shares;
 }
 
-// Runs a collective of `nbytes` with the stores that the group has chosen for it, and measures it.
-template <typename Run>
-Status Tuned(HostGroup* group, HostGroup::Kind kind, int64_t nbytes, const Run& run) {
-  using Clock = std::chrono::steady_clock;
-  DDL_RETURN_IF_ERROR(group->Fate());
-  if (nbytes == 0) return Status();
-  const bool stream_areas = group->Streams(kind, nbytes);
-  if (!group->chooses_stores()) return run(stream_areas);
-  const Clock::time_point start = Clock::now();
-  DDL_RETURN_IF_ERROR(run(stream_areas));
-  group->Tune(kind, nbytes, std::chrono::duration<double>(Clock::now() - start).count());
-  return Status();
-}
-
 Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
               const std::vector<int64_t>& nbytes) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  return Tuned(group, kind, total, [&](bool stream_areas) {
-    return Pieces(group, nbytes, 1, total >= kStreamBytes, stream_areas)
-        .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
-  });
+  DDL_RETURN_IF_ERROR(group->Fate());
+  if (total == 0) return Status();
+  return Pieces(group, kind, nbytes, 1, total >= kStreamBytes)
+      .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
 }
 
 }  // namespace
@@ -270,20 +295,20 @@ Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor) {
   const int64_t nbytes = count * static_cast<int64_t>(DTypeSize(dtype));
-  return Tuned(group, HostGroup::kAllReduce, nbytes, [&](bool stream_areas) {
-    return Pieces(group, EvenShares(nbytes, group->size()), group->size(),
-                  in != out && nbytes >= kStreamBytes, stream_areas)
-        .AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
-  });
+  DDL_RETURN_IF_ERROR(group->Fate());
+  if (nbytes == 0) return Status();
+  return Pieces(group, HostGroup::kAllReduce, EvenShares(nbytes, group->size()), group->size(),
+                in != out && nbytes >= kStreamBytes)
+      .AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
 }
 
 Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
                              const std::vector<int64_t>& nbytes, DType dtype, int divisor) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  return Tuned(group, HostGroup::kReduceScatter, total, [&](bool stream_areas) {
-    return Pieces(group, nbytes, group->size(), false, stream_areas)
-        .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
-  });
+  DDL_RETURN_IF_ERROR(group->Fate());
+  if (total == 0) return Status();
+  return Pieces(group, HostGroup::kReduceScatter, nbytes, group->size(), false)
+      .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,

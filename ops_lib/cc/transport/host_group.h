@@ -76,13 +76,15 @@ class HostGroup {
   // How ranks write areas and slots: through the caches, or past them by non-temporal stores. Where
   // two cores share a cache, the first is faster; where a line that one has just written comes
   // slowly to the other, the second is, by far. Virtual cores are moved about, so each kind of
-  // collective, by size, is measured as it runs, and the last rank chooses for all: not rank 0,
-  // which in a broadcast only writes. What the bits are and who waits for what do not depend on it.
+  // collective, by size, is measured as it runs, large ones part by part, and the last rank chooses
+  // for all: not rank 0, which in a broadcast only writes. What the bits are and who waits for what
+  // do not depend on it.
   enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMeeting };
   enum class Stores { kCached, kStreamed, kTuned };
   bool Streams(Kind kind, int64_t nbytes) const;
   bool chooses_stores() const { return rank_ == size_ - 1; }
-  // On the rank that chooses: what one took that was written as Streams says.
+  // On the rank that chooses: what one took that was written as Streams says, or would have taken
+  // at the pace of a part of it.
   void Tune(Kind kind, int64_t nbytes, double seconds);
   // This rank writes so from now on, for tests.
   void UseStores(Stores stores) { stores_ = stores; }
