@@ -74,6 +74,7 @@ def summarise(lines: list[str]) -> tuple[dict[str, float], list[dict[str, Any]]]
         if copies := samples.get((BOUND, nbytes)):
             pairs = zip(samples["shm", nbytes], copies, strict=True)
             row["of_bound"] = statistics.median(copy / shm for shm, copy in pairs)
+            row[BOUND] = {"samples_s": copies}
         baseline = samples[BASELINE, nbytes]
         for what in ("shm", "mpi", BASELINE):
             seconds = samples[what, nbytes]

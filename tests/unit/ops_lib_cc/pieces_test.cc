@@ -63,7 +63,7 @@ TEST(AllReduceIsExactOnProcesses) {
 }
 
 TEST(LargeOutputsThatArePastTheCachesAreExact) {
-  RunThreads(2, [](ddl::HostGroup& group) { AllReduceOnce<float>(group, 3'000'017, false, 2); });
+  RunThreads(2, [](ddl::HostGroup& group) { AllReduceOnce<float>(group, 5'000'017, false, 2); });
 }
 
 TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
@@ -270,6 +270,18 @@ TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
     CHECK(!group.Streams(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
     group.UseStores(ddl::HostGroup::Stores::kCached);
     CHECK(!group.Streams(kKind, kBytes), "what the rank was told");
+  });
+}
+
+TEST(StoresAreChosenAnewWithinATensor) {
+  // 64 pieces are four measurements: the window after which the other stores are tried.
+  static_assert(ddl::Tuner::kWindow == 4);
+  constexpr int64_t kBytes = 64 * kPiece;
+  RunThreads(2, [](ddl::HostGroup& group) {
+    AllReduceOnce<float>(group, kBytes / 4, false, 1);
+    if (group.chooses_stores()) {
+      CHECK(group.Streams(ddl::HostGroup::kAllReduce, kBytes), "no trial of the other stores");
+    }
   });
 }
 
