@@ -123,7 +123,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = report.argument_parser("Measures training on several ranks.", 9, "way")
-    parser.add_argument("--steps", type=int, default=5, help="of training in a sample")
+    parser.add_argument("--steps", type=int, default=20, help="of training in a sample")
     parser.add_argument("--model", choices=BATCHES, default="mnist")
     parser.add_argument("--ways", nargs="+", choices=WAYS + TEAMS, default=WAYS)
     parser.add_argument(
