@@ -23,7 +23,7 @@ constexpr int64_t kCuts = 2;
 constexpr int64_t kStreamBytes = int64_t{16} << 20;
 
 // The stores are measured each time that so many pieces have been moved: within a tensor, because a
-// virtual core may be moved at any time. Of fewer the fall of a single piece would decide.
+// virtual core may be moved at any time. With fewer, one late piece would decide.
 constexpr int64_t kMeasuredPieces = 16;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
