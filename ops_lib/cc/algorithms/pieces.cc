@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -189,20 +188,12 @@ class Pieces {
     return Status();
   }
 
-  void WriteArea(char* area, const char* from, int64_t nbytes) {
-    if (!stream_areas_) {
-      std::memcpy(area, from, nbytes);
-    } else {
-      CopyBytes(area, from, nbytes, true);
-    }
-  }
-
   Status Scatter(int64_t piece, const char* in) {
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     for (int rank = 0; rank < group_.size(); ++rank) {
       const int64_t nbytes = Nbytes(piece, rank);
       if (rank == rank_ || nbytes == 0) continue;
-      WriteArea(Area(rank_, piece, rank), in + begins_[rank] + At(piece), nbytes);
+      CopyBytes(Area(rank_, piece, rank), in + begins_[rank] + At(piece), nbytes, stream_areas_);
     }
     PublishArea(&HostGroup::Progress::copied, piece);
     return Status();
@@ -233,7 +224,7 @@ class Pieces {
     char* to = out + begins_[rank_] + At(piece);
     char* area = Area(rank_, piece);
     if (from == to) {
-      WriteArea(area, from, nbytes);
+      CopyBytes(area, from, nbytes, stream_areas_);
     } else {
       CopyBoth({area, from, nbytes, stream_areas_}, {to, from, nbytes, stream_});
     }

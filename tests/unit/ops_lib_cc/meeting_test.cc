@@ -3,9 +3,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <random>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "algorithms/pieces.h"
 #include "ranks.h"
@@ -287,6 +291,30 @@ TEST(StoppedRankIsAnErrorOnTheOthers) {
         usleep(1'000'000);
         kill(ranks[1], SIGKILL);
       });
+}
+
+// The litmus test "store buffering": without the fence both ranks often miss what the other stored.
+TEST(AFenceShowsWhatWasStoredBeforeItLooks) {
+  constexpr int kRuns = 20'000;
+  struct alignas(ddl::HostGroup::kLineBytes) Cell {
+    std::atomic<int> stored{0};
+  };
+  std::vector<Cell> cells(2 * kRuns);
+  std::vector<int> seen(2 * kRuns);
+  std::atomic<int> arrived[2] = {};
+  RunThreads(2, [&](ddl::HostGroup& group) {
+    const int rank = group.rank(), other = 1 - rank;
+    for (int run = 0; run < kRuns; ++run) {
+      arrived[rank].store(run + 1);
+      while (arrived[other].load() <= run) std::this_thread::yield();
+      cells[2 * run + rank].stored.store(1, std::memory_order_release);
+      group.Fence();
+      seen[2 * run + rank] = cells[2 * run + other].stored.load();
+    }
+  });
+  int missed = 0;
+  for (int run = 0; run < kRuns; ++run) missed += seen[2 * run] + seen[2 * run + 1] == 0;
+  CHECK(missed == 0, std::to_string(missed));
 }
 
 }  // namespace
