@@ -12,7 +12,8 @@ from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow.core.manifest import load_manifest
-from ddl_airflow.dag import BrokenManifest, ManifestProblem, dag_from, dags_from, manifests_in
+from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
+from ddl_airflow.manifest_dag import dag_from
 
 ROOT = Path(__file__).parents[3]
 STEPS = ["stage_data", "train", "transform", "upload_results"]

@@ -17,8 +17,8 @@ from airflow.sdk.exceptions import (
 from ddl_airflow import cli
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import load_manifest
-from ddl_airflow.dag import dag_from
 from ddl_airflow.lineage.record import write_part
+from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.filesystem import FolderStore
 
 TRAIN = """

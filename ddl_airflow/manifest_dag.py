@@ -1,0 +1,298 @@
+"""Plan to DAG: the DAG of one manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import DAG, Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
+from airflow.sdk.definitions.asset import BaseAsset
+from airflow.sdk.definitions.param import ParamsDict
+from pendulum import timezone
+
+from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
+from ddl_airflow.core.manifest import Manifest, redacted_text
+from ddl_airflow.core.manifest.rules import suggestion
+from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
+from ddl_airflow.form import form
+from ddl_airflow.notifications import notifiers, say_error
+from ddl_airflow.operators.base import asset_of
+from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.operators.transform import TransformOperator
+from ddl_airflow.operators.upload import UploadResultsOperator
+
+
+class ManifestDag(DAG):
+    """A DAG whose code, in Airflow's UI, is its manifest and not the Python file around it.
+
+    Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
+    ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
+    """
+
+    shown_as_code: Path | None = None
+    _fileloc = ""
+    _relative_fileloc: str | None = None
+
+    @property
+    def fileloc(self) -> str:
+        """The Python file until Airflow has noted it; then what is to be shown as code."""
+        if self.shown_as_code is not None and self._relative_fileloc is not None:
+            return str(self.shown_as_code)
+        return self._fileloc
+
+    @fileloc.setter
+    def fileloc(self, value: str) -> None:
+        self._fileloc = value
+
+    @property
+    def relative_fileloc(self) -> str | None:
+        """The Python file, relative to its bundle."""
+        return self._relative_fileloc
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, value: str | None) -> None:
+        self._relative_fileloc = value
+
+
+def dag_from(
+    manifest: Manifest, path: Path, text: str = "", shown_as_code: Path | None = None
+) -> DAG:
+    """The DAG of one manifest.
+
+    Args:
+        manifest: as loaded.
+        path: its file; code and folders are relative to it.
+        text: the manifest as written, shown (without keys) in the DAG's documentation.
+        shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
+    """
+    steps = plan(manifest, path)
+    _check_executors(steps, manifest)
+    failed = notifiers(manifest, "on_failure")
+    with ManifestDag(
+        dag_id=steps.dag_id,
+        description=manifest.model_definition.description or f"Training from {path.name}",
+        schedule=_schedule(steps, manifest),
+        start_date=_start(steps.schedule),
+        catchup=steps.schedule.catchup,
+        max_active_runs=steps.schedule.max_active_runs,
+        tags={"ddl", manifest.model_definition.framework.name},
+        doc_md=_documentation(manifest, path, text),
+        default_args={"on_failure_callback": [say_error, *failed] if failed else None},
+    ) as dag:
+        dag.shown_as_code = shown_as_code
+        fields = form(manifest, steps)
+        _tasks(steps, list(fields), manifest)
+    # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
+    # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
+    # of the manifest hold already.
+    object.__setattr__(dag, "params", ParamsDict(fields))
+    return dag
+
+
+def _start(asked: ScheduleStep) -> datetime:
+    """Its time zone is the DAG's, in which Airflow reads a cron expression."""
+    start = datetime.fromisoformat(asked.start or "2024-01-01")
+    return start.replace(tzinfo=timezone(asked.timezone))
+
+
+def _schedule(steps: Plan, manifest: Manifest) -> Any:
+    """Time, events of assets, whichever comes first, or None."""
+    asked = steps.schedule
+    time: Any = _registered(asked.timetable, manifest) if asked.timetable else asked.cron or None
+    events: list[BaseAsset] = []
+    if asked.on_data_change:
+        events.append(_changed_data(steps))
+    if asked.assets:
+        events.append(AssetAll(*map(_asset_of_others, asked.assets)))
+    if not events:
+        return time
+    event = events[0] if len(events) == 1 else AssetAny(*events)
+    if time is None:
+        return event
+    from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
+
+    if isinstance(time, str):
+        # Presets other than @once are cron expressions to this timetable too.
+        time = CronTriggerTimetable(time, timezone=asked.timezone)
+    return AssetOrTimeSchedule(timetable=time, assets=event)
+
+
+def _registered(name: str, manifest: Manifest) -> Any:
+    """A timetable of the site's plugins: a manifest has no other class made."""
+    from airflow.plugins_manager import get_timetables_plugins
+
+    known = get_timetables_plugins()
+    if name in known:
+        return known[name]()
+    at, fix = "schedule.timetable", "Register it: docs/manifests.md says how."
+    if known:
+        fix = suggestion(name, known)
+    message = f"no plugin of this Airflow registers {name}"
+    issue = ManifestIssue(manifest.line_of(at), at, message, fix)
+    raise ManifestInvalid(manifest.source, [issue])
+
+
+def _asset_of_others(asset: str) -> BaseAsset:
+    """By reference: whoever makes the asset may give it a name besides its URI."""
+    if "://" in asset:
+        return Asset.ref(uri=asset_of(asset).uri)
+    return Asset.ref(name=asset)
+
+
+def _changed_data(steps: Plan) -> Asset:
+    from ddl_airflow.triggers.data_change import DataChangeTrigger
+
+    dataset = steps.stage_data.dataset
+    watch = DataChangeTrigger(
+        dataset.uri,
+        dataset.connection.references() if dataset.connection else None,
+        conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
+    )
+    # Not the dataset's own asset, which others may update as well.
+    changed = asset_of(f"ddl-data-change://{steps.dag_id}")
+    changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
+    return changed
+
+
+def _check_executors(steps: Plan, manifest: Manifest) -> None:
+    """Airflow would file the error under the loader, and take all its DAGs away.
+
+    Raises:
+        ManifestInvalid: the site's table has an executor that this Airflow has not.
+    """
+    asked = {steps.train.place.executor, steps.other_steps.executor} - {""}
+    if not asked:
+        return
+    from airflow.executors.executor_loader import ExecutorLoader
+
+    there: set[str] = set()
+    for one in ExecutorLoader.get_executor_names(validate_teams=False):
+        path = one.module_path or ""
+        there |= {one.alias or "", path, path.rpartition(".")[2]} - {""}
+    for name in sorted(asked - there):
+        at = "model_definition.execution.compute_configuration.name"
+        message = f"its kind of node has executor {name} in [ddl] compute; this Airflow has not"
+        issue = ManifestIssue(manifest.line_of(at), at, message, suggestion(name, sorted(there)))
+        raise ManifestInvalid(manifest.source, [issue])
+
+
+def _named(steps: Plan, step: str) -> dict[str, Any]:
+    """A task's id, where it runs, and what Airflow is to do when it fails or takes too long."""
+    tries = steps.tries[step]
+    delay = timedelta(seconds=tries.delay_s)
+    place, pool_slots = (
+        (steps.train.place, steps.train.pool_slots) if step == "train" else (steps.other_steps, 1)
+    )
+    # What a place leaves open is Airflow's own default.
+    where = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
+    return {
+        **{name: value for name, value in where.items() if value},
+        "pool_slots": pool_slots,
+        "priority_weight": place.priority_weight,
+        "task_id": step,
+        "retries": tries.attempts - 1,
+        "retry_delay": delay,
+        "retry_exponential_backoff": 2.0 if tries.backoff == "exponential" else 0,
+        "max_retry_delay": max(timedelta(hours=1), delay),
+        "execution_timeout": tries.timeout_s and timedelta(seconds=tries.timeout_s),
+    }
+
+
+def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
+    train, transform = steps.train, steps.transform
+    stage_data = StageDataOperator(
+        **_named(steps, "stage_data"),
+        task_display_name="stage-data",
+        dataset=steps.stage_data.dataset,
+        code=steps.stage_data.code,
+        not_code=steps.stage_data.not_code,
+        python=train.python,
+        commands=[
+            train.command,
+            *transform.commands,
+            *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
+        ],
+        settings=settings,
+        results=steps.upload_results.results,
+        manifest=steps.manifest,
+    )
+    trained = TrainOperator(
+        **_named(steps, "train"),
+        command=train.command,
+        nodes=train.nodes,
+        slots=train.slots,
+        launcher=train.launcher,
+        scheduler=train.scheduler,
+        gpu=train.gpu,
+        distribution=train.distribution,
+        python=train.python,
+        framework=train.framework,
+        tf1=train.tf1,
+        metrics=train.metrics,
+        parameters=steps.parameters,
+    )
+    transformed = TransformOperator(
+        **_named(steps, "transform"),
+        commands=transform.commands,
+        checkpoint=transform.checkpoint,
+        inputs=transform.inputs,
+        outputs=transform.outputs,
+        sample=transform.sample,
+        python=transform.python,
+        tf1=transform.tf1,
+        parameters=steps.parameters,
+    )
+    uploaded = UploadResultsOperator(
+        **_named(steps, "upload_results"),
+        task_display_name="upload-results",
+        results=steps.upload_results.results,
+        manifest=steps.manifest,
+        promote=steps.upload_results.promote,
+        on_success_callback=notifiers(manifest, "on_success") or None,
+    )
+    stage_data >> trained >> transformed
+    last: BaseOperator = transformed
+    if steps.evaluate is not None:
+        last = last >> _evaluated(steps, steps.evaluate)
+    if steps.approve:
+        last = last >> _approved(steps, manifest)
+    last >> uploaded
+
+
+def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
+    return EvaluateOperator(
+        **_named(steps, "evaluate"),
+        results=steps.upload_results.results,
+        command=evaluate.command,
+        metric=evaluate.metric,
+        minimum=evaluate.minimum,
+        maximum=evaluate.maximum,
+        not_worse=evaluate.not_worse,
+        python=steps.train.python,
+        tf1=steps.train.tf1,
+        parameters=steps.parameters,
+    )
+
+
+def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
+    """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
+    from airflow.providers.standard.operators.hitl import ApprovalOperator
+
+    # Its own tries are no step of the manifest; and a person may take any time.
+    named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
+    return ApprovalOperator(
+        **named,
+        subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
+        body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
+        notifiers=notifiers(manifest, "on_approval"),
+    )
+
+
+def _documentation(manifest: Manifest, path: Path, text: str) -> str:
+    warned = "".join(f"- ⚠ {issue.render(path.name)}\n" for issue in manifest.warnings)
+    return f"{warned}\n```yaml\n{redacted_text(text)}\n```\n" if text else warned
