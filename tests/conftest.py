@@ -18,6 +18,7 @@ import pytest
 from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration.ceph import CephObjectStore, available
+from tests.integration.databases import PostgreSql
 from tests.integration.mail import Mailbox
 from tests.integration.slurm import SlurmCluster
 
@@ -128,7 +129,20 @@ def slurm(slurm_folder: Path) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a PostgreSQL, as Airflow has in earnest; nothing, for SQLite, where there is none."""
+    if reason := PostgreSql.missing():
+        print(f"\nWARNING: Airflow runs over SQLite, not PostgreSQL: {reason}")
+        yield ""
+        return
+    server = PostgreSql(tmp_path_factory.mktemp("postgresql"))
+    with running(server):
+        yield server.url
+
+
+@pytest.fixture(scope="session")
 def site(
+    database: str,
     object_store: StoreUnderTest,
     mailbox: Mailbox,
     dags_folder: Path,
@@ -162,7 +176,9 @@ def site(
         "kwargs": {"path": str(loader_folder)},
     }
     home = dags_folder.parent / "home"
-    airflow = AirflowSite(home, dags_folder, environment, port=18080, bundles=[local])
+    airflow = AirflowSite(
+        home, dags_folder, environment, port=18080, bundles=[local], database=database
+    )
     with running(airflow):
         yield airflow
 

@@ -117,7 +117,10 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
                 if keep:
                     clock.say(f"the UI stays: {site.url}  user {USER}  password {site.password}")
                     clock.say("Ctrl-C ends it")
-                    signal.pause()
+                    while True:
+                        time.sleep(_SAY_EVERY_S)
+                        for said in site.revive():
+                            clock.say(f"{said}\nstarted again")
         return 0 if succeeded else 1
     except KeyboardInterrupt:
         clock.say("ended; every process of it was stopped")

@@ -1,7 +1,7 @@
 """A whole Airflow and an object store on this machine, for the demo and for tests.
 
-Real parts, small settings: SQLite, LocalExecutor, loopback. Every process has a guard, so that
-none outlives the one that starts the site.
+Real parts, small settings: LocalExecutor, loopback, and SQLite unless told otherwise. Every process
+has a guard, so that none outlives the one that starts the site.
 """
 
 from __future__ import annotations
@@ -70,12 +70,18 @@ class Service:
     def pid(self) -> int:
         return self._process.pid
 
-    def check(self) -> None:
-        """Raises RuntimeError with its last words when it has ended."""
+    def ended(self) -> str:
+        """Nothing while it runs; then how it ended, where its log is, and its last words."""
         code = self._process.poll()
-        if code is not None:
-            last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-15:])
-            raise RuntimeError(f"{self.name} ended with code {code}. Log: {self.log}\n{last}")
+        if code is None:
+            return ""
+        last = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-15:])
+        return f"{self.name} ended with code {code}. Log: {self.log}\n{last}"
+
+    def check(self) -> None:
+        """Raises RuntimeError when it has ended."""
+        if said := self.ended():
+            raise RuntimeError(said)
 
     def terminate(self) -> None:
         """SIGTERM; does not wait."""
@@ -120,6 +126,7 @@ class AirflowSite:
         environment: further variables for Airflow, such as connections.
         port: for the UI, or the next free one above.
         bundles: DAG bundles beside that of the manifests.
+        database: URL for SQLAlchemy; by default SQLite in ``home``.
     """
 
     def __init__(
@@ -129,13 +136,15 @@ class AirflowSite:
         environment: Mapping[str, str] | None = None,
         port: int = 8080,
         bundles: Sequence[Mapping[str, Any]] = (),
+        database: str = "",
     ) -> None:
         self.home = home
         self.workspace = home / "ddl"
         self.url = f"http://127.0.0.1:{free_port(port)}"
         self.password = secrets.token_urlsafe(9)
         self._services: dict[str, Service] = {}
-        self._env = {**os.environ, **self._settings(dags, bundles), **(environment or {})}
+        settings = self._settings(dags, bundles) | self._database(database)
+        self._env = {**os.environ, **settings, **(environment or {})}
         self._client: httpx.Client | None = None
 
     def _settings(self, dags: Path, bundles: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -154,9 +163,6 @@ class AirflowSite:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__FERNET_KEY": "",
-            # The writer may be another process, on a busy machine: SQLite's own 5 s are soon over.
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}?timeout=60",
-            "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(plugins.__file__).parent),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": port,
             "AIRFLOW__API__BASE_URL": self.url,
@@ -173,6 +179,16 @@ class AirflowSite:
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
             "AIRFLOW__DDL__WORKSPACE": str(self.workspace),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+
+    def _database(self, url: str) -> dict[str, str]:
+        if url:
+            return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url}
+        # The writer may be another process, on a busy machine: SQLite's own 5 s are soon over.
+        url = f"sqlite:///{self.home / 'airflow.db'}?timeout=60"
+        return {
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url,
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(plugins.__file__).parent),
         }
 
     def start(self) -> None:
@@ -207,6 +223,23 @@ class AirflowSite:
             self._services.pop(name).stop()
         words = [name, "--skip-serve-logs"] if name == "scheduler" else [name]
         self._services[name] = self.also(*words)
+
+    def check(self) -> None:
+        """Raises RuntimeError when one of the three has ended by itself."""
+        for service in self._services.values():
+            service.check()
+
+    def revive(self) -> list[str]:
+        """Starts again which of the three has ended by itself, and says of each how it ended.
+
+        Airflow's scheduler ends over SQLite, which locks no rows, when a person deletes a run that
+        it looks at: ``get_running_dag_runs_to_examine`` in ``airflow/models/dagrun.py``.
+        """
+        dead = {name: said for name, one in self._services.items() if (said := one.ended())}
+        for name in dead:
+            del self._services[name]
+            self.restart(name)
+        return list(dead.values())
 
     def service(self, name: str) -> Service:
         """One of the three that ``restart`` names."""

@@ -14,16 +14,9 @@ from pathlib import Path
 
 from ddl_airflow.demo.site import Service, free_port
 
-HOW_TO_GET = "apt-get install -y --no-install-recommends postgresql redis-server"
+HOW_TO_GET = "apt-get install -y --no-install-recommends"
 START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-
-
-def available() -> str:
-    """Nothing if both are there, else what is missing and how to get it."""
-    missing = [] if _programs() else ["postgres"]
-    missing += [name for name in ("redis-server", "setpriv") if shutil.which(name) is None]
-    return f"no {', '.join(missing)}. Get it: {HOW_TO_GET}" if missing else ""
 
 
 def _programs() -> Path | None:
@@ -47,10 +40,17 @@ class PostgreSql:
         self._folder = Path()
         self._service: Service | None = None
 
+    @staticmethod
+    def missing() -> str:
+        """Nothing if it can run here, else why not."""
+        absent = [] if _programs() else ["postgres"]
+        absent += [] if shutil.which("setpriv") else ["setpriv"]
+        return f"no {', '.join(absent)}. Get it: {HOW_TO_GET} postgresql" if absent else ""
+
     @property
     def url(self) -> str:
-        """Without driver: ``postgresql://…``."""
-        return f"postgresql://airflow@127.0.0.1:{self.port}/airflow"
+        """For SQLAlchemy."""
+        return f"postgresql+psycopg2://airflow@127.0.0.1:{self.port}/airflow"
 
     def start(self) -> None:
         """Makes the database and waits until it answers."""
@@ -136,6 +136,12 @@ class Redis:
         self._logs = folder
         self.port = free_port()
         self._service: Service | None = None
+
+    @staticmethod
+    def missing() -> str:
+        """Nothing if it can run here, else why not."""
+        found = shutil.which("redis-server")
+        return "" if found else f"no redis-server. Get it: {HOW_TO_GET} redis-server"
 
     @property
     def url(self) -> str:

@@ -23,11 +23,12 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import connection_environment
 from ddl_airflow.demo.site import AirflowSite, Service, running
 from ddl_airflow.launchers.processes import marked
-from tests.integration.databases import PostgreSql, Redis, available
+from tests.integration.databases import PostgreSql, Redis
 
+MISSING = PostgreSql.missing() or Redis.missing()
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(bool(available()), reason=f"needs PostgreSQL and Redis: {available()}"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs PostgreSQL and Redis: {MISSING}"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -169,15 +170,12 @@ def cluster(object_store, tmp_path_factory):
     (loader / "data" / "none.txt").touch()
     (loader / "faults.py").write_text(FAULTS)
     (loader / "code" / "train.py").write_text(COUNTS)
-    (folder / "plugins").mkdir()
     (folder / "worker_name.py").write_text(WORKER_NAME)
     database, broker = PostgreSql(folder / "logs"), Redis(folder / "logs")
     environment = {
         **connection_environment(object_store),
         **SETTINGS,
         "PYTHONPATH": str(folder),
-        "AIRFLOW__CORE__PLUGINS_FOLDER": str(folder / "plugins"),  # PostgreSQL needs no turns
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.url.replace("://", "+psycopg2://"),
         "AIRFLOW__CELERY__BROKER_URL": broker.url,
     }
     bundle = {
@@ -185,7 +183,9 @@ def cluster(object_store, tmp_path_factory):
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
         "kwargs": {"path": str(loader)},
     }
-    site = AirflowSite(folder / "home", dags, environment, port=18200, bundles=[bundle])
+    site = AirflowSite(
+        folder / "home", dags, environment, port=18200, bundles=[bundle], database=database.url
+    )
     parts = Cluster(folder, site, database)
     with running(database, broker, site, parts):
         pool = {"name": "cores", "slots": POOL_SLOTS, "include_deferred": True}

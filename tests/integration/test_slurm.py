@@ -92,6 +92,7 @@ class Training:
     def until(self, done: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + _WAIT_S
         while not done():
+            self.site.check()
             if time.monotonic() > deadline:
                 pytest.fail(f"{self.dag_id}: not {what}: {self.task()}\n{self.log()}")
             time.sleep(0.2)
