@@ -8,7 +8,7 @@ from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
-from ddl_airflow.core.manifest.rules import LAUNCHER_KINDS
+from ddl_airflow.core.manifest.sections.launcher import LAUNCHER_KINDS
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"

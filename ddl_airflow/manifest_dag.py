@@ -15,7 +15,7 @@ from pendulum import timezone
 
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest, redacted_text
-from ddl_airflow.core.manifest.rules import suggestion
+from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error

@@ -14,8 +14,8 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest, Notification
-from ddl_airflow.core.manifest.model import SMTP_NOTIFIER
-from ddl_airflow.core.manifest.rules import suggestion
+from ddl_airflow.core.manifest.rule import suggestion
+from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER
 
 # Subject and body of a mail that says neither. `error` is ours, see `say_error`.
 _RUN = '<p>DAG {{ dag.dag_id }}, <a href="%s">run {{ run_id | e }}</a></p>'

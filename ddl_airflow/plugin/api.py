@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse
 
 from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.core.manifest.model import slug
+from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.links import tensorboard
 from ddl_airflow.operators.base import workspace
 

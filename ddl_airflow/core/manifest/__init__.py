@@ -17,16 +17,11 @@ from ddl_airflow.core.manifest.load import (
     looks_like_manifest,
     redacted_text,
 )
-from ddl_airflow.core.manifest.model import (
-    Connection,
-    Credentials,
-    Location,
-    Manifest,
-    Metric,
-    Notification,
-    Reference,
-    Schedule,
-)
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.sections.notifications import Notification
+from ddl_airflow.core.manifest.sections.outcome import Metric
+from ddl_airflow.core.manifest.sections.places import Connection, Credentials, Location, Reference
+from ddl_airflow.core.manifest.sections.schedule import Schedule
 
 __all__ = [
     "REDACTED",

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
-from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
 
 _DIALECTS = {"ffdl": "Fabric for Deep Learning", "wml": "Watson Machine Learning"}
 _REFERENCES = ("training_data_reference", "training_results_reference")

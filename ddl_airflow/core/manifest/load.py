@@ -26,15 +26,11 @@ from ddl_airflow.core.manifest.document import (
 )
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
 from ddl_airflow.core.manifest.ffdl import is_ffdl
-from ddl_airflow.core.manifest.model import REFERENCE, SECRET_FIELDS, Manifest
-from ddl_airflow.core.manifest.rules import (
-    RULES,
-    Finding,
-    Rule,
-    compute_rules,
-    nearest,
-    suggestion,
-)
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
+from ddl_airflow.core.manifest.rules import RULES
+from ddl_airflow.core.manifest.sections.launcher import compute_rules
+from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.ffdl.translate import Translation

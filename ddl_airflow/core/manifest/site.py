@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from ddl_airflow.core.compute import COMPUTE, Compute, Place
 from ddl_airflow.core.errors import ManifestIssue, ManifestSyntaxError
 from ddl_airflow.core.manifest.load import read_fields
-from ddl_airflow.core.manifest.model import Section
-from ddl_airflow.core.manifest.rules import Finding, Findings, Rule
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule
+from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.values import Text, Whole, truth
 
 _INLINE = "[ddl] compute"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddl_airflow.core.manifest.rule import Finding, Findings
+
 # All are plain values, or make some.
 NAMES = frozenset(
     (
@@ -63,3 +65,11 @@ def strange_names(
     fix = f"There is: {', '.join(sorted([*known, *shown]))}."
     for name in sorted(strange):
         yield f"names {name[:60]!r} in a template", fix
+
+
+def template_findings(
+    at: str, text: str, also: frozenset[tuple[str, str]] = frozenset()
+) -> Findings:
+    if is_template(text):
+        for message, fix in strange_names(text, also):
+            yield Finding(at, message, fix)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ddl_airflow.core.manifest.document import Plain
-from ddl_airflow.core.manifest.model import Section
+from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.values import AnyText, Secret, Text, Whole
 
 OBJECT_STORES = ("mount_cos", "s3_datastore")

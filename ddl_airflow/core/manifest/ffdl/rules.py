@@ -15,8 +15,8 @@ from ddl_airflow.core.manifest.ffdl.model import (
     EvaluationMetrics,
     Group,
 )
-from ddl_airflow.core.manifest.model import split_commands
-from ddl_airflow.core.manifest.rules import Finding, Findings, Rule, registering
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
+from ddl_airflow.core.manifest.sections.definition import split_commands
 
 RULES: list[Rule] = []
 _rule = registering(RULES)

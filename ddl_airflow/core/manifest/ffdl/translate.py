@@ -17,7 +17,7 @@ from ddl_airflow.core.manifest.ffdl.model import (
     FfdlFramework,
 )
 from ddl_airflow.core.manifest.ffdl.rules import group_findings
-from ddl_airflow.core.manifest.rules import Finding
+from ddl_airflow.core.manifest.rule import Finding
 
 
 class Translation(NamedTuple):

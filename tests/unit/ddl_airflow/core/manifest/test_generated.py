@@ -21,7 +21,7 @@ from ddl_airflow.core.manifest import (
     may_have_dag_id,
     redacted_text,
 )
-from ddl_airflow.core.manifest.model import slug
+from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.plan import plan
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
-from ddl_airflow.core.manifest.model import slug, split_commands
+from ddl_airflow.core.manifest.sections.definition import slug, split_commands
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
 

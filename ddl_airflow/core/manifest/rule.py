@@ -1,0 +1,61 @@
+"""What a rule is: what must hold beyond the type of each field, one small function each.
+
+A rule names the fields that it reads and gets their values, typed. It yields what it finds; the
+loader adds the lines. Rules whose fields are sound run even when other fields are broken, so that
+one look at a manifest shows everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+
+class Finding(NamedTuple):
+    """What a rule found: the field, what is wrong with it, and what to write instead."""
+
+    field: str
+    message: str
+    fix: str
+
+
+Findings = Iterator[Finding]
+
+
+class Rule(NamedTuple):
+    """A check, called with the path of its last field and the values of all its fields."""
+
+    fields: tuple[str, ...]
+    check: Callable[..., Findings]
+    warning: bool
+
+
+_Check = TypeVar("_Check", bound=Callable[..., Findings])
+
+
+def registering(rules: list[Rule]) -> Callable[..., Callable[[_Check], _Check]]:
+    """Returns the decorator that adds a check to the rules, with the fields that it reads."""
+
+    def rule(*fields: str, warning: bool = False) -> Callable[[_Check], _Check]:
+        def register(check: _Check) -> _Check:
+            rules.append(Rule(fields, check, warning))
+            return check
+
+        return register
+
+    return rule
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Returns the known word that was probably meant."""
+    import difflib  # slow to import, and rarely needed
+
+    near = difflib.get_close_matches(given[:60], list(known), n=1)
+    return near[0] if near else None
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Returns the fix for a word that is not among the known ones: the nearest, or all."""
+    words = list(known)
+    near = nearest(given, words)
+    return f"Did you mean {near}?" if near else f"Known: {', '.join(words)}."

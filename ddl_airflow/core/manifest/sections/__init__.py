@@ -1,0 +1,1 @@
+"""The sections of a manifest, one file for each or for a few: their fields and their rules."""

@@ -1,0 +1,168 @@
+"""model_definition: the model, its framework and its commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Literal
+
+from pydantic import Field
+
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
+from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.templates import template_findings
+from ddl_airflow.core.manifest.values import AnyText, Text, Whole
+
+MAX_DAG_ID = 200
+RULES: list[Rule] = []
+_rule = registering(RULES)
+
+
+class Author(Section):
+    """Who wrote the model."""
+
+    name: Text = Field(description="Name, kept in the lineage.", examples=["Your Name"])
+    email: Text | None = Field(
+        default=None, description="Address, kept in the lineage.", examples=["you@example.com"]
+    )
+
+
+class Runtimes(Section):
+    """The language that the scripts are written in."""
+
+    name: Literal["python"] = Field(description="Language of the scripts.", examples=["python"])
+    version: Text | None = Field(
+        default=None,
+        description="Kept in the lineage only; `launcher.python` decides what runs.",
+        examples=["3.11"],
+    )
+
+
+class Framework(Section):
+    """What the scripts import."""
+
+    name: Literal["tensorflow", "tensorflow-ddl"] = Field(
+        description="Framework; both names mean TensorFlow with the DDL ops.",
+        examples=["tensorflow-ddl"],
+    )
+    version: Text = Field(
+        description="TensorFlow version that the scripts are written for; `-py3-ddl` may follow. "
+        "Below 2, `import tensorflow` gives them the 1.x API.",
+        examples=["2.21"],
+    )
+    runtimes: Runtimes | None = Field(
+        default=None, description="Language of the scripts.", examples=[{"name": "python"}]
+    )
+
+
+class ComputeConfiguration(Section):
+    """How many ranks the training runs: slots per node times nodes."""
+
+    name: Text = Field(
+        description="Kind of node; decides how many ranks run on each.", examples=["v100x2"]
+    )
+    nodes: Whole = Field(default=1, ge=1, le=4096, description="Number of nodes.", examples=[2])
+
+
+class Execution(Section):
+    """What runs, and on how many ranks."""
+
+    command: Text = Field(
+        description="The first command runs on all ranks; those after `;` run once, after it.",
+        examples=["python train.py"],
+    )
+    compute_configuration: ComputeConfiguration = Field(
+        description="Where and how often it runs.", examples=[{"name": "v100", "nodes": 2}]
+    )
+
+
+class ModelDefinition(Section):
+    """The model: its name, framework and command."""
+
+    name: Text = Field(
+        description="Name of the model; the DAG id is made from it.", examples=["tf-mnist"]
+    )
+    author: Author | None = Field(
+        default=None, description="Who wrote the model.", examples=[{"name": "Your Name"}]
+    )
+    description: AnyText = Field(
+        default="", description="A sentence for the DAG list.", examples=["Digits, two layers"]
+    )
+    framework: Framework = Field(
+        description="What the scripts import.",
+        examples=[{"name": "tensorflow-ddl", "version": "2.21"}],
+    )
+    execution: Execution = Field(
+        description="What runs, and on how many ranks.",
+        examples=[{"command": "python train.py", "compute_configuration": {"name": "v100"}}],
+    )
+
+
+def slug(name: str) -> str:
+    """Returns the name with what is outside A-Z a-z 0-9 _ . - as one ``-``; may be empty.
+
+    It never starts or ends with a dot or a dash: it names a folder, and ``..`` is no name.
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+
+
+def split_commands(text: str) -> tuple[str, ...]:
+    """Returns the commands in a text; ``;`` and line ends outside quotes separate them.
+
+    Quotes and backslashes mean what they mean in a POSIX shell.
+
+    Raises:
+        ValueError: quotes that do not close, or a backslash at the end.
+    """
+    pieces, quote, escaped = [""], "", False
+    for char in text.replace("\\\n", " "):
+        if escaped:
+            escaped = False
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in ";\n":
+            pieces.append("")
+            continue
+        pieces[-1] += char
+    if quote or escaped:
+        raise ValueError("ends in a backslash" if escaped else f"has a {quote} that never closes")
+    return tuple(piece.strip() for piece in pieces if piece.strip())
+
+
+@_rule("model_definition.name")
+def name_gives_a_dag_id(at: str, name: str) -> Findings:
+    length = len(slug(name))
+    if length == 0:
+        yield Finding(at, "has no letter or digit to make a DAG id of", "Use A-Z, a-z, 0-9.")
+    elif length > MAX_DAG_ID:
+        yield Finding(at, f"has {length} characters, at most {MAX_DAG_ID} fit", "Shorten it.")
+
+
+@_rule("model_definition.framework.version")
+def version_is_known(at: str, version: str) -> Findings:
+    match = re.fullmatch(r"([0-9]{1,4})(\.[0-9]+)*([-+.]?[A-Za-z][\w.+-]*)?", version)
+    if match is None:
+        yield Finding(at, f"is {version[:40]!r}, not a version", 'Write for example "2.21".')
+    elif int(match[1]) == 0:
+        fix = 'Port the script to the API of 1.x and write "1.15", or to 2.x and write "2.21".'
+        yield Finding(at, f"is {version}, older than TensorFlow 1", fix)
+
+
+@_rule("model_definition.execution.command")
+def command_can_be_split(at: str, command: str) -> Findings:
+    try:
+        commands = split_commands(command)
+    except ValueError as error:
+        yield Finding(at, str(error), "Close it, or put \\ before a character meant as it is.")
+        return
+    if not commands or not all(shlex.split(one)[0] for one in commands):
+        yield Finding(at, "is empty", 'Write for example "python train.py".')
+
+
+@_rule("model_definition.execution.command")
+def command_names_what_templates_may(at: str, command: str) -> Findings:
+    yield from template_findings(at, command)

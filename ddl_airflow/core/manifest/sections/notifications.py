@@ -1,0 +1,96 @@
+"""notifications: who hears of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from ddl_airflow.core.manifest.document import child
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
+from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.outcome import Approval
+from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, template_findings
+from ddl_airflow.core.manifest.values import Argument, Text
+
+SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+RULES: list[Rule] = []
+_rule = registering(RULES)
+
+
+def _notification(value: Any) -> Any:
+    """An address alone is a mail to it; a class path alone is a notifier without arguments."""
+    if not isinstance(value, str):
+        return value
+    return {"arguments": {"to": value}} if "@" in value else {"notifier": value}
+
+
+class Notification(Section):
+    """One message, by a notifier that a provider of this Airflow brings."""
+
+    notifier: Text = Field(
+        default=SMTP_NOTIFIER,
+        description="Its class path; mail by default. `airflow providers notifications` lists all.",
+        examples=["airflow.providers.smtp.notifications.smtp.SmtpNotifier"],
+    )
+    arguments: Mapping[str, Argument] = Field(
+        default={},
+        description="What it is made with; secrets belong into the connection that it uses.",
+        examples=[{"to": ["ml@example.com"], "smtp_conn_id": "mail"}],
+    )
+
+
+NotificationOrShort = Annotated[Notification, BeforeValidator(_notification)]
+
+
+class Notifications(Section):
+    """Who hears of a run, by Airflow's notifiers. An address alone is a mail to it."""
+
+    on_failure: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a task has failed and is not tried again.",
+        examples=[["ml@example.com"]],
+    )
+    on_success: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When a model was published.",
+        examples=[["ml@example.com"]],
+    )
+    on_approval: tuple[NotificationOrShort, ...] = Field(
+        default=(),
+        description="When the run waits for a person.",
+        examples=[["ml@example.com"]],
+    )
+
+
+@_rule("approval", "notifications")
+def notifications_have_a_reason_and_no_secret(
+    at: str, approval: Approval, notifications: Notifications
+) -> Findings:
+    if notifications.on_approval and not approval.required:
+        fix = "Add approval: {required: true}, or delete it."
+        yield Finding(f"{at}.on_approval", "is given, and nobody is asked for approval", fix)
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            field = f"{at}.{event}[{i}]"
+            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", one.notifier):
+                fix = "Write a mail address, or module and class of a notifier."
+                message = f"{one.notifier[:60]!r} is neither a mail address nor a class path"
+                yield Finding(f"{field}.notifier", message, fix)
+            for name in one.arguments:
+                if re.search(r"passw|secret|token|api_?key|credential|webhook_url", name, re.I):
+                    fix = "Put it into an Airflow connection, and give the notifier its id."
+                    yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
+
+
+@_rule("notifications")
+def notifications_name_what_templates_may(at: str, notifications: Notifications) -> Findings:
+    for event, entries in notifications:
+        for i, one in enumerate(entries):
+            for name, value in one.arguments.items():
+                field = child(f"{at}.{event}[{i}].arguments", name)
+                for text in value if isinstance(value, tuple) else (value,):
+                    if isinstance(text, str):
+                        yield from template_findings(field, text, OF_A_NOTIFICATION)

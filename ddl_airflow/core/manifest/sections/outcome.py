@@ -1,0 +1,143 @@
+"""metrics, transform, evaluation and approval: what a training gives, and what it must be worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
+from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.places import leaves_its_folder
+from ddl_airflow.core.manifest.templates import template_findings
+from ddl_airflow.core.manifest.values import Checkpoint, Text, number, truth
+
+SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
+RULES: list[Rule] = []
+_rule = registering(RULES)
+
+
+class Metric(Section):
+    """A number to be read from the output of rank 0."""
+
+    name: Text = Field(
+        description="Name of the metric; step, steps and epoch set the progress itself.",
+        examples=["loss"],
+    )
+    regex: Annotated[str, Field(min_length=1)] = Field(
+        description="Searched in each line; its one group is the number.",
+        examples=["Loss= ([0-9.]+)"],
+    )
+
+
+class Transform(Section):
+    """How the checkpoint becomes a SavedModel."""
+
+    checkpoint: Checkpoint = Field(
+        default="latest", description="Checkpoint to export: latest, or a step.", examples=[1000]
+    )
+    inputs: Mapping[str, Text] = Field(
+        default={}, description="Name in the signature -> tensor.", examples=[{"images": "x:0"}]
+    )
+    outputs: Mapping[str, Text] = Field(
+        default={}, description="Name in the signature -> tensor.", examples=[{"scores": "y:0"}]
+    )
+    sample: Text | None = Field(
+        default=None,
+        description="File in DATA_DIR or RESULT_DIR for the prediction that checks the model.",
+        examples=["t10k-images-idx3-ubyte.gz"],
+    )
+
+
+class Evaluation(Section):
+    """What a model must be worth to be published."""
+
+    metric: Text = Field(
+        description="Name of the number that decides: accuracy of the reloaded model, a metric of "
+        "the training, or one that the command writes.",
+        examples=["accuracy"],
+    )
+    minimum: Annotated[float, BeforeValidator(number)] | None = Field(
+        default=None, description="Below it nothing is published.", examples=[0.95]
+    )
+    maximum: Annotated[float, BeforeValidator(number)] | None = Field(
+        default=None, description="Above it nothing is published.", examples=[0.2]
+    )
+    not_worse_than_production: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether it must be as good as that of the model in production.",
+        examples=[True],
+    )
+    command: Text | None = Field(
+        default=None,
+        description="Runs once, and writes a JSON object of numbers to $EVALUATION.",
+        examples=["python evaluate.py"],
+    )
+
+
+class Approval(Section):
+    """Whether a person decides over publishing."""
+
+    required: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=True, description="Whether the run waits for a person.", examples=[True]
+    )
+
+
+@_rule("metrics")
+def metrics_have_one_group(at: str, metrics: tuple[Metric, ...]) -> Findings:
+    fix = "Put ( ) around the number alone; write (?: ) for other groups."
+    for i, metric in enumerate(metrics):
+        field = f"{at}[{i}].regex"
+        if len(metric.regex) > 500:
+            yield Finding(field, "is longer than 500 characters", "Match less of the line.")
+            continue
+        try:
+            groups = re.compile(metric.regex).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            yield Finding(field, f"is not a regular expression: {error}", "Escape ( [ { + * ? .")
+            continue
+        if groups != 1:
+            yield Finding(field, f"has {groups} groups, wanted exactly one", fix)
+
+
+@_rule("metrics")
+def metrics_have_unique_names(at: str, metrics: tuple[Metric, ...]) -> Findings:
+    first: dict[str, int] = {}
+    for i, metric in enumerate(metrics):
+        field = f"{at}[{i}].name"
+        if metric.name in ("t", "source"):  # keys of every progress record
+            yield Finding(field, f"{metric.name} is reserved", "Choose another name.")
+        elif first.setdefault(metric.name, i) != i:
+            message = f"{metric.name[:40]!r} is also the name of {at}[{first[metric.name]}]"
+            yield Finding(field, message, "Choose another name.")
+
+
+@_rule("transform.sample")
+def sample_is_a_readable_file(at: str, sample: str | None) -> Findings:
+    if sample is None:
+        return
+    if leaves_its_folder(sample):
+        yield Finding(at, "is not a file inside DATA_DIR", "Write its name relative to DATA_DIR.")
+    elif not sample.endswith(SAMPLE_ENDINGS):
+        fix = f"Use a file that ends in {', '.join(SAMPLE_ENDINGS)}."
+        yield Finding(at, f"{sample[:70]!r} has no format that can be read", fix)
+
+
+@_rule("evaluation")
+def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is None:
+        return
+    low, high = evaluation.minimum, evaluation.maximum
+    if low is None and high is None and not evaluation.not_worse_than_production:
+        fix = "Add minimum: 0.95, maximum: or not_worse_than_production: true."
+        yield Finding(at, "asks for nothing", fix)
+    if low is not None and high is not None and low > high:
+        yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("evaluation")
+def evaluation_names_what_templates_may(at: str, evaluation: Evaluation | None) -> Findings:
+    if evaluation is not None and evaluation.command:
+        yield from template_findings(f"{at}.command", evaluation.command)
