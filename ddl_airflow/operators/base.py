@@ -38,11 +38,6 @@ def rank_python(configured: str) -> str:
     return configured or conf.get("ddl", "python", fallback="") or sys.executable
 
 
-def tf1_environment(tf1: bool) -> dict[str, str]:
-    """What gives a script the 1.x API of TensorFlow; see ``ddl_ops.tf1``."""
-    return {"DDL_TF1": "1"} if tf1 else {}
-
-
 def asset_of(uri: str) -> Asset:
     """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ddl_airflow.core.errors import CommandInvalid
+from ddl_airflow.core.manifest.rule import nearest
 
 _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
@@ -35,10 +36,8 @@ def check_command(command: str, code: Path, python: str) -> None:
     path = code / script
     if not path.is_file():
         there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
-        import difflib  # slow to import, and rarely needed
-
-        near = difflib.get_close_matches(script, there, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(there) or 'no .py'}"
+        near = nearest(script, there)
+        hint = f"Did you mean {near!r}?" if near else f"There is: {', '.join(there) or 'no .py'}"
         raise CommandInvalid(
             f"execution.command: {command!r}: the script {script!r} is not in the manifest's "
             f"code folder. {hint}"

@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
-from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer
 from ddl_airflow.lineage.record import read_part, write_part
-from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
+from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.operators.launch import RunningJob
+from ddl_airflow.operators.job import JobOperator
 
 
-class EvaluateOperator(StepOperator):
+class EvaluateOperator(JobOperator):
     """Collects what is known of the model's quality, and fails where it is not good enough.
 
     That is, later ones before earlier: the last metrics of the training; ``accuracy``, as the
@@ -33,9 +31,7 @@ class EvaluateOperator(StepOperator):
         metric: the one that decides; empty: none does.
         minimum, maximum: that it must reach, may not exceed.
         not_worse: whether it must be at least as good as that of the model in production.
-        python: the command's Python; empty for the site's.
-        tf1: whether the command's script is for TensorFlow 1.
-        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+        python, tf1, parameters: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -60,9 +56,6 @@ class EvaluateOperator(StepOperator):
         minimum: float | None = None,
         maximum: float | None = None,
         not_worse: bool = False,
-        python: str = "",
-        tf1: bool = False,
-        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -72,10 +65,6 @@ class EvaluateOperator(StepOperator):
         self.minimum = minimum
         self.maximum = maximum
         self.not_worse = not_worse
-        self.python = python
-        self.tf1 = tf1
-        self.parameters = dict(parameters or {})
-        self._job: RunningJob | None = None
 
     def rehearse(self, layout: RunLayout) -> str:
         """What has to hold."""
@@ -119,36 +108,17 @@ class EvaluateOperator(StepOperator):
         )
         return {"metrics": metrics, "production": production, "table": table}
 
-    def on_kill(self) -> None:
-        """Ends the command's process."""
-        if self._job is not None:
-            self._job.cancel()
-
     def _measured(self, layout: RunLayout, try_number: int) -> dict[str, float]:
         check_command(self.command, layout.code, rank_python(self.python))
         layout.evaluation.unlink(missing_ok=True)  # of an earlier try
-        job = JobSpec(
-            job_id=f"{layout.training_id}/evaluate-{try_number}",
-            command=self.command,
-            nodes=1,
-            slots=1,
-            python=rank_python(self.python),
-            folder=layout.code,
-            record_dir=layout.state / f"evaluate-{try_number}",
-            log_dir=layout.logs / "evaluate",
-            env={
-                **layout.rank_environment(self.dag_id),
-                **tf1_environment(self.tf1),
-                **parameter_environment(self.parameters),
-                "MODEL": str(layout.model),
-                "EVALUATION": str(layout.evaluation),
-            },
+        env = {"MODEL": str(layout.model), "EVALUATION": str(layout.evaluation)}
+        self.run_once(
+            layout,
+            f"evaluate-{try_number}",
+            self.command,
+            layout.logs / "evaluate",
+            self.environment(layout) | env,
         )
-        # Not at the top: a DAG that is parsed starts nothing.
-        from ddl_airflow.launchers.local import OnceLauncher
-
-        self._job = RunningJob(OnceLauncher(), self.log)
-        self._job.run(job)
         return _read(layout, self.command)
 
     def _decide(self, metrics: Mapping[str, float], production: Mapping[str, float] | None) -> None:

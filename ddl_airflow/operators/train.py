@@ -17,14 +17,14 @@ from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.errors import JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.launchers.base import Launcher, Scheduler
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
 from ddl_airflow.links import TensorBoardLink, TrainingLink
-from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
+from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
+from ddl_airflow.operators.job import JobOperator
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob, kept_job
 from ddl_airflow.storage.filesystem import alone_in, lock_of
 
@@ -34,7 +34,7 @@ _CHECKPOINTS = (".index", ".keras", ".h5")
 _OTHERS_END_S = 30.0
 
 
-class TrainOperator(StepOperator):
+class TrainOperator(JobOperator):
     """Starts the ranks, follows them, and explains how they ended.
 
     A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
@@ -53,11 +53,9 @@ class TrainOperator(StepOperator):
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``: ``nodes * slots`` ranks; ``parameter_server``: the tasks of
             ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
-        python: the ranks' Python; empty for the site's.
         framework: shown only; what runs is what the ranks' Python has.
-        tf1: whether the script is for TensorFlow 1: then `import tensorflow` gives it that API.
         metrics: name and regular expression of each metric to find in rank 0's output.
-        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+        python, tf1, parameters: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -94,11 +92,8 @@ class TrainOperator(StepOperator):
         scheduler: Mapping[str, Any] | None = None,
         gpu: bool = False,
         distribution: str = "mpi",
-        python: str = "",
         framework: str = "tensorflow",
-        tf1: bool = False,
         metrics: Sequence[Mapping[str, str]] = (),
-        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -109,12 +104,8 @@ class TrainOperator(StepOperator):
         self.scheduler = dict(scheduler or {})
         self.gpu = gpu
         self.distribution = distribution
-        self.python = python
         self.framework = framework
-        self.tf1 = tf1
         self.metrics = [dict(m) for m in metrics]
-        self.parameters = dict(parameters or {})
-        self._job: RunningJob | None = None
 
     def rehearse(self, layout: RunLayout) -> str:
         """The line that would start the ranks."""
@@ -134,12 +125,7 @@ class TrainOperator(StepOperator):
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,
-            env={
-                **layout.rank_environment(self.dag_id),
-                **tf1_environment(self.tf1),
-                **parameter_environment(self.parameters),
-                "DDL_METRICS": json.dumps(self.metrics),
-            },
+            env={**self.environment(layout), "DDL_METRICS": json.dumps(self.metrics)},
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
             lock=lock_of(_place(layout)),
@@ -259,27 +245,9 @@ class TrainOperator(StepOperator):
             return
         name = f"resume-{try_number}"
         words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]
-        job = JobSpec(
-            job_id=f"{layout.training_id}/{name}",
-            command=shlex.join([*words, *map(str, folders)]),
-            nodes=1,
-            slots=1,
-            python=rank_python(self.python),
-            folder=layout.code,
-            record_dir=layout.state / name,
-            log_dir=layout.logs / "resume",
-            env={"CUDA_VISIBLE_DEVICES": "-1"},  # it reads files; GPUs are for the ranks
-        )
-        # Not at the top: a DAG that is parsed starts nothing.
-        from ddl_airflow.launchers.local import OnceLauncher
-
-        self._job = RunningJob(OnceLauncher(), self.log)
-        self._job.run(job)
-
-    def on_kill(self) -> None:
-        """Ends every rank. Airflow calls it when the task is failed, cleared or timed out."""
-        if self._job is not None:
-            self._job.cancel()
+        command = shlex.join([*words, *map(str, folders)])
+        env = {"CUDA_VISIBLE_DEVICES": "-1"}  # it reads files; GPUs are for the ranks
+        self.run_once(layout, name, command, layout.logs / "resume", env)
 
     def _say_communication(self, layout: RunLayout) -> None:
         # A script that never starts ddl leaves none; one that ends without the others an empty one.

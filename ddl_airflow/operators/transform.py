@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddl_airflow.core import errors
-from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.lineage.record import has_part, read_part, write_part
-from ddl_airflow.operators.base import StepOperator, rank_python, tf1_environment
+from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
-from ddl_airflow.operators.launch import RunningJob
+from ddl_airflow.operators.job import JobOperator
 
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
 
 
-class TransformOperator(StepOperator):
+class TransformOperator(JobOperator):
     """Runs the manifest's further commands once, or the built-in transform if there are none.
 
     It runs in a process of its own, in the ranks' Python: Airflow's never imports TensorFlow.
@@ -30,9 +28,7 @@ class TransformOperator(StepOperator):
         checkpoint: ``latest`` or a step.
         inputs, outputs: signature name to tensor name; empty to look in the graph.
         sample: file whose rows the reloaded model must predict; empty to look for one.
-        python: the ranks' Python; empty for the site's.
-        tf1: whether the commands' scripts are for TensorFlow 1.
-        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+        python, tf1, parameters: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -58,9 +54,6 @@ class TransformOperator(StepOperator):
         inputs: Mapping[str, str] | None = None,
         outputs: Mapping[str, str] | None = None,
         sample: str = "",
-        python: str = "",
-        tf1: bool = False,
-        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,10 +62,6 @@ class TransformOperator(StepOperator):
         self.inputs = dict(inputs or {})
         self.outputs = dict(outputs or {})
         self.sample = sample
-        self.python = python
-        self.tf1 = tf1
-        self.parameters = dict(parameters or {})
-        self._job: RunningJob | None = None
 
     def rehearse(self, layout: RunLayout) -> str:
         """The commands, or which checkpoint the built-in transform takes."""
@@ -95,33 +84,6 @@ class TransformOperator(StepOperator):
             name: report[name] for name in ("checkpoint", "checkpoint_step") if name in report
         }
 
-    def on_kill(self) -> None:
-        """Ends the transform's process."""
-        if self._job is not None:
-            self._job.cancel()
-
-    def _run(self, layout: RunLayout, name: str, command: str, tf1: bool = False) -> None:
-        job = JobSpec(
-            job_id=f"{layout.training_id}/{name}",
-            command=command,
-            nodes=1,
-            slots=1,
-            python=rank_python(self.python),
-            folder=layout.code,
-            record_dir=layout.state / name,
-            log_dir=layout.logs / "transform",
-            env={
-                **layout.rank_environment(self.dag_id),
-                **tf1_environment(tf1),
-                **parameter_environment(self.parameters),
-            },
-        )
-        # Not at the top: a DAG that is parsed starts nothing.
-        from ddl_airflow.launchers.local import OnceLauncher
-
-        self._job = RunningJob(OnceLauncher(), self.log)
-        self._job.run(job)
-
     def _own_commands(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
         if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
             # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
@@ -129,7 +91,10 @@ class TransformOperator(StepOperator):
             shutil.rmtree(layout.model, ignore_errors=True)
         for number, command in enumerate(self.commands):
             check_command(command, layout.code, rank_python(self.python))
-            self._run(layout, f"transform-{try_number}-{number}", command, self.tf1)
+            name = f"transform-{try_number}-{number}"
+            self.run_once(
+                layout, name, command, layout.logs / "transform", self.environment(layout)
+            )
         if not (layout.model / "saved_model.pb").is_file():
             raise errors.TransformError(
                 f"the manifest's command {self.commands[-1]!r} ended well, and wrote no "
@@ -165,7 +130,13 @@ class TransformOperator(StepOperator):
         if self.sample:
             words += ["--sample", self.sample]
         try:
-            self._run(layout, f"transform-{try_number}", shlex.join(words))
+            self.run_once(
+                layout,
+                f"transform-{try_number}",
+                shlex.join(words),
+                layout.logs / "transform",
+                layout.rank_environment(self.dag_id),
+            )
         except errors.JobFailed as failed:
             if layout.transform_report.exists():
                 said = json.loads(layout.transform_report.read_text("utf-8"))
