@@ -85,7 +85,7 @@ def test_the_timeline_shows_communication_beside_the_next_step(graphs):
 
     def in_those_steps(category: str) -> list[tuple[float, float]]:
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in ours if e["cat"] == category]
-        return sorted(span for span in spans if span[1] > began[0])[: len(began)]
+        return sorted(span for span in spans if span[0] > began[0])[: len(began)]
 
     handed_over = [start for start, _ in in_those_steps("queued")]
     reduced = [end for _, end in in_those_steps("TeamGradients")]
