@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_every_part_has_its_place_in_the_house():
     files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
     assert files | folders == set(MAY_IMPORT)
+
+
+def test_every_folder_of_the_house_is_installed():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        ".".join(path.parent.relative_to(base).parts)
+        for base, above in ((ROOT, PACKAGE), (OPS, OPS))
+        for path in above.rglob("*.py")
+    }
+    assert sorted(told) == sorted(there)
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
