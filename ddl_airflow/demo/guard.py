@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda *_: asked.append(time.monotonic()))
     if os.getppid() != parent:  # it died before the kernel was asked
         return 1
-    child = subprocess.Popen(command)
+    # It, too, when this process is killed.
+    child = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))
     told = False
     while child.poll() is None:
         if asked and not told:

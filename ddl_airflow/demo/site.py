@@ -26,6 +26,7 @@ from ddl_airflow.demo import guard, plugins
 USER = "admin"
 _BUNDLE = {"name": "trainings", "classpath": "ddl_airflow.bundle.ManifestBundle", "kwargs": {}}
 _STOP_S = 5.0
+_TOO_SOON_S = 20.0
 
 
 def free_port(first: int = 0) -> int:
@@ -56,6 +57,7 @@ class Service:
         logs.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = logs / f"{name}.log"
+        self.started = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-SE", guard.__file__, str(os.getpid()), str(_STOP_S), *argv],
@@ -169,7 +171,7 @@ class AirflowSite:
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API__SECRET_KEY": secrets.token_hex(16),
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
-            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.25",
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.1",
             # What changed is parsed at once, whatever the interval.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
@@ -234,9 +236,14 @@ class AirflowSite:
 
         Airflow's scheduler ends over SQLite, which locks no rows, when a person deletes a run that
         it looks at: ``get_running_dag_runs_to_examine`` in ``airflow/models/dagrun.py``.
+
+        Raises:
+            RuntimeError: it ended so soon after its start that the next one would, too.
         """
         dead = {name: said for name, one in self._services.items() if (said := one.ended())}
-        for name in dead:
+        for name, said in dead.items():
+            if time.monotonic() - self._services[name].started < _TOO_SOON_S:
+                raise RuntimeError(f"{said}\nso soon after its start it is not started again")
             del self._services[name]
             self.restart(name)
         return list(dead.values())

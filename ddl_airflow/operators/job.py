@@ -55,7 +55,7 @@ class JobOperator(StepOperator):
             name: of the job, within the run; with the number of the try.
             command: as in a manifest.
             log_dir: where its output goes.
-            env: what it gets besides Airflow's own environment.
+            env: what it gets besides what every rank inherits from the worker.
 
         Raises:
             JobFailed: it failed.

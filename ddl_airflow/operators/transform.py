@@ -129,13 +129,15 @@ class TransformOperator(JobOperator):
         ]
         if self.sample:
             words += ["--sample", self.sample]
+        env = self.environment(layout)
+        env.pop("DDL_TF1", None)  # ours is for TensorFlow 2
         try:
             self.run_once(
                 layout,
                 f"transform-{try_number}",
                 shlex.join(words),
                 layout.logs / "transform",
-                layout.rank_environment(self.dag_id),
+                env,
             )
         except errors.JobFailed as failed:
             if layout.transform_report.exists():

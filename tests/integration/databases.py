@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ddl_airflow.demo.site import Service, free_port
 
-HOW_TO_GET = "apt-get install -y --no-install-recommends"
+HOW_TO_GET = "apt-get install -y --no-install-recommends postgresql util-linux"
+HOW_TO_GET_REDIS = "apt-get install -y --no-install-recommends redis-server"
 START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
@@ -45,7 +46,7 @@ class PostgreSql:
         """Nothing if it can run here, else why not."""
         absent = [] if _programs() else ["postgres"]
         absent += [] if shutil.which("setpriv") else ["setpriv"]
-        return f"no {', '.join(absent)}. Get it: {HOW_TO_GET} postgresql" if absent else ""
+        return f"no {', '.join(absent)}. Get it: {HOW_TO_GET}" if absent else ""
 
     @property
     def url(self) -> str:
@@ -141,7 +142,7 @@ class Redis:
     def missing() -> str:
         """Nothing if it can run here, else why not."""
         found = shutil.which("redis-server")
-        return "" if found else f"no redis-server. Get it: {HOW_TO_GET} redis-server"
+        return "" if found else f"no redis-server. Get it: {HOW_TO_GET_REDIS}"
 
     @property
     def url(self) -> str:

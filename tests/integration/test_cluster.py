@@ -25,7 +25,7 @@ from ddl_airflow.demo.site import AirflowSite, Service, running
 from ddl_airflow.launchers.processes import marked
 from tests.integration.databases import PostgreSql, Redis
 
-MISSING = PostgreSql.missing() or Redis.missing()
+MISSING = " ".join(filter(None, (PostgreSql.missing(), Redis.missing())))
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(bool(MISSING), reason=f"needs PostgreSQL and Redis: {MISSING}"),

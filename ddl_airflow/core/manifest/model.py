@@ -4,7 +4,7 @@ The dialect is that of Watson Machine Learning's training definitions, plus the 
 schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
 approval, notifications, parameters and code; ``ffdl`` translates another into it. Each field
 carries its description and an example; error messages and the reference page are made from them.
-What a single field cannot know is in the rules beside each section.
+What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
 """
 
 from __future__ import annotations

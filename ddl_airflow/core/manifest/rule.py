@@ -50,7 +50,10 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
     """Returns the known word that was probably meant."""
     import difflib  # slow to import, and rarely needed
 
-    near = difflib.get_close_matches(given[:60], list(known), n=1)
+    words = list(known)
+    # What is much longer than all of them costs time and is none of them.
+    longest = max(60, *map(len, words)) if words else 60
+    near = difflib.get_close_matches(given[:longest], words, n=1)
     return near[0] if near else None
 
 

@@ -1,4 +1,7 @@
-"""Every rule for a manifest, and those for the fields that are no section."""
+"""The rules of all sections, and those for the fields that are no section.
+
+What depends on the site is in ``compute_rules`` of the launcher.
+"""
 
 from __future__ import annotations
 

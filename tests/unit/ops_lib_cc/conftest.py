@@ -1,6 +1,6 @@
 """Compiles the C++ tests beside the other tests, from the session's start, at the lowest priority.
 
-They are minutes of work for the compiler, and most tests before them wait more than they compute.
+They are minutes of work for the compiler, and many other tests wait more than they compute.
 """
 
 from __future__ import annotations

@@ -60,6 +60,16 @@ def test_exit_code_is_the_commands():
     assert start(sys.executable, "-c", killed).wait(10) == 137
 
 
+def test_the_command_ends_when_its_guard_is_killed(tmp_path):
+    file = tmp_path / "pid"
+    script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))"
+    process = start(sys.executable, "-c", f"{script}; time.sleep(60)", str(file))
+    wait_for(lambda: file.exists() and file.read_text())
+    process.kill()
+    process.wait(10)
+    wait_for(lambda: not alive(int(file.read_text())))
+
+
 def test_sigterm_ends_everything_after_the_grace(stubborn):
     command, pids = stubborn
     process = start(*command)

@@ -45,7 +45,8 @@ def kill(service: Service) -> None:
         time.sleep(0.02)
 
 
-def test_what_ended_is_started_again_and_its_last_words_are_said(site):
+def test_what_ended_is_started_again_and_its_last_words_are_said(site, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.demo.site._TOO_SOON_S", 0.0)
     assert site.revive() == []
     scheduler, api_server = site.service("scheduler"), site.service("api-server")
     kill(scheduler)
@@ -59,3 +60,9 @@ def test_what_ended_is_started_again_and_its_last_words_are_said(site):
     assert site.service("api-server") is api_server
     site.check()
     assert site.revive() == []
+
+
+def test_what_ends_at_once_is_not_started_for_ever(site):
+    kill(site.service("scheduler"))
+    with pytest.raises(RuntimeError, match=r"(?s)^scheduler ended .* it is not started again$"):
+        site.revive()

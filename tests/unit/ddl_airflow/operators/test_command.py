@@ -49,6 +49,16 @@ def test_words_that_a_shell_expands_are_not_taken_for_names(code, command):
     check_command(command, code, sys.executable)
 
 
+def test_the_nearest_is_found_by_the_whole_of_a_long_name(code):
+    folder = code / "experiments" / "computer_vision" / "classification" / "convolutional_networks"
+    folder.mkdir(parents=True)
+    for name in ("evaluate.py", "train_model.py"):
+        (folder / name).touch()
+    with pytest.raises(CommandInvalid, match=r"Did you mean '[a-z_/]+/train_model\.py'\?"):
+        script = folder.relative_to(code) / "train_mdoel.py"
+        check_command(f"python {script}", code, sys.executable)
+
+
 @pytest.mark.parametrize("python", ["python", "python3"])
 def test_missing_script_is_named_with_the_nearest(code, python):
     with pytest.raises(CommandInvalid) as caught:

@@ -95,6 +95,24 @@ def test_own_commands_know_which_tensorflow_they_are_for(transform, layout, cont
     assert (layout.code / "found").read_text() == str(int(tf1))
 
 
+def test_the_built_in_transform_knows_the_parameters_and_is_for_tensorflow_2(
+    transform, layout, context_of, monkeypatch
+):
+    asked = {}
+    run_once = TransformOperator.run_once
+
+    def watched(self, layout, name, command, log_dir, env):
+        asked.update(env)
+        run_once(self, layout, name, command, log_dir, env)
+
+    monkeypatch.setattr(TransformOperator, "run_once", watched)
+    with pytest.raises(AirflowFailException, match="CheckpointMissing"):
+        transform(tf1=True, parameters={"width": 3}).execute(context_of("forming"))
+    assert asked["PARAM_WIDTH"] == "3"
+    assert asked["RESULT_DIR"] == str(layout.result)
+    assert "DDL_TF1" not in asked
+
+
 def test_no_checkpoint_is_named_and_not_retried(transform, layout, context_of):
     with pytest.raises(AirflowFailException, match="CheckpointMissing: .*no checkpoint"):
         transform().execute(context_of("forming"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 from ddl_airflow.core.errors import ManifestInvalid
-from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.manifest import load_manifest_text, sections
+from ddl_airflow.core.manifest.rules import RULES
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
 
@@ -294,3 +297,10 @@ def test_sound_fields_are_checked_although_others_are_broken() -> None:
         "metrics[1].name",
         "cod",
     ]
+
+
+def test_the_rules_of_every_section_are_looked_at() -> None:
+    names = [f"{sections.__name__}.{found.name}" for found in iter_modules(sections.__path__)]
+    of_sections = [getattr(import_module(name), "RULES", []) for name in names]
+    assert sum(map(bool, of_sections)) == 8
+    assert all(rule in RULES for rules in of_sections for rule in rules)
