@@ -172,7 +172,8 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
       all_answered = false;  // look once more
       const char kind = message[0];
       if (kind == kHere) {
-        --unanswered[rank];
+        // Before its own request it answers a roll call of the one that gave way, and no other.
+        if (arrived[rank]) --unanswered[rank];
         continue;
       }
       if (kind == kInstead) {

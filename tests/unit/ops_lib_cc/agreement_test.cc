@@ -163,6 +163,37 @@ TEST(WhatNotAllRanksAskForGivesWay) {
   OnRanks(3, run, 2);  // a rank tells after a fourth of it what it has instead
 }
 
+// Rank 0 calls the roll, then hears that rank 2 waits with another and gives way; the answers to its
+// call come after that.
+TEST(AnAnswerToACallOfBeforeIsNotTakenForOne) {
+  using std::chrono::milliseconds;
+  Mailboxes mailboxes;
+  mailboxes.takes = [](int from, int to, const std::string& message) {
+    if (to != 0) return milliseconds(0);
+    return milliseconds(message.size() == 1 ? 500 : from == 2 ? 250 : 0);
+  };
+  const auto run = [&](HostGroup& group) {
+    Rank rank(&group, &mailboxes, false, 4);  // the roll is called each second
+    std::string ran;
+    if (group.rank() < 2) {
+      Request check = Sum("check", 1, false);
+      check.gives_way = true;
+      rank.negotiator.Add(check);
+      const Status status = rank.Next(&ran);
+      CHECK(status.code() == Code::kUnavailable && ran == "check", status.message());
+    }
+    rank.negotiator.Add(Sum("average", 1));
+    Status status = rank.Next(&ran);
+    if (group.rank() == 2) {
+      CHECK(status.code() == Code::kUnavailable, status.message());
+      rank.negotiator.Follow({});
+      status = rank.Next(&ran);
+    }
+    CHECK(status.ok() && ran == "average", status.message());
+  };
+  RunThreads(3, run, 4);
+}
+
 TEST(ARankThatDoesNotComeIsNamed) {
   OnRanks(
       3,

@@ -1,8 +1,10 @@
 #ifndef DDL_TESTS_THREAD_COMMUNICATOR_H_
 #define DDL_TESTS_THREAD_COMMUNICATOR_H_
 
+#include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,26 +15,34 @@
 #include "comm/communicator.h"
 #include "transport/host_group.h"
 
-// The messages under way between ranks that are threads.
+// The messages under way between ranks that are threads. None overtakes another.
 class Mailboxes {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  // How long a message is under way. Set before there are any.
+  std::function<Clock::duration(int from, int to, const std::string& message)> takes;
+
   void Put(int from, int to, std::string message) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    boxes_[{from, to}].push_back(std::move(message));
+    const Clock::time_point ready = Clock::now() + (takes ? takes(from, to, message) : kNoTime);
+    boxes_[{from, to}].push_back({ready, std::move(message)});
   }
 
   bool Take(int from, int to, std::string* message) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::deque<std::string>& box = boxes_[{from, to}];
-    if (box.empty()) return false;
-    *message = std::move(box.front());
+    std::deque<std::pair<Clock::time_point, std::string>>& box = boxes_[{from, to}];
+    if (box.empty() || box.front().first > Clock::now()) return false;
+    *message = std::move(box.front().second);
     box.pop_front();
     return true;
   }
 
  private:
+  static constexpr Clock::duration kNoTime{0};
+
   std::mutex mutex_;
-  std::map<std::pair<int, int>, std::deque<std::string>> boxes_;
+  std::map<std::pair<int, int>, std::deque<std::pair<Clock::time_point, std::string>>> boxes_;
 };
 
 // Ranks that are threads, as runtime/ and comm/ see them.

@@ -364,7 +364,8 @@ def legacy_experiments_run_over_estimators() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         (metrics, exports) = learn_runner.run(make, folder)
-        assert metrics["accuracy"] > 0.6 and metrics["global_step"] == 200, metrics
+        # Who guesses among three has ln 3, 1.1. Where it starts is left to chance.
+        assert metrics["average_loss"] < 0.9 and metrics["global_step"] == 200, metrics
         assert exports == []
         again, _ = learn_runner.run(make, folder)  # it was done: nothing is trained
         assert again == metrics
