@@ -72,10 +72,10 @@ void CheckHalves(ddl::DType dtype, int64_t count) {
   if (halves != want) Fail(std::string(ddl::DTypeName(dtype)) + " is not rounded once");
 }
 
-void CheckBroadcast(int64_t nbytes) {
+void CheckBroadcast(int64_t nbytes, int root) {
   std::vector<char> bytes(nbytes, -1);
-  for (int64_t i = 0; group->rank() == 0 && i < nbytes; ++i) bytes[i] = static_cast<char>(i % 101);
-  Require(group->Broadcast(bytes.data(), nbytes));
+  for (int64_t i = 0; group->rank() == root && i < nbytes; ++i) bytes[i] = static_cast<char>(i % 101);
+  Require(group->Broadcast(bytes.data(), nbytes, root));
   for (int64_t i = 0; i < nbytes; ++i) {
     if (bytes[i] != i % 101) Fail("broadcast of " + std::to_string(nbytes) + " bytes");
   }
@@ -101,7 +101,7 @@ void Check() {
     CheckSum<float>(ddl::DType::kFloat32, count, count % 2 == 1, size);
     CheckHalves(ddl::DType::kFloat16, count);
     CheckHalves(ddl::DType::kBfloat16, count);
-    CheckBroadcast(count);
+    for (int root = 0; root < size; ++root) CheckBroadcast(count, root);
     CheckGather(count / 7);
   }
   CheckSum<double>(ddl::DType::kFloat64, 12'345, true, size);
@@ -109,7 +109,7 @@ void Check() {
   CheckSum<int64_t>(ddl::DType::kInt64, 12'345, true, 1);
   CheckSum<float>(ddl::DType::kFloat32, 9'000'001, true, 1);  // more than a piece
   CheckHalves(ddl::DType::kBfloat16, 9'000'001);
-  CheckBroadcast(40'000'001);
+  CheckBroadcast(40'000'001, size - 1);
 }
 
 }  // namespace

@@ -307,9 +307,9 @@ Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
   return Gather(group, HostGroup::kAllGather, in, out, nbytes);
 }
 
-Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes) {
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root) {
   std::vector<int64_t> shares(group->size(), 0);
-  shares[0] = nbytes;
+  shares[root] = nbytes;
   return Gather(group, HostGroup::kBroadcast, buffer, buffer, shares);
 }
 

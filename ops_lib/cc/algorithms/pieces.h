@@ -49,8 +49,9 @@ Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes);
 
-// Overwrites `nbytes` at `buffer` with those of rank 0: a gather to which only that one brings some.
-Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes);
+// Overwrites `nbytes` at `buffer` with those of rank `root`: a gather to which only that one brings
+// some.
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root);
 
 }  // namespace ddl
 

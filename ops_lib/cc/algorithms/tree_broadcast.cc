@@ -11,8 +11,10 @@ constexpr int64_t kAhead = 4;  // segments to be received at once, and to be sen
 
 }  // namespace
 
-Status TreeBroadcast(Transport* transport, void* buffer, int64_t nbytes) {
-  const int rank = transport->rank(), size = transport->size();
+Status TreeBroadcast(Transport* transport, void* buffer, int64_t nbytes, int root) {
+  const int size = transport->size();
+  const int rank = (transport->rank() - root + size) % size;  // counted from the root on
+  const auto peer = [&](int counted) { return (counted + root) % size; };
   int parent = rank - 1;
   std::vector<int> children;
   if (nbytes > size * kSegmentBytes) {
@@ -32,12 +34,12 @@ Status TreeBroadcast(Transport* transport, void* buffer, int64_t nbytes) {
   for (int64_t first = 0; first < nbytes; first += kSegmentBytes) {
     if (rank > 0) {
       for (; begun < std::min(nbytes, first + kAhead * kSegmentBytes); begun += kSegmentBytes) {
-        DDL_RETURN_IF_ERROR(transport->Receive(parent, bytes + begun, nbytes_from(begun)));
+        DDL_RETURN_IF_ERROR(transport->Receive(peer(parent), bytes + begun, nbytes_from(begun)));
       }
       DDL_RETURN_IF_ERROR(transport->AwaitReceive());
     }
     for (const int child : children) {
-      DDL_RETURN_IF_ERROR(transport->Send(child, bytes + first, nbytes_from(first)));
+      DDL_RETURN_IF_ERROR(transport->Send(peer(child), bytes + first, nbytes_from(first)));
     }
     DDL_RETURN_IF_ERROR(
         transport->AwaitSends(kAhead * static_cast<int64_t>(children.size())));

@@ -46,8 +46,8 @@ class Communicator {
   // Source: MPI-4.1 section 6.9.6, which demands identical results on all ranks.
   virtual Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) = 0;
 
-  // Overwrites `nbytes` at `buffer` with those of rank 0.
-  virtual Status Broadcast(void* buffer, int64_t nbytes) = 0;
+  // Overwrites `nbytes` at `buffer` with those of rank `root`.
+  virtual Status Broadcast(void* buffer, int64_t nbytes, int root) = 0;
 
   // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from
   // its `in`. `nbytes` is the same on every rank.

@@ -86,21 +86,28 @@ Status HostsCommunicator::AllReduceBaseline(const void* in, void* out, int64_t c
   return base_->AllReduceBaseline(in, out, count, dtype);
 }
 
-Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes) {
+Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
   for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
     DDL_RETURN_IF_ERROR(Kept(BroadcastPiece(static_cast<char*>(buffer) + first,
-                                            std::min(kPieceBytes, nbytes - first))));
+                                            std::min(kPieceBytes, nbytes - first), root)));
   }
   return Status();
 }
 
-Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes) {
+Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes, int root) {
   HostGroup* group = memory_->group.get();
-  if (group->rank() == 0) {
-    DDL_RETURN_IF_ERROR(TreeBroadcast(column_.get(), buffer, nbytes));
+  const int host = hosts_[root];
+  if (hosts_[rank()] == host) {
+    // The root's host has it first; its first rank passes it on.
+    const auto place = std::count(hosts_.begin(), hosts_.begin() + root, host);
+    DDL_RETURN_IF_ERROR(BroadcastInPieces(group, buffer, nbytes, static_cast<int>(place)));
+    return group->rank() == 0 ? TreeBroadcast(column_.get(), buffer, nbytes, host) : Status();
   }
-  return BroadcastInPieces(group, buffer, nbytes);
+  if (group->rank() == 0) {
+    DDL_RETURN_IF_ERROR(TreeBroadcast(column_.get(), buffer, nbytes, host));
+  }
+  return BroadcastInPieces(group, buffer, nbytes, 0);
 }
 
 Status HostsCommunicator::AllGather(const void* in, void* out,

@@ -22,17 +22,19 @@ namespace ddl {
 // Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
 // Hierarchy, 2019.
 //
-// A broadcast goes from rank 0 to the first rank of each host, and on through shared memory.
+// A broadcast goes from the root to the first rank of its host, from there to the first ranks of the
+// others, and on through shared memory.
 class HostsCommunicator : public Communicator {
  public:
   // `column` joins the ranks of all hosts that hold this rank's share, by host; null if it has none.
-  // What is neither summed nor broadcast goes over `base`.
+  // `hosts`: the host of each rank. What is neither summed nor broadcast goes over `base`.
   HostsCommunicator(std::unique_ptr<Communicator> base, std::unique_ptr<HostMemory> memory,
-                    std::unique_ptr<Transport> column, int shares)
+                    std::unique_ptr<Transport> column, int shares, std::vector<int> hosts)
       : base_(std::move(base)),
         memory_(std::move(memory)),
         column_(std::move(column)),
-        shares_(shares) {}
+        shares_(shares),
+        hosts_(std::move(hosts)) {}
 
   int rank() const override { return base_->rank(); }
   int size() const override { return base_->size(); }
@@ -45,19 +47,20 @@ class HostsCommunicator : public Communicator {
   Status Meet(const Offer& offer, bool* alike) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
-  Status Broadcast(void* buffer, int64_t nbytes) override;
+  Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
 
  private:
   Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);
   Status AllReduceHalves(const char* in, char* out, int64_t count, DType dtype, int divisor);
-  Status BroadcastPiece(char* buffer, int64_t nbytes);
+  Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status Kept(Status status);
 
   std::unique_ptr<Communicator> base_;
   std::unique_ptr<HostMemory> memory_;
   std::unique_ptr<Transport> column_;
   const int shares_;
+  const std::vector<int> hosts_;
   std::vector<float> wide_;  // a piece of halves
   Status broken_;
 };

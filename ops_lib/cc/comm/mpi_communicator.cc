@@ -170,9 +170,10 @@ Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
   return Status();
 }
 
-Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes) {
+Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
-  return Kept(TreeBroadcast(all_.get(), buffer, nbytes));
+  const auto place = std::find(order_.begin(), order_.end(), root) - order_.begin();
+  return Kept(TreeBroadcast(all_.get(), buffer, nbytes, static_cast<int>(place)));
 }
 
 Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {

@@ -41,7 +41,7 @@ class MpiCommunicator : public Communicator {
   Status Meet(const Offer& offer, bool* alike) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
-  Status Broadcast(void* buffer, int64_t nbytes) override;
+  Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
 
  private:

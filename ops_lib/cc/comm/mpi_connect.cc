@@ -56,7 +56,7 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
     DDL_RETURN_IF_ERROR(
         mpi->Join(places[rank] < *fewest ? places[rank] : -1, hosts[rank], &column));
     *communicator = std::make_unique<HostsCommunicator>(std::move(mpi), std::move(memory),
-                                                        std::move(column), *fewest);
+                                                        std::move(column), *fewest, hosts);
   }
   return Status();
 }

@@ -87,10 +87,10 @@ Status NcclCommunicator::AllReduce(const GpuPlace& place, const std::vector<Tens
 }
 
 Status NcclCommunicator::Broadcast(const GpuPlace& place, const void* in, void* out,
-                                   int64_t nbytes) {
+                                   int64_t nbytes, int root) {
   return Run(place, [&] {
     if (nbytes == 0) return kNcclSuccess;
-    return library_.ncclBroadcast(in, out, nbytes, kNcclBytes, 0, comm_, stream_);
+    return library_.ncclBroadcast(in, out, nbytes, kNcclBytes, root, comm_, stream_);
   });
 }
 
@@ -145,7 +145,7 @@ Status NcclCommunicator::Connect(int gpu) {
   // In each step all ranks take part, whatever has failed before.
   NcclUniqueId id{};
   DDL_RETURN_IF_ERROR(Vote(Prepare(gpu, &id)));
-  DDL_RETURN_IF_ERROR(host_->Broadcast(&id, sizeof(id)));
+  DDL_RETURN_IF_ERROR(host_->Broadcast(&id, sizeof(id), 0));
   NcclConfig config;
   Status started = Check("ncclCommInitRankConfig",
                          library_.ncclCommInitRankConfig(&comm_, host_->size(), id, host_->rank(),

@@ -59,8 +59,8 @@ class NcclCommunicator {
   Status AllReduce(const GpuPlace& place, const std::vector<Tensor>& tensors, DType dtype,
                    bool average);
 
-  // Fills `out` with the `nbytes` that rank 0 has in `in`.
-  Status Broadcast(const GpuPlace& place, const void* in, void* out, int64_t nbytes);
+  // Fills `out` with the `nbytes` that rank `root` has in `in`.
+  Status Broadcast(const GpuPlace& place, const void* in, void* out, int64_t nbytes, int root);
 
   // As Communicator::AllGather.
   Status AllGather(const GpuPlace& place, const void* in, void* out,

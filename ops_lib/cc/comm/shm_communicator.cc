@@ -25,8 +25,8 @@ Status ShmCommunicator::AllReduceBaseline(const void* in, void* out, int64_t cou
   return base_->AllReduceBaseline(in, out, count, dtype);
 }
 
-Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes) {
-  return BroadcastInPieces(memory_->group.get(), buffer, nbytes);
+Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
+  return BroadcastInPieces(memory_->group.get(), buffer, nbytes, root);
 }
 
 Status ShmCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {

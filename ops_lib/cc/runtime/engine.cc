@@ -251,7 +251,7 @@ Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
   }
   switch (request.kind) {
     case Request::Kind::kBroadcast:
-      return gpus_->Broadcast(*request.place, first.in, first.out, *nbytes);
+      return gpus_->Broadcast(*request.place, first.in, first.out, *nbytes, request.root);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     case Request::Kind::kAllReduce: break;
@@ -270,7 +270,7 @@ Status Engine::Move(const Request& request, int64_t* nbytes) {
   }
   switch (request.kind) {
     case Request::Kind::kBroadcast:
-      return communicator_->Broadcast(request.tensors[0].out, *nbytes);
+      return communicator_->Broadcast(request.tensors[0].out, *nbytes, request.root);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     case Request::Kind::kAllReduce: break;

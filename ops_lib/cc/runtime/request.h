@@ -37,6 +37,7 @@ struct Request {
   // ranks that do not are seen to wait with something else.
   bool gives_way = false;
   DType dtype = DType::kFloat32;
+  int root = 0;            // whose values are broadcast
   bool average = false;    // divide the sum by the number of ranks
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline

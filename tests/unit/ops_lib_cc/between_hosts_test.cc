@@ -203,11 +203,13 @@ TEST(TreeBroadcastReachesAll) {
     for (const int64_t nbytes : counts) {
       RunOnNetwork(size, [&](ddl::Transport& transport) {
         std::vector<char> want(nbytes);
-        for (int64_t i = 0; i < nbytes; ++i) want[i] = static_cast<char>(i % 251);
-        std::vector<char> got = transport.rank() == 0 ? want : std::vector<char>(nbytes);
-        const ddl::Status status = ddl::TreeBroadcast(&transport, got.data(), nbytes);
-        CHECK(status.ok(), status.message());
-        CHECK(got == want, Where(transport, "broadcast"));
+        for (int root = 0; root < size; ++root) {
+          for (int64_t i = 0; i < nbytes; ++i) want[i] = static_cast<char>((i + root) % 251);
+          std::vector<char> got = transport.rank() == root ? want : std::vector<char>(nbytes);
+          const ddl::Status status = ddl::TreeBroadcast(&transport, got.data(), nbytes, root);
+          CHECK(status.ok(), status.message());
+          CHECK(got == want, Where(transport, ("broadcast from " + std::to_string(root)).c_str()));
+        }
       });
     }
   }

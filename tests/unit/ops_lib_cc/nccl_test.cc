@@ -251,15 +251,15 @@ TEST(GpuHalvesKeepTheirTypes) {
   });
 }
 
-TEST(GpuBroadcastGivesTheBytesOfRank0) {
+TEST(GpuBroadcastGivesTheBytesOfTheRoot) {
   OnGpus(3, [](NcclCommunicator& gpus, StandIn& mine) {
     const int rank = mine.group->rank();
     for (const int count : {0, 1, 1001}) {
       std::vector<unsigned char> bytes(count), got(count);
       for (int i = 0; i < count; ++i) bytes[i] = static_cast<unsigned char>(i * 7 + rank);
-      const Status status = gpus.Broadcast(ReadyPlace(), bytes.data(), got.data(), count);
+      const Status status = gpus.Broadcast(ReadyPlace(), bytes.data(), got.data(), count, 2);
       CHECK(status.ok(), status.message());
-      for (int i = 0; i < count; ++i) CHECK(got[i] == static_cast<unsigned char>(i * 7), "");
+      for (int i = 0; i < count; ++i) CHECK(got[i] == static_cast<unsigned char>(i * 7 + 2), "");
     }
   });
 }

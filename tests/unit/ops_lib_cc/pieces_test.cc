@@ -201,12 +201,12 @@ void AllGatherOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bo
   CHECK(out[share.total] == 77.0f, "nothing behind the end");
 }
 
-void BroadcastOnce(ddl::HostGroup& group, int64_t nbytes) {
+void BroadcastOnce(ddl::HostGroup& group, int64_t nbytes, int root) {
   std::vector<char> buffer(nbytes + 1, static_cast<char>(group.rank()));
-  for (int64_t i = 0; i < nbytes && group.rank() == 0; ++i) {
+  for (int64_t i = 0; i < nbytes && group.rank() == root; ++i) {
     buffer[i] = static_cast<char>(i % 251 + 1);
   }
-  const ddl::Status status = ddl::BroadcastInPieces(&group, buffer.data(), nbytes);
+  const ddl::Status status = ddl::BroadcastInPieces(&group, buffer.data(), nbytes, root);
   CHECK(status.ok(), status.message());
   for (int64_t i = 0; i < nbytes; ++i) {
     CHECK(buffer[i] == static_cast<char>(i % 251 + 1),
@@ -223,7 +223,7 @@ void SharesOnce(ddl::HostGroup& group) {
     }
   }
   for (const int64_t nbytes : {int64_t{0}, int64_t{1}, int64_t{4097}, kPiece, 9 * kPiece - 3}) {
-    BroadcastOnce(group, nbytes);
+    for (int root = 0; root < group.size(); ++root) BroadcastOnce(group, nbytes, root);
   }
   // What one leaves behind must not lead the next astray.
   AllReduceOnce<float>(group, 4 * kPiece / 4 + 1, true, 1);
@@ -288,14 +288,14 @@ TEST(StoresAreChosenAnewWithinATensor) {
 TEST(LargeGathersThatGoPastTheCachesAreExact) {
   RunThreads(2, [](ddl::HostGroup& group) {
     AllGatherOnce(group, {3'000'001, 2'000'003}, false);
-    BroadcastOnce(group, 17'000'003);
+    BroadcastOnce(group, 17'000'003, 1);
   });
 }
 
 TEST(DeathOfAPeerEndsGathersToo) {
   const std::function<ddl::Status(ddl::HostGroup&, float*)> collectives[] = {
       [](ddl::HostGroup& group, float* values) {
-        return ddl::BroadcastInPieces(&group, values, 4'000'000);
+        return ddl::BroadcastInPieces(&group, values, 4'000'000, 0);
       },
       [](ddl::HostGroup& group, float* values) {
         const std::vector<int64_t> nbytes(group.size(), 1'000'000);

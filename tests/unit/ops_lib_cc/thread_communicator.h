@@ -80,8 +80,8 @@ class ThreadCommunicator : public ddl::Communicator {
   ddl::Status AllReduceBaseline(const void*, void*, int64_t, ddl::DType) override {
     return Unused();
   }
-  ddl::Status Broadcast(void* buffer, int64_t nbytes) override {
-    return ddl::BroadcastInPieces(group_, buffer, nbytes);
+  ddl::Status Broadcast(void* buffer, int64_t nbytes, int root) override {
+    return ddl::BroadcastInPieces(group_, buffer, nbytes, root);
   }
   ddl::Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override {
     int64_t own = 0;
