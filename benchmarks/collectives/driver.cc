@@ -43,9 +43,9 @@ void Ours(ddl::Communicator& group, const float* in, float* out, int64_t count) 
     offer.out = out;
     offer.count = count;
   }
-  bool alike = false;
-  Require(group.Meet(offer, &alike));
-  if (!alike) Die("ranks disagree");
+  ddl::Met met = ddl::Met::kDifferent;
+  Require(group.Meet(offer, &met));
+  if (met != ddl::Met::kAlike) Die("ranks disagree");
   if (!small) Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
 }
 

@@ -17,8 +17,6 @@ using Clock = std::chrono::steady_clock;
 // How often a sleeping rank looks whether the others are alive.
 constexpr double kLookAround = 0.05;
 
-constexpr uint64_t kFlags = HostGroup::kDoubt | HostGroup::kLeave;
-
 // One rank at one meeting.
 class Attendance {
  public:
@@ -41,12 +39,13 @@ class Attendance {
       std::memcpy(mine.payload, offer_.in, nbytes_);
     }
     Stop(start);
-    mine.state.store(meeting_ << 2 | (offer_.leaving ? HostGroup::kLeave : 0),
+    mine.state.store(meeting_ << HostGroup::kFlagBits | (offer_.leaving ? HostGroup::kLeave : 0),
                      std::memory_order_release);
     group_.Ring();
   }
 
-  Status WaitForAll() {
+  // `withdrawn`: whether a rank has taken back what it showed.
+  Status WaitForAll(bool* withdrawn) {
     int next = 0;  // all before it are here
     const auto all_here = [this, &next] {
       while (next < group_.size() && IsHere(next)) ++next;
@@ -61,11 +60,18 @@ class Attendance {
     if (!are_here) DDL_RETURN_IF_ERROR(WaitAsleep());
     // Looked at again now that all are here: whoever gave up before the last one came has shown its
     // doubt before, so a rank that sees no doubt here knows that nobody will.
+    // The same holds for a rank that takes back what it showed; it says itself whether that was
+    // before the last one came.
     bool doubt = false;
     for (int rank = 0; rank < group_.size(); ++rank) {
       const uint64_t state = group_.slot(rank, meeting_).state.load();
       if (Leaves(state) != offer_.leaving) return LeftAlone();
       doubt = doubt || (state & HostGroup::kDoubt);
+      if (state & HostGroup::kTakesBack) {
+        DDL_RETURN_IF_ERROR(AwaitFlag(rank));
+        const uint64_t answer = group_.slot(rank, meeting_).state.load();
+        *withdrawn = *withdrawn || (answer & HostGroup::kTaken);
+      }
     }
     if (doubt && !group_.Settle(meeting_)) return group_.Fate();
     return Status();
@@ -115,8 +121,28 @@ class Attendance {
     if (tuned_) seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
   }
 
+  std::string Title() const { return offer_.title ? offer_.title() : "A collective"; }
+
   bool IsHere(int rank) const {
-    return group_.slot(rank, meeting_).state.load() >> 2 == meeting_;
+    return group_.slot(rank, meeting_).state.load() >> HostGroup::kFlagBits == meeting_;
+  }
+
+  // Whether a rank that takes back what it showed did so in time: it is about to say it.
+  Status AwaitFlag(int rank) {
+    const std::atomic<uint64_t>& state = group_.slot(rank, meeting_).state;
+    return group_.Await(rank, [&state] {
+      return (state.load() & (HostGroup::kTaken | HostGroup::kTooLate)) != 0;
+    });
+  }
+
+  // Whoever comes after the first flag sees it; if all had come before, some may not have, so it
+  // does not count.
+  void TakeBack() {
+    std::atomic<uint64_t>& state = group_.slot(group_.rank(), meeting_).state;
+    state.fetch_or(HostGroup::kTakesBack);
+    std::vector<bool> here(group_.size());
+    state.fetch_or(CountHere(&here) < group_.size() ? HostGroup::kTaken : HostGroup::kTooLate);
+    group_.Ring();
   }
   static bool Leaves(uint64_t state) { return (state & HostGroup::kLeave) != 0; }
 
@@ -131,7 +157,7 @@ class Attendance {
     *worker = offer_.leaving ? -1 : group_.rank();
     for (int rank = 0; rank < group_.size(); ++rank) {
       const uint64_t state = group_.slot(rank, meeting_).state.load();
-      if (state >> 2 != meeting_) continue;
+      if (state >> HostGroup::kFlagBits != meeting_) continue;
       int& found = Leaves(state) ? *leaver : *worker;
       if (found < 0) found = rank;
     }
@@ -143,7 +169,7 @@ class Attendance {
     (void)FindLeaver(&leaver, &worker);
     const Status reason(
         Code::kFailedPrecondition,
-        offer_.title + ": rank " + std::to_string(leaver) +
+        Title() + ": rank " + std::to_string(leaver) +
             " has already ended its script, but rank " + std::to_string(worker) +
             " still runs this collective. Let all ranks do the same number of steps, and look for "
             "an early exit on rank " +
@@ -157,7 +183,12 @@ class Attendance {
     int arrived = CountHere(&here);
     Clock::time_point since = Clock::now();  // the last arrival
     WarningSchedule warnings(group_.timeout_s());
+    bool taken_back = false;
     while (arrived < group_.size()) {
+      if (!taken_back && offer_.withdrawn != nullptr && offer_.withdrawn->load()) {
+        taken_back = true;
+        TakeBack();
+      }
       before = here;
       group_.Sleep(
           HostGroup::kAnyone, [&] { return CountHere(&here) > arrived; },
@@ -179,6 +210,10 @@ class Attendance {
                                        " has ended without a word. See its log for the reason."));
       }
       if (offer_.leaving) continue;
+      if (offer_.limited && (taken_back || offer_.asks_nothing) && !offer_.limited()) {
+        since = Clock::now();
+        continue;
+      }
       const double waited_s = std::chrono::duration<double>(Clock::now() - since).count();
       if (waited_s > group_.timeout_s()) {
         const std::string limit = Seconds(group_.timeout_s());
@@ -191,7 +226,7 @@ class Attendance {
                 "if it needs so long."));
       } else if (warnings.Due(waited_s) && here.begin() + group_.rank() ==
                                                std::find(here.begin(), here.end(), true)) {
-        LogLine(group_.rank(), offer_.title + ": waiting for " + Missing(here) + " since " +
+        LogLine(group_.rank(), Title() + ": waiting for " + Missing(here) + " since " +
                                    Seconds(waited_s) + " (limit " + Seconds(group_.timeout_s()) +
                                    ")");
       }
@@ -205,7 +240,7 @@ class Attendance {
     std::vector<bool> here(group_.size());
     // Whoever comes after this line sees the doubt; whoever came before it is seen here.
     if (CountHere(&here) == group_.size()) return Status();
-    return group_.Break(Status(code, offer_.title + ": " + why), meeting_);
+    return group_.Break(Status(code, Title() + ": " + why), meeting_);
   }
 
   HostGroup& group_;
@@ -218,14 +253,14 @@ class Attendance {
 
 }  // namespace
 
-Status Meet(HostGroup* group, const Offer& offer, bool* alike) {
-  *alike = false;
+Status Meet(HostGroup* group, const Offer& offer, Met* met) {
   DDL_RETURN_IF_ERROR(group->Fate());
   Attendance attendance(group, offer);
   attendance.Show();
-  DDL_RETURN_IF_ERROR(attendance.WaitForAll());
-  *alike = attendance.Alike();
-  if (*alike) attendance.AddUp();
+  bool withdrawn = false;
+  DDL_RETURN_IF_ERROR(attendance.WaitForAll(&withdrawn));
+  *met = withdrawn ? Met::kWithdrawn : attendance.Alike() ? Met::kAlike : Met::kDifferent;
+  if (*met == Met::kAlike) attendance.AddUp();
   return Status();
 }
 

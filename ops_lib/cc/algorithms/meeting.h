@@ -1,7 +1,9 @@
 #ifndef DDL_ALGORITHMS_MEETING_H_
 #define DDL_ALGORITHMS_MEETING_H_
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "core/dtype.h"
@@ -14,7 +16,13 @@ namespace ddl {
 struct Offer {
   uint64_t digest[2] = {0, 0};  // of what this rank is about to do
   bool leaving = false;         // it has nothing more to do, ever
-  std::string title;            // for messages: AllReduceN "loss/grads"
+  bool asks_nothing = false;    // it only has something to say
+  std::function<std::string()> title;  // for messages: AllReduceN "loss/grads"
+  // Set by another thread that does not want it any more. Null: nobody will.
+  const std::atomic<bool>* withdrawn = nullptr;
+  // Whether it matters how long this rank waits, where it asks for nothing, or not any more. Null: it
+  // does.
+  std::function<bool()> limited;
 
   // A small tensor to be summed on the way, of at most kMaxOfferBytes; count 0 for none. Only
   // looked at where all digests are equal, so they must tell count, dtype and divisor too.
@@ -27,8 +35,15 @@ struct Offer {
 
 inline constexpr int64_t kMaxOfferBytes = sizeof(HostGroup::Slot::payload);
 
-// All ranks of the host show each other what they are about to do; `alike` says whether it is the
-// same. If so, the offered tensors are summed, in rank order, and divided.
+// What a meeting comes to, the same on all ranks.
+enum class Met {
+  kAlike,      // all are about to do the same; the offered tensors are summed
+  kDifferent,
+  kWithdrawn,  // a rank has taken back what it showed before the last one came: nothing was done
+};
+
+// All ranks of the host show each other what they are about to do. If it is the same, the offered
+// tensors are summed, in rank order, and divided.
 //
 // One round: each rank fills its slot and reads all others, (N - 1) * nbytes for each rank. For a
 // tensor of a few elements that is one cache line from each peer. A slot is free again after the
@@ -42,7 +57,7 @@ inline constexpr int64_t kMaxOfferBytes = sizeof(HostGroup::Slot::payload);
 //                       comes earlier, from the first rank that is there
 //   Aborted             a missing rank has died
 // Leaving ranks wait without a limit.
-Status Meet(HostGroup* group, const Offer& offer, bool* alike);
+Status Meet(HostGroup* group, const Offer& offer, Met* met);
 
 }  // namespace ddl
 

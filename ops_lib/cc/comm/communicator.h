@@ -35,7 +35,7 @@ class Communicator {
   virtual bool CanMeet() const { return false; }
 
   // See algorithms/meeting.h. Only where CanMeet.
-  virtual Status Meet(const Offer& offer, bool* alike) = 0;
+  virtual Status Meet(const Offer& offer, Met* met) = 0;
 
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
   // on every rank and in every run. float16 and bfloat16 are added and divided in float32 and
@@ -45,6 +45,10 @@ class Communicator {
   // The sum by one plain MPI_Allreduce: the baseline that others are compared with.
   // Source: MPI-4.1 section 6.9.6, which demands identical results on all ranks.
   virtual Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) = 0;
+
+  // Every later call of this rank fails with `reason`, and as soon as they can know it, those of the
+  // others: this rank could not go on in the middle of something.
+  virtual void Break(const Status& reason) = 0;
 
   // Overwrites `nbytes` at `buffer` with those of rank `root`.
   virtual Status Broadcast(void* buffer, int64_t nbytes, int root) = 0;

@@ -26,8 +26,8 @@ Status HostsCommunicator::TryReceive(int peer, std::string* message, bool* recei
   return base_->TryReceive(peer, message, received);
 }
 
-Status HostsCommunicator::Meet(const Offer& offer, bool* alike) {
-  return base_->Meet(offer, alike);
+Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
+  return base_->Meet(offer, met);
 }
 
 Status HostsCommunicator::Kept(Status status) {

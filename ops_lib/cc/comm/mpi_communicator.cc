@@ -147,7 +147,7 @@ Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* receive
   return Status();
 }
 
-Status MpiCommunicator::Meet(const Offer&, bool*) {
+Status MpiCommunicator::Meet(const Offer&, Met*) {
   return Status(Code::kInternal, "Ranks cannot meet over MPI.");
 }
 

@@ -16,6 +16,9 @@ int OnSelfDeleted(MPI_Comm, int, void* session, void*) {
   return MPI_SUCCESS;
 }
 
+// The process that MPI knows.
+std::atomic<pid_t> opened_by{0};
+
 }  // namespace
 
 MpiSession::MpiSession(std::function<void()> on_finalize)
@@ -27,6 +30,7 @@ void MpiSession::OnFinalize() {
 }
 
 Status MpiSession::Open() {
+  opened_by.store(getpid());
   int initialized = 0, finalized = 0, provided = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
@@ -62,6 +66,7 @@ void MpiSession::Close() {
 }
 
 void MpiSession::Abort(int exit_code) {
+  if (getpid() != opened_by.load() && opened_by.load() != 0) _exit(exit_code);  // a forked child
   std::fflush(nullptr);
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);

@@ -12,8 +12,8 @@ Status ShmCommunicator::TryReceive(int peer, std::string* message, bool* receive
   return base_->TryReceive(peer, message, received);
 }
 
-Status ShmCommunicator::Meet(const Offer& offer, bool* alike) {
-  return ddl::Meet(memory_->group.get(), offer, alike);
+Status ShmCommunicator::Meet(const Offer& offer, Met* met) {
+  return ddl::Meet(memory_->group.get(), offer, met);
 }
 
 Status ShmCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
@@ -23,6 +23,10 @@ Status ShmCommunicator::AllReduce(const void* in, void* out, int64_t count, DTyp
 
 Status ShmCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
   return base_->AllReduceBaseline(in, out, count, dtype);
+}
+
+void ShmCommunicator::Break(const Status& reason) {
+  (void)memory_->group->Break(reason, 0);
 }
 
 Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {

@@ -19,6 +19,15 @@ constexpr Row kRows[] = {
 
 const char* DTypeName(DType dtype) { return kRows[static_cast<int>(dtype)].name; }
 
+bool FindDType(const std::string& name, DType* dtype) {
+  for (size_t row = 0; row < sizeof(kRows) / sizeof(kRows[0]); ++row) {
+    if (name != kRows[row].name) continue;
+    *dtype = static_cast<DType>(row);
+    return true;
+  }
+  return false;
+}
+
 size_t DTypeSize(DType dtype) { return kRows[static_cast<int>(dtype)].nbytes; }
 
 }  // namespace ddl

@@ -2,6 +2,7 @@
 #define DDL_CORE_DTYPE_H_
 
 #include <cstddef>
+#include <string>
 
 namespace ddl {
 
@@ -25,6 +26,9 @@ enum class DType : unsigned char {
 
 // The name users know ("float32"), static storage.
 const char* DTypeName(DType dtype);
+
+// The type of that name. False, and no change, if there is none.
+bool FindDType(const std::string& name, DType* dtype);
 
 // Bytes of one element.
 size_t DTypeSize(DType dtype);

@@ -16,6 +16,7 @@ enum class Code : unsigned char {
   kInternal = 4,            // MPI or this library failed
   kAborted = 5,             // the process of a rank has died
   kUnavailable = 6,         // the other ranks wait with something else; the group goes on
+  kCancelled = 7,           // the caller does not want it any more
 };
 
 // What a call returns instead of throwing: no exception crosses a thread, the C ABI or TensorFlow.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <utility>
 
 #include "core/log.h"
 #include "core/pause.h"
@@ -12,16 +14,15 @@ namespace ddl {
 namespace {
 
 // First byte of what rank 0 sends.
-constexpr char kAgreed = 'A';
+constexpr char kAgreed = 'A';    // then, if ranks have joined, how many have not, and a description
+constexpr char kAllJoined = 'J'; // then the last one
 constexpr char kFailed = 'F';    // then the Code, then the message
 constexpr char kBroken = 'B';    // the same, and it is so for ever
-constexpr char kChoice = 'C';    // the order differs; then what rank 0 has pending, a line for each
+constexpr char kStale = 'S';     // then 1 if settled, the generation, and the reason
+constexpr char kChoice = 'C';    // the order differs; then what is next and what is pending behind it
 constexpr char kRollCall = 'W';  // rank 0 is here and waits for others; answered with kHere
 
-// First byte of what the others send.
-constexpr char kOrdered = 'O';    // then a description
-constexpr char kUnordered = 'U';  // then a description
-constexpr char kLeave = 'L';      // this rank's script has ended
+// First byte of what the others send, beside proposals.
 constexpr char kHere = 'H';
 constexpr char kWithdrawn = 'X';  // this rank gave up waiting for rank 0
 constexpr char kInstead = 'I';    // rank 0's choice is not here yet; then what is
@@ -32,10 +33,13 @@ constexpr int kLatePolls = 100;
 // Others compute while a rank waits here, often for milliseconds: soon leave them the core.
 constexpr double kYieldS = 20e-6;
 
+// What proposals that are no request have in the place of its digest.
+constexpr uint64_t kJoinDigest = 1, kLeaveDigest = 2, kNoticeDigest = 3;
+
 std::string Encode(const std::vector<Turn>& order) {
   std::string text(1, kChoice);
   for (const Turn& turn : order) {
-    text += (turn.ordered ? kOrdered : kUnordered) + turn.title + "\n";
+    text += (turn.ordered ? 'O' : 'U') + turn.stream + "\n" + turn.title + "\n";
   }
   return text;
 }
@@ -43,9 +47,10 @@ std::string Encode(const std::vector<Turn>& order) {
 std::vector<Turn> Decode(const std::string& text) {
   std::vector<Turn> order;
   for (size_t at = 1; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    order.push_back({text.substr(at + 1, end - at - 1), text[at] == kOrdered});
-    at = end + 1;
+    const size_t stream = text.find('\n', at), title = text.find('\n', stream + 1);
+    order.push_back({text.substr(stream + 1, title - stream - 1), text[at] == 'O',
+                     text.substr(at + 1, stream - at - 1)});
+    at = title + 1;
   }
   return order;
 }
@@ -62,92 +67,162 @@ std::string List(const std::vector<Turn>& order) {
   return text;
 }
 
+// Whether a rank that waits with something else has to be told something at once.
+bool HasNews(const std::vector<Proposal>& proposals, const std::vector<bool>& arrived) {
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
+    if (!arrived[rank]) continue;
+    if (proposals[rank].kind == Proposal::Kind::kNotice) return true;
+    if (proposals[rank].generation != proposals[0].generation) return true;
+  }
+  return false;
+}
+
+// Whether a rank waits that shall not wait for ever.
+bool IsLimited(const std::vector<Proposal>& proposals, const std::vector<bool>& arrived) {
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
+    if (arrived[rank] && proposals[rank].kind != Proposal::Kind::kNotice) return true;
+  }
+  return false;
+}
+
+// Those that wait with something else propose it again afterwards.
+std::vector<Proposal> WithoutMissing(std::vector<Proposal> proposals,
+                                     const std::vector<bool>& arrived) {
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
+    if (!arrived[rank]) proposals[rank] = proposals[0];
+  }
+  return proposals;
+}
+
 }  // namespace
 
-// What this rank brings.
-struct Agreement::Ask {
-  std::string description;
-  bool ordered = true;
-  bool leaving = false;
-  bool gives_way = false;
-  const SmallTensor* tensor = nullptr;
+Agreement::Agreement(Communicator* communicator, Negotiator* negotiator, double timeout_s,
+                     std::function<bool()> limited)
+    : communicator_(communicator),
+      negotiator_(negotiator),
+      timeout_s_(timeout_s),
+      limited_(std::move(limited)) {}
 
-  std::string title() const { return leaving ? "Leave" : Title(description); }
-  std::string message() const {
-    return leaving ? std::string(1, kLeave) : (ordered ? kOrdered : kUnordered) + description;
+Proposal Agreement::Propose(const Request& request) const {
+  Proposal proposal;
+  proposal.generation = generation_;
+  proposal.reason = reason_;
+  switch (request.kind) {
+    case Request::Kind::kJoin:
+      proposal.kind = Proposal::Kind::kJoin;
+      proposal.joins_now = !joined_;
+      return proposal;
+    case Request::Kind::kNotice: proposal.kind = Proposal::Kind::kNotice; return proposal;
+    default: break;
   }
-};
-
-Agreement::Agreement(Communicator* communicator, Negotiator* negotiator, double timeout_s)
-    : communicator_(communicator), negotiator_(negotiator), timeout_s_(timeout_s) {}
+  proposal.kind = request.ordered ? Proposal::Kind::kOrdered : Proposal::Kind::kUnordered;
+  proposal.description = Describe(request);
+  return proposal;
+}
 
 Status Agreement::Agree(const Request& request, const SmallTensor* tensor, Accord* accord) {
-  Ask ask;
-  ask.description = Describe(request);
-  ask.ordered = request.ordered;
-  ask.gives_way = request.gives_way;
-  ask.tensor = tensor;
-  return AgreeOn(ask, accord);
+  *accord = Accord();
+  DDL_RETURN_IF_ERROR(broken_);
+  if (communicator_->size() == 1) {
+    if (request.kind == Request::Kind::kJoin) accord->kind = Accord::Kind::kAllJoined;
+    return Status();
+  }
+  bool different = true;
+  if (!negotiating_ && communicator_->CanMeet()) {
+    DDL_RETURN_IF_ERROR(MeetOn(request, tensor, accord, &different));
+  }
+  if (different) {
+    DDL_RETURN_IF_ERROR(AgreeOverRoot(Propose(request), request.gives_way, accord));
+  }
+  if (request.kind == Request::Kind::kJoin) joined_ = accord->kind != Accord::Kind::kAllJoined;
+  return Status();
+}
+
+Status Agreement::MeetOn(const Request& request, const SmallTensor* tensor, Accord* accord,
+                         bool* different) {
+  Offer offer;
+  if (request.kind == Request::Kind::kJoin || request.kind == Request::Kind::kNotice) {
+    const bool joins = request.kind == Request::Kind::kJoin;
+    offer.digest[0] = joins ? kJoinDigest : kNoticeDigest;
+    offer.digest[1] = static_cast<uint64_t>(generation_) << 1 | joined_;
+    offer.asks_nothing = !joins;
+  } else {
+    Digest(request, generation_, offer.digest);
+  }
+  offer.title = [&request] { return Title(request); };
+  offer.withdrawn = request.withdrawn.get();
+  offer.limited = limited_;
+  if (tensor != nullptr) {
+    offer.in = tensor->in;
+    offer.out = tensor->out;
+    offer.count = tensor->count;
+    offer.dtype = tensor->dtype;
+    offer.divisor = tensor->divisor;
+  }
+  Met met = Met::kAlike;
+  broken_ = communicator_->Meet(offer, &met);
+  DDL_RETURN_IF_ERROR(broken_);
+  // All ranks are here. If they differ, their proposals tell in what.
+  together_ = true;
+  together_at_ = Clock::now();
+  *different = met == Met::kDifferent;
+  if (met == Met::kWithdrawn) {
+    accord->kind = Accord::Kind::kAgain;
+  } else if (met == Met::kAlike) {
+    notice_ = false;
+    if (request.kind == Request::Kind::kNotice) {
+      accord->kind = Accord::Kind::kAgain;
+    } else if (request.kind == Request::Kind::kJoin) {
+      accord->kind = Accord::Kind::kAllJoined;
+      accord->last_joined = communicator_->size() - 1;
+    } else if (tensor != nullptr) {
+      accord->kind = Accord::Kind::kSummed;
+    }
+  }
+  return Status();
 }
 
 Status Agreement::Leave() {
-  Ask ask;
-  ask.leaving = true;
-  Accord accord;
-  return AgreeOn(ask, &accord);
-}
-
-Status Agreement::AgreeOn(const Ask& ask, Accord* accord) {
-  *accord = Accord::kRun;
   DDL_RETURN_IF_ERROR(broken_);
   if (communicator_->size() == 1) return Status();
-  if (negotiating_ || !communicator_->CanMeet()) return AgreeOverRoot(ask, accord);
+  Proposal proposal;
+  proposal.kind = Proposal::Kind::kLeave;
+  Accord accord;
+  if (negotiating_ || !communicator_->CanMeet()) return AgreeOverRoot(proposal, false, &accord);
   Offer offer;
-  Digest(Essence(ask.description), offer.digest);
-  offer.leaving = ask.leaving;
-  offer.title = ask.title();
-  if (ask.tensor != nullptr) {
-    offer.in = ask.tensor->in;
-    offer.out = ask.tensor->out;
-    offer.count = ask.tensor->count;
-    offer.dtype = ask.tensor->dtype;
-    offer.divisor = ask.tensor->divisor;
-  }
-  bool alike = false;
-  broken_ = communicator_->Meet(offer, &alike);
-  DDL_RETURN_IF_ERROR(broken_);
-  if (alike) {
-    if (ask.tensor != nullptr) *accord = Accord::kSummed;
-    return Status();
-  }
-  // All ranks are here and see that they differ. In what, their descriptions tell.
-  together_ = true;
-  together_at_ = Clock::now();
-  DDL_RETURN_IF_ERROR(AgreeOverRoot(ask, accord));
-  if (*accord == Accord::kAnotherFirst) return Status();
-  return Status(Code::kInternal, ask.title() + ": digests differ where descriptions do not. Do all "
-                                               "ranks run the same build of ddl?");
+  offer.digest[0] = kLeaveDigest;
+  offer.leaving = true;
+  offer.title = [] { return std::string("Leave"); };
+  Met met = Met::kAlike;
+  broken_ = communicator_->Meet(offer, &met);
+  return broken_;
 }
 
-Status Agreement::AgreeOverRoot(const Ask& ask, Accord* accord) {
-  const Status status =
-      communicator_->rank() == 0 ? AgreeAsRoot(ask, accord) : AgreeAsMember(ask, accord);
-  negotiating_ = status.ok() && *accord == Accord::kAnotherFirst;
+Status Agreement::AgreeOverRoot(const Proposal& proposal, bool gives_way, Accord* accord) {
+  const bool can_meet = communicator_->CanMeet() && !negotiating_;
+  const Status status = communicator_->rank() == 0 ? AgreeAsRoot(proposal, gives_way, accord)
+                                                   : AgreeAsMember(proposal, accord);
   told_ = false;
+  if (status.ok() && can_meet && accord->kind == Accord::Kind::kRun && accord->contributors == 0 &&
+      proposal.asks()) {
+    return Status(Code::kInternal, proposal.title() +
+                                       ": digests differ where descriptions do not. Do all ranks "
+                                       "run the same build of ddl?");
+  }
   return status;
 }
 
-Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
+Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* accord) {
   const int size = communicator_->size();
-  std::vector<std::string> descriptions(size), instead(size);
-  std::vector<bool> arrived(size, false), ordered(size, true);
-  descriptions[0] = ask.description;
-  ordered[0] = ask.ordered;
+  std::vector<Proposal> proposals(size);
+  std::vector<std::string> instead(size);
+  std::vector<bool> arrived(size, false);
+  proposals[0] = proposal;
   arrived[0] = true;
   int count = 1;
-  // The rank that left and one that runs a collective, or -1.
-  int leaver = ask.leaving ? 0 : -1;
-  int worker = ask.leaving ? -1 : 0;
+  // The rank that left and one that waits for the others, or -1.
+  int leaver = -1, worker = -1;
+  (proposal.kind == Proposal::Kind::kLeave ? leaver : worker) = 0;
 
   // After a long absence of this rank a member may have given up, and its message saying so may
   // still be on the way: then each must answer a roll call before it counts as here. A shorter
@@ -184,7 +259,7 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
       if (kind == kWithdrawn) {
         return Fail(
             Status(Code::kDeadlineExceeded,
-                   Title(descriptions[rank]) + ": rank " + std::to_string(rank) +
+                   proposals[rank].title() + ": rank " + std::to_string(rank) +
                        " waited longer than " + Seconds(timeout_s_) +
                        " for rank 0 and gave up. Raise DDL_STALL_TIMEOUT if rank 0 needs so long."),
             true);
@@ -195,12 +270,11 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
         DDL_RETURN_IF_ERROR(communicator_->Send(rank, std::string(1, kRollCall)));
         ++unanswered[rank];
       }
-      if (kind == kLeave) {
+      proposals[rank] = Proposal::Decode(message);
+      if (proposals[rank].kind == Proposal::Kind::kLeave) {
         leaver = rank;
         continue;
       }
-      ordered[rank] = kind == kOrdered;
-      descriptions[rank] = message.substr(1);
       if (worker < 0) {
         worker = rank;
         worker_since_s = wait.elapsed_s();
@@ -210,7 +284,7 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
     if (leaver >= 0 && worker >= 0) {
       return Fail(
           Status(Code::kFailedPrecondition,
-                 Title(descriptions[worker]) + ": rank " + std::to_string(leaver) +
+                 proposals[worker].title() + ": rank " + std::to_string(leaver) +
                      " has already ended its script, but rank " + std::to_string(worker) +
                      " still runs this collective. Let all ranks do the same number "
                      "of steps, and look for an early exit on rank " +
@@ -228,21 +302,22 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
         others += instead[rank];
         all_lack = all_lack && !instead[rank].empty();
       }
-      if (ask.gives_way && count < size && all_lack) {
-        return Fail(Status(Code::kUnavailable, Title(descriptions[0]) + ": " + Missing(arrived) +
+      if (count < size && all_lack && HasNews(proposals, arrived)) break;
+      if (gives_way && count < size && all_lack) {
+        return Fail(Status(Code::kUnavailable, proposals[0].title() + ": " + Missing(arrived) +
                                                    " did not call it" + others + "."),
                     false);
       }
-      if (waited_s > timeout_s_) {
+      if (waited_s > timeout_s_ && IsLimited(proposals, arrived)) {
         return Fail(Status(Code::kDeadlineExceeded,
-                           Title(descriptions[worker]) + ": " + Missing(arrived) +
+                           proposals[worker].title() + ": " + Missing(arrived) +
                                " did not come within " + Seconds(timeout_s_) + others +
                                ". Look for what keeps it busy or blocked; raise "
                                "DDL_STALL_TIMEOUT if it needs so long."),
                     true);
       }
       if (warnings.Due(waited_s)) {
-        LogLine(0, Title(descriptions[worker]) + ": waiting for " + Missing(arrived) + " since " +
+        LogLine(0, proposals[worker].title() + ": waiting for " + Missing(arrived) + " since " +
                        Seconds(waited_s) + " (limit " + Seconds(timeout_s_) + ")" + others);
       }
       if (elapsed_s > next_roll_call_s) {
@@ -257,15 +332,37 @@ Status Agreement::AgreeAsRoot(const Ask& ask, Accord* accord) {
     }
     wait.Pause();
   }
-  bool same = false;
-  if (const Status status = Decide(descriptions, ordered, &same); !status.ok()) {
-    return Fail(status, std::find(ordered.begin(), ordered.end(), false) != ordered.end());
+  if (leaver >= 0) return SendToAll(std::string(1, kAgreed));
+  Decision decision = Decide(WithoutMissing(proposals, arrived));
+  decision.settled = decision.settled && count == size;
+  const std::string verdict = Verdict(decision, proposals);
+  DDL_RETURN_IF_ERROR(SendToAll(verdict));
+  return Apply(verdict, &proposal, accord);
+}
+
+std::string Agreement::Verdict(const Decision& decision,
+                               const std::vector<Proposal>& proposals) const {
+  const int size = communicator_->size();
+  switch (decision.kind) {
+    case Decision::Kind::kAllJoined: return kAllJoined + std::to_string(decision.last_joined);
+    case Decision::Kind::kStale:
+      return std::string(1, kStale) + (decision.settled ? "1" : "0") +
+             std::to_string(decision.generation) + "\n" + decision.reason;
+    case Decision::Kind::kFail:
+      return std::string(1, kFailed) + static_cast<char>(decision.status.code()) +
+             decision.status.message();
+    case Decision::Kind::kReorder: {
+      const Proposal& first = proposals[decision.first];
+      return Encode(decision.first == 0
+                        ? negotiator_->Order()
+                        : std::vector<Turn>{{first.title(), first.kind == Proposal::Kind::kOrdered,
+                                             StreamOf(first.description)}});
+    }
+    case Decision::Kind::kRun: break;
   }
-  if (same) return SendToAll(std::string(1, kAgreed));
-  const std::vector<Turn> order = negotiator_->Order();
-  *accord = Accord::kAnotherFirst;
-  negotiator_->Follow(order);
-  return SendToAll(Encode(order));
+  if (decision.contributors == size) return std::string(1, kAgreed);
+  return kAgreed + std::to_string(decision.contributors) + "\n" +
+         proposals[decision.first].description;
 }
 
 Status Agreement::Fail(const Status& reason, bool breaks_group) {
@@ -273,12 +370,20 @@ Status Agreement::Fail(const Status& reason, bool breaks_group) {
   verdict += static_cast<char>(reason.code());
   verdict += reason.message();
   if (breaks_group) broken_ = reason;
+  negotiating_ = false;
   DDL_RETURN_IF_ERROR(SendToAll(verdict));
   return reason;
 }
 
 void Agreement::Break(const Status& reason) {
-  if (communicator_->size() > 1 && broken_.ok()) broken_ = reason;
+  if (broken_.ok()) broken_ = reason;
+}
+
+void Agreement::Withdraw(const std::string& reason) {
+  if (communicator_->size() == 1) return;
+  ++generation_;
+  reason_ = reason;
+  notice_ = true;
 }
 
 Status Agreement::SendToAll(const std::string& verdict) {
@@ -291,17 +396,18 @@ Status Agreement::SendToAll(const std::string& verdict) {
   return Status();
 }
 
-Status Agreement::AgreeAsMember(const Ask& ask, Accord* accord) {
-  DDL_RETURN_IF_ERROR(communicator_->Send(0, ask.message()));
+Status Agreement::AgreeAsMember(const Proposal& proposal, Accord* accord) {
+  DDL_RETURN_IF_ERROR(communicator_->Send(0, proposal.Encode()));
   const Pauses wait(kYieldS);
   WarningSchedule warnings(timeout_s_);
+  const bool limited = proposal.asks() || proposal.kind == Proposal::Kind::kJoin;
   double heard_s = 0;  // when rank 0 was last known to be here
   int late_polls = 0;
   while (true) {
     std::string message;
     bool received = false;
     DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &message, &received));
-    if (received && message[0] != kRollCall) return Receive(message, accord);
+    if (received && message[0] != kRollCall) return Apply(message, &proposal, accord);
     const double elapsed_s = wait.elapsed_s();
     if (received) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, std::string(1, kHere)));
@@ -310,16 +416,16 @@ Status Agreement::AgreeAsMember(const Ask& ask, Accord* accord) {
     }
     // This thread may have slept through the limit while a verdict lay ready, so it looks a few
     // more times: after this message nothing that rank 0 says is heard.
-    if (!ask.leaving && elapsed_s - heard_s > timeout_s_ && ++late_polls > kLatePolls) {
+    if (limited && elapsed_s - heard_s > timeout_s_ && ++late_polls > kLatePolls) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, std::string(1, kWithdrawn)));
       broken_ = Status(Code::kDeadlineExceeded,
-                       ask.title() + ": rank 0 did not come within " + Seconds(timeout_s_) +
+                       proposal.title() + ": rank 0 did not come within " + Seconds(timeout_s_) +
                            ". Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT if "
                            "it needs so long.");
       return broken_;
     }
-    if (!ask.leaving && heard_s == 0 && warnings.Due(elapsed_s)) {
-      LogLine(communicator_->rank(), ask.title() + ": waiting for rank 0 since " +
+    if (limited && heard_s == 0 && warnings.Due(elapsed_s)) {
+      LogLine(communicator_->rank(), proposal.title() + ": waiting for rank 0 since " +
                                          Seconds(elapsed_s) + " (limit " + Seconds(timeout_s_) +
                                          ")");
     }
@@ -327,14 +433,43 @@ Status Agreement::AgreeAsMember(const Ask& ask, Accord* accord) {
   }
 }
 
-Status Agreement::Receive(const std::string& verdict, Accord* accord) {
+Status Agreement::Apply(const std::string& verdict, const Proposal* proposal, Accord* accord) {
   together_ = true;
   together_at_ = Clock::now();
-  if (verdict[0] == kAgreed) return Status();
-  if (verdict[0] == kChoice) {
-    *accord = Accord::kAnotherFirst;
-    negotiator_->Follow(Decode(verdict));
-    return Status();
+  // All ranks that hear this do the same next: propose over rank 0 again, or meet.
+  negotiating_ = verdict[0] == kChoice;
+  *accord = Accord();
+  switch (verdict[0]) {
+    case kAgreed:
+      notice_ = false;
+      if (verdict.size() == 1) return Status();
+      accord->contributors = std::atoi(verdict.c_str() + 1);
+      accord->description = verdict.substr(verdict.find('\n') + 1);
+      return Status();
+    case kAllJoined:
+      accord->kind = Accord::Kind::kAllJoined;
+      accord->last_joined = std::atoi(verdict.c_str() + 1);
+      return Status();
+    case kChoice:
+      accord->kind = Accord::Kind::kAgain;
+      // Whoever has joined runs what comes.
+      if (proposal == nullptr || proposal->asks()) negotiator_->Follow(Decode(verdict));
+      return Status();
+    case kStale: {
+      const int64_t newest = std::atoll(verdict.c_str() + 2);
+      accord->kind = Accord::Kind::kAgain;
+      negotiator_->Follow({});
+      if (verdict[1] == '1') notice_ = false;
+      if (proposal == nullptr || proposal->generation == newest) return Status();
+      if (!proposal->asks()) {
+        generation_ = newest;
+        return Status();
+      }
+      ++generation_;
+      reason_ = verdict.substr(verdict.find('\n') + 1);
+      return Status(Code::kFailedPrecondition, proposal->title() + ": " + reason_);
+    }
+    default: break;
   }
   const Status reason(static_cast<Code>(verdict[1]), verdict.substr(2));
   if (verdict[0] == kBroken) broken_ = reason;
@@ -351,11 +486,12 @@ Status Agreement::Lack() {
   std::string verdict;
   bool received = false;
   DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &verdict, &received));
-  Accord accord;
   if (received) {
-    negotiating_ = false;
     told_ = false;
-    return Receive(verdict, &accord);
+    const std::string chosen = negotiator_->choice().title;
+    Accord accord;
+    DDL_RETURN_IF_ERROR(Apply(verdict, nullptr, &accord));
+    return Status(Code::kUnavailable, chosen + ": its run was given up.");
   }
   if (waited_s > 2 * timeout_s_) {  // rank 0 would have spoken long ago
     broken_ = Status(Code::kDeadlineExceeded,

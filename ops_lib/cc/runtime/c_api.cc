@@ -1,7 +1,6 @@
 // What Python calls through ctypes, besides the ops.
 
 #include <cstdio>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "comm/mpi_session.h"
+#include "runtime/description.h"
 #include "runtime/engine.h"
 #include "runtime/teams.h"
 
@@ -25,12 +25,21 @@ int Tell(const ddl::Status& status, char* message, int message_size) {
   return static_cast<int>(status.code());
 }
 
-ddl::Request NewRequest(const char* op_name, const char* name, int dtype) {
+ddl::Request NewRequest(const char* op_name, const char* name, const char* stream, int dtype) {
   ddl::Request request;
   request.op_name = op_name;
-  request.name = name;
+  request.name = ddl::OneLine(name);
+  request.stream = ddl::OneLine(stream);
   request.dtype = static_cast<ddl::DType>(dtype);
   return request;
+}
+
+// Hands the request to the engine and waits for its end. Returns a Code.
+int Run(ddl::Request request, char* message, int message_size) {
+  std::promise<ddl::Status> ended;
+  request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  return Tell(ended.get_future().get(), message, message_size);
 }
 
 }  // namespace
@@ -56,22 +65,54 @@ __attribute__((visibility("default"))) int ddl_device_collectives() {
   return ddl::Engine::Get().ReachesGpus() ? 1 : 0;
 }
 
-// Sums (or averages) `count` elements over the ranks in place, and waits for that. `dtype` is a
-// DType. Returns a Code, with a message if it is not 0.
-__attribute__((visibility("default"))) int ddl_all_reduce(const char* name, int dtype, int average,
-                                                          int gives_way, void* values,
-                                                          int64_t count, char* message,
-                                                          int message_size) {
-  ddl::Request request = NewRequest("AllReduce", name, dtype);
+// Sums (or averages) `count` elements over the ranks in place, and waits for that. `stream`: see
+// Request. `dtype` is a DType. Returns a Code, with a message if it is not 0.
+__attribute__((visibility("default"))) int ddl_all_reduce(const char* name, const char* stream,
+                                                          int dtype, int average, int gives_way,
+                                                          void* values, int64_t count,
+                                                          char* message, int message_size) {
+  ddl::Request request = NewRequest("AllReduce", name, stream, dtype);
   request.average = average != 0;
   // What gives way may be asked for by one rank alone, so it has no place among the ordered ones.
   request.ordered = gives_way == 0;
   request.gives_way = gives_way != 0;
   request.tensors.push_back({values, values, count, {count}});
-  std::promise<ddl::Status> ended;
-  request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
-  return Tell(ended.get_future().get(), message, message_size);
+  return Run(std::move(request), message, message_size);
+}
+
+// Overwrites `nbytes` at `values` with those of rank `root`. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_broadcast(const char* name, const char* stream,
+                                                         int root, void* values, int64_t nbytes,
+                                                         char* message, int message_size) {
+  ddl::Request request =
+      NewRequest("Bcast", name, stream, static_cast<int>(ddl::DType::kUint8));
+  request.kind = ddl::Request::Kind::kBroadcast;
+  request.root = root;
+  request.tensors.push_back({values, values, nbytes, {nbytes}});
+  return Run(std::move(request), message, message_size);
+}
+
+// Waits until all ranks are at the barrier of that name. `hint`: what to do where another rank is at
+// something else. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_barrier(const char* name, const char* stream,
+                                                       const char* hint, char* message,
+                                                       int message_size) {
+  int32_t nothing = 0;
+  ddl::Request request =
+      NewRequest("Barrier", name, stream, static_cast<int>(ddl::DType::kInt32));
+  request.hint = ddl::OneLine(hint);
+  request.tensors.push_back({&nothing, &nothing, 1, {1}});
+  return Run(std::move(request), message, message_size);
+}
+
+// Contributes zeros to what the other ranks reduce, until all have called it. `last` gets the last
+// one that did. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_join(const char* stream, int* last, char* message,
+                                                    int message_size) {
+  ddl::Request request = NewRequest("Join", "join", stream, static_cast<int>(ddl::DType::kInt32));
+  request.kind = ddl::Request::Kind::kJoin;
+  request.joined = [last](int rank) { *last = rank; };
+  return Run(std::move(request), message, message_size);
 }
 
 // See Teams::Prepare.
@@ -94,7 +135,7 @@ __attribute__((visibility("default"))) int ddl_team_gradients(int team, const ch
                                                               int tensors, const void** in,
                                                               void** out, const int64_t* counts,
                                                               char* message, int message_size) {
-  ddl::Request request = NewRequest("TeamGradients", name, dtype);
+  ddl::Request request = NewRequest("TeamGradients", name, "", dtype);
   // Reduced in place: the caller may change `in` as soon as this returns.
   const auto copies = std::make_shared<std::vector<std::vector<char>>>();
   for (int i = 0; i < tensors; ++i) {
@@ -117,10 +158,8 @@ __attribute__((visibility("default"))) int ddl_team_gradients(int team, const ch
 
 // The DType of that name, as NumPy has it; -1: there is none.
 __attribute__((visibility("default"))) int ddl_dtype(const char* name) {
-  for (int dtype = 0; dtype <= static_cast<int>(ddl::DType::kComplex128); ++dtype) {
-    if (std::strcmp(ddl::DTypeName(static_cast<ddl::DType>(dtype)), name) == 0) return dtype;
-  }
-  return -1;
+  ddl::DType dtype;
+  return ddl::FindDType(name, &dtype) ? static_cast<int>(dtype) : -1;
 }
 
 // Leaves the group; see Engine::Leave.

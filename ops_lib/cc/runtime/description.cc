@@ -2,19 +2,33 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 namespace ddl {
 namespace {
 
 // Lines of a description.
-constexpr size_t kOpLine = 0;
-constexpr size_t kNameLine = 1;
-constexpr size_t kOptionsLine = 2;
-constexpr size_t kFirstTensorLine = 3;
+enum Line : size_t {
+  kOpLine,
+  kNameLine,
+  kOptionsLine,
+  kStepLine,
+  kStreamLine,
+  kHintLine,
+  kFirstTensorLine,
+};
 
 // The options of a collective whose tensors may differ in their first dimension.
 constexpr char kFirstDimensionIsFree[] = "first dimension is free";
+constexpr char kAverageOption[] = "op=avg";
+constexpr char kSumOption[] = "op=sum";
+constexpr char kRootOption[] = "root=";
+constexpr char kUnfusedOption[] = " mpi=true";
+constexpr char kCheckOption[] = " check=";
+constexpr char kOnGpu[] = "] on a GPU";
 
 std::vector<std::string> SplitLines(const std::string& text) {
   std::vector<std::string> lines;
@@ -23,11 +37,28 @@ std::vector<std::string> SplitLines(const std::string& text) {
     lines.push_back(text.substr(start, end - start));
     start = end + 1;
   }
+  lines.resize(std::max<size_t>(lines.size(), kFirstTensorLine));
   return lines;
 }
 
-bool FirstDimensionIsFree(const std::vector<std::string>& lines) {
-  return lines.size() > kOptionsLine && lines[kOptionsLine] == kFirstDimensionIsFree;
+std::string OptionsOf(const Request& request) {
+  if (request.kind == Request::Kind::kAllGather) return kFirstDimensionIsFree;
+  if (request.kind == Request::Kind::kBroadcast) return kRootOption + std::to_string(request.root);
+  std::string text = request.average ? kAverageOption : kSumOption;
+  if (request.unfused) text += kUnfusedOption;
+  if (request.tolerance > 0) text += kCheckOption + std::to_string(request.tolerance);
+  return text;
+}
+
+std::string TensorLine(const Request& request, size_t tensor) {
+  std::string text = DTypeName(request.dtype);
+  text += "[";
+  const std::vector<int64_t>& dims = request.dims(tensor);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (i > 0) text += ",";
+    text += std::to_string(dims[i]);
+  }
+  return text + (request.place == nullptr ? "]" : kOnGpu);
 }
 
 // "float32[5,3]" -> "float32[?,3]"; a scalar, "float32[]", stays as it is.
@@ -37,78 +68,107 @@ std::string WithoutFirstDimension(std::string tensor) {
   return length == 0 ? tensor : tensor.replace(start, length, "?");
 }
 
-// The first difference between what rank `rank` and rank 0 sent.
-std::string Difference(int rank, const std::vector<std::string>& theirs,
-                       const std::vector<std::string>& ours) {
-  const std::string who = "rank " + std::to_string(rank);
-  for (const size_t line : {kOpLine, kNameLine}) {
-    if (theirs[line] != ours[line]) {
-      return who + " runs " + theirs[kOpLine] + " \"" + theirs[kNameLine] + "\", rank 0 runs " +
-             ours[kOpLine] + " \"" + ours[kNameLine] +
-             "\". All ranks must run the same collectives in the same order: let each run the same "
-             "program.";
-    }
+// All but the instance and the step, which change.
+std::string Constant(const Request& request) {
+  std::string text = request.op_name + "\n" + request.name + "\n" + OptionsOf(request) + "\n";
+  if (request.ordered) text += request.stream;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const std::string line = TensorLine(request, i);
+    text += "\n" + (request.kind == Request::Kind::kAllGather ? WithoutFirstDimension(line) : line);
   }
-  if (theirs[kOptionsLine] != ours[kOptionsLine]) {
-    return who + " asks for " + theirs[kOptionsLine] + ", rank 0 for " + ours[kOptionsLine] +
-           ". Give all ranks the same attributes.";
+  return text;
+}
+
+// Two multiplicative hashes with different odd factors, each step a bijection of the state. Source:
+// the factors are those of SplitMix64 (Steele, Lea, Flood, 2014).
+void Mix(uint64_t word, uint64_t digest[2]) {
+  digest[0] = (digest[0] ^ word) * 0xbf58476d1ce4e5b9ull;
+  digest[0] ^= digest[0] >> 32;
+  digest[1] = (digest[1] + word) * 0x94d049bb133111ebull;
+  digest[1] ^= digest[1] >> 29;
+}
+
+void MixText(const std::string& text, uint64_t digest[2]) {
+  Mix(text.size(), digest);
+  for (size_t at = 0; at < text.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min<size_t>(8, text.size() - at));
+    Mix(word, digest);
   }
-  const size_t tensors = theirs.size() - kFirstTensorLine;
-  if (theirs.size() != ours.size()) {
-    return who + " sent " + std::to_string(tensors) + " tensors, rank 0 " +
-           std::to_string(ours.size() - kFirstTensorLine) +
-           ". All ranks must pass the same number of tensors.";
-  }
-  for (size_t i = 0; i < tensors; ++i) {
-    if (theirs[kFirstTensorLine + i] != ours[kFirstTensorLine + i]) {
-      return who + " sent " + theirs[kFirstTensorLine + i] + " as tensor " + std::to_string(i) +
-             ", rank 0 " + ours[kFirstTensorLine + i] +
-             (FirstDimensionIsFree(ours)
-                  ? ". All dimensions but the first, and the dtype, must agree on all ranks."
-                  : ". Shape, dtype and kind of device must agree on all ranks.");
-    }
-  }
-  return who + " differs from rank 0.";
+}
+
+std::string Thread(const std::string& stream) {
+  return stream.empty() ? "the main thread" : "thread \"" + stream + "\"";
 }
 
 }  // namespace
 
 std::string Describe(const Request& request) {
-  std::string text = request.op_name + "\n" + request.name + request.instance + "\n";
-  if (request.kind == Request::Kind::kAllReduce) {
-    text += request.average ? "op=avg" : "op=sum";
-    if (request.unfused) text += " mpi=true";
-    if (request.tolerance > 0) text += " check=" + std::to_string(request.tolerance);
-  } else if (request.kind == Request::Kind::kAllGather) {
-    text += kFirstDimensionIsFree;
-  }
-  for (const TensorBuffer& tensor : request.tensors) {
-    text += "\n";
-    text += DTypeName(request.dtype);
-    text += "[";
-    for (size_t i = 0; i < tensor.dims.size(); ++i) {
-      if (i > 0) text += ",";
-      text += std::to_string(tensor.dims[i]);
-    }
-    text += request.place == nullptr ? "]" : "] on a GPU";
-  }
+  std::string text = request.op_name + "\n" + request.name + request.instance + "\n" +
+                     OptionsOf(request) + "\n";
+  if (request.step >= 0) text += "step " + std::to_string(request.step);
+  text += "\n" + (request.ordered ? request.stream : std::string()) + "\n" + request.hint;
+  for (size_t i = 0; i < request.tensors.size(); ++i) text += "\n" + TensorLine(request, i);
   return text;
 }
 
-void Digest(const std::string& description, uint64_t digest[2]) {
-  // Two multiplicative hashes with different odd factors, each step a bijection of the state, eight
-  // bytes at a time. Source: the factors are those of SplitMix64 (Steele, Lea, Flood, 2014).
-  uint64_t a = description.size(), b = ~a;
-  for (size_t at = 0; at < description.size(); at += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, description.data() + at, std::min<size_t>(8, description.size() - at));
-    a = (a ^ word) * 0xbf58476d1ce4e5b9ull;
-    a ^= a >> 32;
-    b = (b + word) * 0x94d049bb133111ebull;
-    b ^= b >> 29;
+Status Parse(const std::string& description, Request* request) {
+  const std::vector<std::string> lines = SplitLines(description);
+  const Status unreadable(Code::kInternal, Title(description) +
+                                               ": cannot read what the other ranks run. Do all "
+                                               "ranks run the same build of ddl?");
+  *request = Request();
+  request->op_name = lines[kOpLine];
+  request->name = lines[kNameLine];
+  const std::string& options = lines[kOptionsLine];
+  if (options == kFirstDimensionIsFree) {
+    request->kind = Request::Kind::kAllGather;
+  } else if (options.rfind(kRootOption, 0) == 0) {
+    request->kind = Request::Kind::kBroadcast;
+    request->root = std::atoi(options.c_str() + sizeof(kRootOption) - 1);
+  } else {
+    request->average = options.rfind(kAverageOption, 0) == 0;
+    request->unfused = options.find(kUnfusedOption) != std::string::npos;
+    const size_t check = options.find(kCheckOption);
+    if (check != std::string::npos) {
+      request->tolerance = std::atof(options.c_str() + check + sizeof(kCheckOption) - 1);
+    }
   }
-  digest[0] = a;
-  digest[1] = b;
+  for (size_t i = kFirstTensorLine; i < lines.size(); ++i) {
+    const size_t open = lines[i].find('[');
+    if (open == std::string::npos || !FindDType(lines[i].substr(0, open), &request->dtype)) {
+      return unreadable;
+    }
+    TensorBuffer tensor;
+    const char* at = lines[i].c_str() + open + 1;
+    while (*at != ']' && *at != '\0') {
+      char* end = nullptr;
+      tensor.dims.push_back(std::strtoll(at, &end, 10));
+      if (end == at) return unreadable;
+      at = *end == ',' ? end + 1 : end;
+    }
+    tensor.count = std::accumulate(tensor.dims.begin(), tensor.dims.end(), int64_t{1},
+                                   std::multiplies<int64_t>());
+    request->tensors.push_back(std::move(tensor));
+  }
+  return Status();
+}
+
+std::shared_ptr<const Signature> Sign(const Request& request) {
+  auto made = std::make_shared<Signature>();
+  for (size_t i = 0; i < request.tensors.size(); ++i) made->dims.push_back(request.dims(i));
+  MixText(Constant(request), made->digest);
+  return made;
+}
+
+void Digest(const Request& request, int64_t generation, uint64_t digest[2]) {
+  const std::shared_ptr<const Signature> signature =
+      request.signature != nullptr ? request.signature : Sign(request);
+  digest[0] = signature->digest[0];
+  digest[1] = signature->digest[1];
+  if (!request.instance.empty()) MixText(request.instance, digest);
+  Mix(static_cast<uint64_t>(request.step), digest);
+  Mix(static_cast<uint64_t>(generation), digest);
 }
 
 std::string Title(const std::string& description) {
@@ -122,29 +182,80 @@ std::string Title(const Request& request) {
   return request.op_name + " \"" + request.name + request.instance + "\"";
 }
 
-std::string Essence(const std::string& description) {
-  // Looked for before anything is taken apart: most descriptions are long and have it not.
-  if (description.find(kFirstDimensionIsFree) == std::string::npos) return description;
-  const std::vector<std::string> lines = SplitLines(description);
-  if (!FirstDimensionIsFree(lines)) return description;
-  std::string text;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) text += "\n";
-    text += i < kFirstTensorLine ? lines[i] : WithoutFirstDimension(lines[i]);
-  }
-  return text;
+std::string StreamOf(const std::string& description) {
+  return SplitLines(description)[kStreamLine];
 }
 
-Status Compare(const std::vector<std::string>& descriptions) {
-  for (size_t rank = 1; rank < descriptions.size(); ++rank) {
-    if (descriptions[rank] == descriptions[0]) continue;
-    if (Essence(descriptions[rank]) == Essence(descriptions[0])) continue;
-    return Status(Code::kInvalidArgument,
-                  Title(descriptions[0]) + ": " +
-                      Difference(static_cast<int>(rank), SplitLines(descriptions[rank]),
-                                 SplitLines(descriptions[0])));
+bool Fit(const std::string& one, const std::string& other) {
+  if (one == other) return true;
+  const std::vector<std::string> a = SplitLines(one), b = SplitLines(other);
+  const bool gathered = a[kOptionsLine] == kFirstDimensionIsFree;
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (i == kHintLine || a[i] == b[i]) continue;
+    if (i < kFirstTensorLine || !gathered) return false;
+    if (WithoutFirstDimension(a[i]) != WithoutFirstDimension(b[i])) return false;
   }
-  return Status();
+  return true;
+}
+
+Status Difference(int rank, const std::string& their_text, int reference,
+                  const std::string& our_text) {
+  const std::vector<std::string> theirs = SplitLines(their_text), ours = SplitLines(our_text);
+  const std::string who = "rank " + std::to_string(rank);
+  const std::string whom = "rank " + std::to_string(reference);
+  const auto mismatch = [&](const std::string& text) {
+    return Status(Code::kInvalidArgument, Title(our_text) + ": " + text);
+  };
+  for (const size_t line : {kOpLine, kNameLine}) {
+    if (theirs[line] == ours[line]) continue;
+    std::string advice = !theirs[kHintLine].empty() ? theirs[kHintLine] : ours[kHintLine];
+    if (advice.empty()) {
+      advice = "All ranks must run the same collectives in the same order: let each run the same "
+               "program.";
+    }
+    return mismatch(who + " runs " + theirs[kOpLine] + " \"" + theirs[kNameLine] + "\", " + whom +
+                    " runs " + ours[kOpLine] + " \"" + ours[kNameLine] + "\". " + advice);
+  }
+  if (theirs[kOptionsLine] != ours[kOptionsLine]) {
+    return mismatch(who + " asks for " + theirs[kOptionsLine] + ", " + whom + " for " +
+                    ours[kOptionsLine] + ". Give all ranks the same attributes.");
+  }
+  if (theirs[kStepLine] != ours[kStepLine]) {
+    const auto step = [](const std::string& text) { return text.empty() ? "no step" : text; };
+    return mismatch(who + " is at " + step(theirs[kStepLine]) + ", " + whom + " at " +
+                    step(ours[kStepLine]) +
+                    ". A rank has skipped or repeated a step: look for what it decides by itself.");
+  }
+  if (theirs[kStreamLine] != ours[kStreamLine]) {
+    return mismatch(who + " asks from " + Thread(theirs[kStreamLine]) + ", " + whom + " from " +
+                    Thread(ours[kStreamLine]) + ". Ask for it from the same thread on all ranks.");
+  }
+  const size_t tensors = theirs.size() - kFirstTensorLine;
+  if (theirs.size() != ours.size()) {
+    return mismatch(who + " sent " + std::to_string(tensors) + " tensors, " + whom + " " +
+                    std::to_string(ours.size() - kFirstTensorLine) +
+                    ". All ranks must pass the same number of tensors.");
+  }
+  const bool gathered = ours[kOptionsLine] == kFirstDimensionIsFree;
+  for (size_t i = kFirstTensorLine; i < theirs.size(); ++i) {
+    if (gathered ? WithoutFirstDimension(theirs[i]) == WithoutFirstDimension(ours[i])
+                 : theirs[i] == ours[i]) {
+      continue;
+    }
+    return mismatch(who + " sent " + theirs[i] + " as tensor " +
+                    std::to_string(i - kFirstTensorLine) + ", " + whom + " " + ours[i] +
+                    (gathered
+                         ? ". All dimensions but the first, and the dtype, must agree on all ranks."
+                         : ". Shape, dtype and kind of device must agree on all ranks."));
+  }
+  return mismatch(who + " differs from " + whom + ".");
+}
+
+std::string OneLine(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, ' ');
+  return text;
 }
 
 }  // namespace ddl

@@ -2,6 +2,7 @@
 #define DDL_RUNTIME_DESCRIPTION_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,24 +10,38 @@
 
 namespace ddl {
 
-// What a rank is about to do, in the form in which ranks compare it: op, name, options, then one
-// line for each tensor.
+// What a rank is about to do, in the form in which ranks compare it: one line each for op, name,
+// options, step, stream and hint, then one for each tensor.
 std::string Describe(const Request& request);
 
-// What of a description must be equal on all ranks for the collective to fit: all of it, but for
-// the first dimensions of tensors that are gathered.
-std::string Essence(const std::string& description);
+// The request that such a text describes, without memory. Internal if it is no such text.
+Status Parse(const std::string& description, Request* request);
 
-// 128 bits that differ where descriptions do.
-void Digest(const std::string& description, uint64_t digest[2]);
+// What of a request does not change from step to step. Of tensors that are gathered the first
+// dimension is left out of the digest, because it may differ.
+std::shared_ptr<const Signature> Sign(const Request& request);
+
+// 128 bits that differ where requests do not fit each other, or their generations differ (see
+// runtime/agreement.h). Some nanoseconds where the request has a signature.
+void Digest(const Request& request, int64_t generation, uint64_t digest[2]);
 
 // `AllReduceN "loss/grads"`: op and name, for messages and to know a request by.
 std::string Title(const std::string& description);
 std::string Title(const Request& request);
 
-// Ok if all descriptions (one for each rank) fit one collective. Else InvalidArgument with the
-// first difference to rank 0: which tensor, which rank, what each of them asked for.
-Status Compare(const std::vector<std::string>& descriptions);
+// The stream of an ordered request.
+std::string StreamOf(const std::string& description);
+
+// Whether both fit one collective: they are equal, but for the first dimensions of tensors that are
+// gathered.
+bool Fit(const std::string& one, const std::string& other);
+
+// The first difference between what two ranks ask for, as InvalidArgument: which tensor, which rank,
+// what each of them asked for.
+Status Difference(int rank, const std::string& theirs, int reference, const std::string& ours);
+
+// One line: what users name must not break the lines of a description.
+std::string OneLine(std::string text);
 
 }  // namespace ddl
 

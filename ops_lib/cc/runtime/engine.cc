@@ -1,10 +1,14 @@
 #include "runtime/engine.h"
 
+#include <pthread.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <chrono>
+#include <atomic>
 #include <cstdlib>
+#include <exception>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,6 +29,20 @@ constexpr std::chrono::microseconds kPatience{200};
 // How often a rank that lacks rank 0's choice looks whether the others still wait for it.
 constexpr std::chrono::milliseconds kLackPeriod{1};
 
+// Requests of a run that has failed may still be submitted, by an executor that does not know yet.
+constexpr size_t kRunsRemembered = 256;
+
+// fork copies the engine's memory, not its thread.
+std::atomic<bool> in_child{false};
+
+const Status& ChildIsNoRank() {
+  static const Status status(
+      Code::kFailedPrecondition,
+      "this process is a forked child of a rank, and no rank itself: it can neither start ddl nor "
+      "run collectives. Do that in the process that the launcher started.");
+  return status;
+}
+
 // Of this rank's tensors.
 int64_t Nbytes(const Request& request) {
   int64_t count = 0;
@@ -39,9 +57,14 @@ Engine& Engine::Get() {
   return *engine;
 }
 
-Engine::Engine() : session_([this] { Leave(); }) {}
+Engine::Engine() : session_([this] { Leave(); }) {
+  notice_.kind = Request::Kind::kNotice;
+  notice_.op_name = "Notice";
+  pthread_atfork(nullptr, nullptr, [] { in_child.store(true); });
+}
 
 Status Engine::Start(Topology* topology) {
+  if (in_child.load()) return ChildIsNoRank();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kIdle) {
     state_ = State::kRunning;
@@ -58,6 +81,7 @@ Status Engine::Start(Topology* topology) {
 }
 
 bool Engine::Started(Topology* topology) {
+  if (in_child.load()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!opened_ || state_ != State::kRunning) return false;
   *topology = topology_;
@@ -65,11 +89,21 @@ bool Engine::Started(Topology* topology) {
 }
 
 bool Engine::ReachesGpus() {
+  if (in_child.load()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   return opened_ && state_ == State::kRunning && reaches_gpus_;
 }
 
 void Engine::Submit(Request request) {
+  const std::string title = Title(request) + ": ";
+  if (in_child.load()) {
+    request.done(Status(ChildIsNoRank().code(), title + ChildIsNoRank().message()));
+    return;
+  }
+  if (request.signature == nullptr) request.signature = Sign(request);
+  Status status(Code::kFailedPrecondition,
+                title + "ddl is not running. Call ddl.init (op Init) before the first collective, "
+                        "and none after the shutdown.");
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
@@ -78,14 +112,20 @@ void Engine::Submit(Request request) {
       changed_.notify_all();
       return;
     }
+    if (state_ == State::kFailed) status = start_status_;
   }
-  request.done(Status(Code::kFailedPrecondition,
-                      request.op_name + " \"" + request.name +
-                          "\": ddl is not running. Call ddl.init (op Init) before the first "
-                          "collective, and none after the shutdown."));
+  request.done(status);
+}
+
+void Engine::Withdraw() {
+  if (in_child.load()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  withdrawals_ = true;
+  changed_.notify_all();
 }
 
 void Engine::Leave() {
+  if (in_child.load()) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kIdle) return;
@@ -102,7 +142,12 @@ void Engine::Run() {
   // Else the kernel rounds the short sleeps of a waiting rank up by 50 microseconds.
   prctl(PR_SET_TIMERSLACK, 1000UL);
   prctl(PR_SET_NAME, "ddl-engine");
-  const Status opened = Open();
+  Status opened;
+  try {
+    opened = Open();
+  } catch (const std::exception& error) {
+    opened = Status(Code::kInternal, std::string("ddl could not start: ") + error.what());
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     start_status_ = opened;
@@ -111,10 +156,23 @@ void Engine::Run() {
     if (!opened.ok()) state_ = State::kFailed;
     changed_.notify_all();
   }
-  if (opened.ok()) Serve();
+  if (opened.ok()) {
+    Serve();
+  } else {
+    Refuse(opened);
+  }
   gpus_.reset();
   communicator_.reset();
   session_.Close();
+}
+
+void Engine::Refuse(const Status& status) {
+  std::deque<Request> refused;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refused.swap(queue_);
+  }
+  for (Request& request : refused) request.done(status);
 }
 
 Status Engine::Open() {
@@ -140,31 +198,46 @@ Status Engine::Open() {
 
 void Engine::Serve() {
   negotiator_ = std::make_unique<Negotiator>(topology_.size == 1);
-  agreement_ = std::make_unique<Agreement>(communicator_.get(), negotiator_.get(),
-                                           config_.stall_timeout_s);
+  agreement_ = std::make_unique<Agreement>(
+      communicator_.get(), negotiator_.get(), config_.stall_timeout_s, [this] {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return !queue_.empty();
+      });
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
   std::optional<Clock::time_point> first_shown;  // since the last collective
-  while (const Request* shown = NextTurn()) {
+  while (Request* shown = NextTurn()) {
+    if (shown == &notice_) {
+      Accord accord;
+      (void)agreement_->Agree(notice_, nullptr, &accord);  // an error meets every request as well
+      continue;
+    }
     if (!first_shown) first_shown = Clock::now();
     Passage passage{*shown};
     // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
     // submitted it yet was not waiting.
     passage.turn = std::max(*first_shown, shown->submitted);
-    Accord accord = Accord::kRun;
-    passage.status = RunTogether(&passage, &accord);
-    if (passage.status.ok() && accord == Accord::kAnotherFirst) {
+    Accord accord;
+    passage.status = RunTogether(shown, &passage, &accord);
+    if (passage.status.ok() && accord.kind == Accord::Kind::kAgain) {
       LogChoice(*shown);
       continue;
     }
+    if (passage.status.ok() && shown->kind == Request::Kind::kJoin &&
+        accord.kind != Accord::Kind::kAllJoined) {
+      continue;
+    }
+    if (shown->kind == Request::Kind::kJoin && passage.status.ok()) {
+      shown->joined(accord.last_joined);
+    }
     passage.end = Clock::now();
     first_shown.reset();
-    recorder_.Add(passage);
-    const Request request = negotiator_->Take();
-    if (!passage.status.ok() && !request.ordered &&
-        passage.status.code() != Code::kUnavailable) {
-      agreement_->Break(passage.status);
-    }
-    request.done(passage.status);
+    if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
+    const std::function<void(const Status&)> done = [this, &passage] {
+      Request request = negotiator_->Take();
+      if (!passage.status.ok()) FailRun(request.run, passage.status);
+      return std::move(request.done);  // first nothing holds the tensors any more
+    }();
+    done(passage.status);
   }
   recorder_.Flush();
   const Status left = agreement_->Leave();  // an error is for those who stay
@@ -174,72 +247,186 @@ void Engine::Serve() {
   recorder_.Close(left.ok());
 }
 
-void Engine::TakeSubmitted() {
-  for (Request& request : queue_) negotiator_->Add(std::move(request));
-  queue_.clear();
+bool Engine::HasFailed(int64_t run) const {
+  return run != 0 && std::any_of(failed_runs_.begin(), failed_runs_.end(),
+                                 [run](const FailedRun& failed) { return failed.run == run; });
 }
 
-const Request* Engine::NextTurn() {
+void Engine::FailRun(int64_t run, const Status& status) {
+  if (run == 0 || HasFailed(run)) return;
+  failed_runs_.push_back({run, status});
+  if (failed_runs_.size() > kRunsRemembered) failed_runs_.pop_front();
+  for (Request& request : negotiator_->Extract([run](const Request& r) { return r.run == run; })) {
+    request.done(status);
+  }
+}
+
+void Engine::TakeSubmitted() {
+  std::deque<Request> submitted;
+  bool withdrawals = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    submitted.swap(queue_);
+    std::swap(withdrawals, withdrawals_);
+  }
+  for (Request& request : submitted) {
+    if (!HasFailed(request.run)) {
+      withdrawals = withdrawals || request.IsWithdrawn();
+      negotiator_->Add(std::move(request));
+      continue;
+    }
+    for (const FailedRun& failed : failed_runs_) {
+      if (failed.run == request.run) request.done(failed.status);
+    }
+  }
+  if (withdrawals) DropWithdrawn();
+}
+
+void Engine::DropWithdrawn() {
+  for (Request& request :
+       negotiator_->Extract([](const Request& waiting) { return waiting.IsWithdrawn(); })) {
+    const Status status(Code::kCancelled, Title(request) + ": its run was given up.");
+    if (!HasFailed(request.run)) {
+      agreement_->Withdraw("rank " + std::to_string(topology_.rank) + " has given up " +
+                           Title(request) +
+                           ", because something else failed in that step or cancelled it. See that "
+                           "rank's log for the reason.");
+      FailRun(request.run, status);
+    }
+    request.done(status);
+  }
+}
+
+bool Engine::Leaving() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return state_ == State::kLeaving;
+}
+
+bool Engine::HasNews() const { return !queue_.empty() || withdrawals_; }
+
+bool Engine::AwaitSubmission(std::optional<Clock::time_point> until) {
+  const auto news = [this] { return HasNews() || state_ == State::kLeaving; };
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (until) {
+    changed_.wait_until(lock, *until, news);
+  } else {
+    changed_.wait(lock, news);
+  }
+  return HasNews();
+}
+
+Request* Engine::NextTurn() {
   if (negotiator_->HasChoice()) {
-    if (const Request* chosen = ChosenTurn()) return chosen;
+    if (Request* chosen = ChosenTurn()) return chosen;
     negotiator_->Follow({});
   }
-  const auto news = [this] { return !queue_.empty() || state_ == State::kLeaving; };
-  std::unique_lock<std::mutex> lock(mutex_);
-  TakeSubmitted();
-  if (negotiator_->empty()) {
-    changed_.wait(lock, news);
-    TakeSubmitted();
-  }
-  const Clock::time_point impatient = Clock::now() + kPatience;
-  while (!negotiator_->empty()) {
-    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
-    if (!changed_.wait_until(lock, impatient, news) || queue_.empty()) {
-      return negotiator_->Show(/*patient=*/false);
-    }
-    TakeSubmitted();
-  }
-  return nullptr;
-}
-
-const Request* Engine::ChosenTurn() {
-  std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     TakeSubmitted();
-    if (const Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
-    const bool leaving = state_ == State::kLeaving;  // then nothing more will be submitted
-    lock.unlock();
+    if (negotiator_->empty()) {
+      // Whoever leaves says enough by that.
+      if (agreement_->HasNotice() && !Leaving()) return &notice_;
+      if (!AwaitSubmission(std::nullopt)) return nullptr;
+      continue;
+    }
+    const Clock::time_point impatient = Clock::now() + kPatience;
+    while (!negotiator_->empty()) {
+      if (Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+      if (!AwaitSubmission(impatient)) return negotiator_->Show(/*patient=*/false);
+      TakeSubmitted();
+    }
+  }
+}
+
+Request* Engine::ChosenTurn() {
+  while (true) {
+    const bool leaving = Leaving();  // then nothing more will be submitted
+    TakeSubmitted();
+    if (Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
+    if (agreement_->HasNotice()) return &notice_;  // it may be what was chosen
     if (leaving) {
       (void)agreement_->Leave();
       return nullptr;
     }
     if (!agreement_->Lack().ok()) return nullptr;
-    lock.lock();
-    changed_.wait_for(lock, kLackPeriod, [this] { return !queue_.empty(); });
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, kLackPeriod, [this] { return HasNews(); });
   }
 }
 
 void Engine::LogChoice(const Request& shown) const {
-  if (!config_.log_info) return;
+  if (!config_.log_info || !negotiator_->HasChoice()) return;
   const std::string ours = Title(shown);
   if (ours == negotiator_->choice().title) return;
   LogLine(topology_.rank, "order: " + negotiator_->choice().title + " of rank 0 before " + ours);
 }
 
-Status Engine::RunTogether(Passage* passage, Accord* accord) {
-  const Request& request = passage->request;
+Status Engine::RunTogether(Request* request, Passage* passage, Accord* accord) {
+  try {
+    return RunAgreed(request, passage, accord);
+  } catch (const std::exception& error) {
+    // The other ranks are in the middle of it, or will be.
+    const Status status(Code::kInternal, Title(*request) + ": rank " +
+                                             std::to_string(topology_.rank) +
+                                             " could not go on: " + error.what());
+    communicator_->Break(status);
+    agreement_->Break(status);
+    return status;
+  }
+}
+
+Status Engine::RunAgreed(Request* request, Passage* passage, Accord* accord) {
   SmallTensor small;
-  const bool packed = allreduce_->Pack(request, &small);
-  const Status agreed = agreement_->Agree(request, packed ? &small : nullptr, accord);
+  const bool packed = allreduce_->Pack(*request, &small);
+  const Status agreed = agreement_->Agree(*request, packed ? &small : nullptr, accord);
   passage->agreed = Clock::now();
-  passage->nbytes = Nbytes(request);
-  passage->packed = agreed.ok() && *accord == Accord::kSummed;
+  passage->nbytes = Nbytes(*request);
+  passage->packed = agreed.ok() && accord->kind == Accord::Kind::kSummed;
   if (passage->packed) {
-    allreduce_->Unpack(request);
+    allreduce_->Unpack(*request);
     return agreed;
   }
   allreduce_->Forget();
-  return agreed.ok() && *accord == Accord::kRun ? Move(request, &passage->nbytes) : agreed;
+  if (!agreed.ok() || accord->kind != Accord::Kind::kRun) return agreed;
+  if (request->kind == Request::Kind::kJoin) return Contribute(*accord);
+  request->contributors = accord->contributors;
+  return Move(*request, &passage->nbytes);
+}
+
+Status Engine::Contribute(const Accord& accord) {
+  Request theirs;
+  if (const Status parsed = Parse(accord.description, &theirs); !parsed.ok()) {
+    communicator_->Break(parsed);
+    return parsed;
+  }
+  theirs.contributors = accord.contributors;
+  const int64_t element = static_cast<int64_t>(DTypeSize(theirs.dtype));
+  if (theirs.kind == Request::Kind::kAllGather) {
+    for (TensorBuffer& tensor : theirs.tensors) {  // no rows of its own
+      if (!tensor.dims.empty()) tensor.dims[0] = 0;
+      tensor.count = 0;
+    }
+    theirs.allocate = [this, &theirs, element](const std::vector<int64_t>& sizes, void** out) {
+      int64_t nbytes = element;
+      for (size_t i = 1; i < theirs.tensors[0].dims.size(); ++i) {
+        nbytes *= theirs.tensors[0].dims[i];
+      }
+      zeros_.resize(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * nbytes);
+      *out = zeros_.data();
+      return Status();
+    };
+  } else {
+    zeros_.assign(Nbytes(theirs), 0);
+    char* at = zeros_.data();
+    for (TensorBuffer& tensor : theirs.tensors) {
+      tensor.in = tensor.out = at;
+      at += tensor.count * element;
+    }
+  }
+  int64_t nbytes = Nbytes(theirs);
+  // An error is for those who asked. This rank goes on until all have joined; what is final meets it
+  // in the next round.
+  (void)Move(theirs, &nbytes);
+  return Status();
 }
 
 Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
@@ -254,7 +441,7 @@ Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
       return gpus_->Broadcast(*request.place, first.in, first.out, *nbytes, request.root);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
-    case Request::Kind::kAllReduce: break;
+    default: break;
   }
   std::vector<NcclCommunicator::Tensor> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
@@ -273,7 +460,7 @@ Status Engine::Move(const Request& request, int64_t* nbytes) {
       return communicator_->Broadcast(request.tensors[0].out, *nbytes, request.root);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
-    case Request::Kind::kAllReduce: break;
+    default: break;
   }
   return allreduce_->Run(request);
 }

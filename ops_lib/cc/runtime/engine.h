@@ -1,11 +1,16 @@
 #ifndef DDL_RUNTIME_ENGINE_H_
 #define DDL_RUNTIME_ENGINE_H_
 
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/mpi_session.h"
@@ -31,7 +36,8 @@ struct Topology {
 // the ranks have agreed whose turn it is. Its thread alone calls MPI.
 //
 // A process has one engine. It is never destroyed: MPI holds a pointer to it, and threads of
-// TensorFlow may still be running when the process exits.
+// TensorFlow may still be running when the process exits. A child that a rank forks is no rank: its
+// engine refuses everything, and ends nothing.
 class Engine {
  public:
   static Engine& Get();
@@ -46,8 +52,14 @@ class Engine {
   // Whether tensors in the memory of GPUs travel by NCCL: as on every other rank.
   bool ReachesGpus();
 
-  // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave.
+  // Takes a request and returns. Its `done` gets FailedPrecondition before Start or after Leave, and
+  // in a forked child; why the start failed, if it did.
   void Submit(Request request);
+
+  // Some request has been withdrawn: its flag is set, and nobody waits for its `done`. If it has not
+  // begun on all ranks it never will, and the other ranks learn that its run was given up here. Any
+  // thread may call it.
+  void Withdraw();
 
   // Runs what was submitted, waits until all other ranks leave too, ends MPI if we started it and
   // stops the thread. Further calls do nothing.
@@ -59,18 +71,32 @@ class Engine {
   Engine();
   void Run();
   Status Open();
+  // Fails what was submitted while the engine did not start.
+  void Refuse(const Status& status);
   // Runs requests until this rank leaves.
   void Serve();
-  // Waits for the request whose turn it is. Null: there are none any more.
-  const Request* NextTurn();
+  // Waits for the request whose turn it is, or that tells the others what they must know. Null:
+  // there are none any more.
+  Request* NextTurn();
   // The same where rank 0 has chosen which. Null: the others have given up waiting for it.
-  const Request* ChosenTurn();
-  // Hands over what was submitted to the negotiator. Call with mutex_ held.
+  Request* ChosenTurn();
+  // Hands over what was submitted to the negotiator, and drops what was withdrawn.
   void TakeSubmitted();
+  void DropWithdrawn();
+  // Waits for something to take, until then at most. False: in vain.
+  bool AwaitSubmission(std::optional<std::chrono::steady_clock::time_point> until);
+  bool HasNews() const;  // call with mutex_ held
+  bool Leaving();
+  // Requests of this run fail with `status`, those that wait and those that will be submitted.
+  void FailRun(int64_t run, const Status& status);
+  bool HasFailed(int64_t run) const;
   void LogChoice(const Request& shown) const;
   // Agrees with the other ranks on the request and runs it; fills in all but turn, status and end.
-  // `accord` may be that it was not its turn.
-  Status RunTogether(Passage* passage, Accord* accord);
+  // `accord` may be that it was not its turn. What throws ends the group.
+  Status RunTogether(Request* request, Passage* passage, Accord* accord);
+  Status RunAgreed(Request* request, Passage* passage, Accord* accord);
+  // This rank has joined: adds zeros to what the others reduce.
+  Status Contribute(const Accord& accord);
   // Moves the bytes. All ranks run the same. `nbytes`: of this rank's tensors, then of the result.
   Status Move(const Request& request, int64_t* nbytes);
   Status MoveOnGpus(const Request& request, int64_t* nbytes);
@@ -83,6 +109,7 @@ class Engine {
   Topology topology_;
   bool reaches_gpus_ = false;
   std::deque<Request> queue_;
+  bool withdrawals_ = false;  // some were withdrawn since the last look
   std::thread thread_;
   std::mutex leave_mutex_;  // one caller of Leave joins the thread, the others wait for it
 
@@ -94,6 +121,13 @@ class Engine {
   std::unique_ptr<Negotiator> negotiator_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<FusedAllReduce> allreduce_;
+  struct FailedRun {
+    int64_t run;
+    Status status;
+  };
+  std::deque<FailedRun> failed_runs_;  // the newest
+  Request notice_;
+  std::vector<char> zeros_;  // what a joined rank contributes, and gets
   Recorder recorder_;
 };
 

@@ -62,7 +62,8 @@ Status FusedAllReduce::Run(const Request& request) {
 }
 
 int FusedAllReduce::Divisor(const Request& request) const {
-  return request.average ? communicator_->size() : 1;
+  if (!request.average) return 1;
+  return request.contributors > 0 ? request.contributors : communicator_->size();
 }
 
 Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
@@ -82,7 +83,7 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
     return Status();
   }
   DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
-  if (request.average) Divide(out, count, request.dtype, communicator_->size());
+  if (request.average) Divide(out, count, request.dtype, Divisor(request));
   return Status();
 }
 

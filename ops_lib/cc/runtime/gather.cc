@@ -22,14 +22,15 @@ Status Exchange(Communicator* communicator, int64_t mine, std::vector<int64_t>* 
 Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request& request,
               int64_t* nbytes) {
   const TensorBuffer& tensor = request.tensors[0];
+  const std::vector<int64_t>& dims = request.dims(0);
   const std::string title = request.op_name + " \"" + request.name + "\": ";
-  if (tensor.dims.empty()) {
+  if (dims.empty()) {
     return Status(Code::kInvalidArgument,
                   title + "all ranks sent scalars, which have no first dimension to join along. "
                           "Reshape them to [1].");
   }
   std::vector<int64_t> sizes;
-  DDL_RETURN_IF_ERROR(Exchange(communicator, tensor.dims[0], &sizes));
+  DDL_RETURN_IF_ERROR(Exchange(communicator, dims[0], &sizes));
 
   void* out = nullptr;
   const Status allocated = request.allocate(sizes, &out);
@@ -44,7 +45,7 @@ Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request&
   }
 
   const int64_t row_nbytes =
-      std::accumulate(tensor.dims.begin() + 1, tensor.dims.end(),
+      std::accumulate(dims.begin() + 1, dims.end(),
                       static_cast<int64_t>(DTypeSize(request.dtype)), std::multiplies<int64_t>());
   for (int64_t& size : sizes) size *= row_nbytes;
   *nbytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});

@@ -9,24 +9,22 @@ namespace {
 
 constexpr size_t kMostRemembered = 100'000;
 
-}  // namespace
-
-Status Decide(const std::vector<std::string>& descriptions, const std::vector<bool>& ordered,
-              bool* same) {
-  *same = true;
-  for (size_t rank = 1; rank < descriptions.size() && *same; ++rank) {
-    *same = descriptions[rank] == descriptions[0] || (ordered[rank] && ordered[0]) ||
-            Title(descriptions[rank]) == Title(descriptions[0]);
-  }
-  return *same ? Compare(descriptions) : Status();
+Turn TurnOf(const Request& request) {
+  return {Title(request), request.ordered, request.ordered ? request.stream : std::string()};
 }
 
+// Requests of one title may come from several streams.
+std::string Key(const Turn& turn) { return turn.stream + "\n" + turn.title; }
+
+}  // namespace
+
 void Negotiator::Add(Request request) {
-  negotiates_ = negotiates_ || (!request.ordered && !alone_);
+  if (request.ordered && !stream_) stream_ = request.stream;
+  negotiates_ = negotiates_ || (!alone_ && (!request.ordered || request.stream != *stream_));
   pending_.push_back(std::move(request));
 }
 
-const Request* Negotiator::Show(bool patient) {
+Request* Negotiator::Show(bool patient) {
   auto shown = pending_.begin();
   if (choice_) {
     shown = Find(*choice_);
@@ -53,36 +51,54 @@ Request Negotiator::Take() {
   shown_ = 0;
   choice_.reset();
   if (negotiates_) {
-    std::string title = Title(request);
+    Turn taken = TurnOf(request);
     // Only a prediction: a loop that names each of its rounds would fill the memory with it.
     if (next_.size() >= kMostRemembered) next_.clear();
-    next_[last_] = {title, request.ordered};
-    last_ = std::move(title);
+    next_[last_] = taken;
+    last_ = Key(taken);
   }
   return request;
+}
+
+std::vector<Request> Negotiator::Extract(const std::function<bool(const Request&)>& wanted) {
+  std::vector<Request> extracted;
+  std::deque<Request> kept;
+  for (Request& request : pending_) {
+    if (wanted(request)) {
+      extracted.push_back(std::move(request));
+    } else {
+      kept.push_back(std::move(request));
+    }
+  }
+  pending_.swap(kept);
+  shown_ = 0;
+  return extracted;
 }
 
 void Negotiator::Follow(const std::vector<Turn>& order) {
   choice_.reset();
   if (order.empty()) return;
   choice_ = order[0];
-  for (size_t i = 1; i < order.size(); ++i) next_[order[i - 1].title] = order[i];
+  for (size_t i = 1; i < order.size(); ++i) next_[Key(order[i - 1])] = order[i];
 }
 
 std::vector<Turn> Negotiator::Order() const {
   std::vector<Turn> order;
   if (pending_.empty()) return order;
   const Request& shown = pending_[shown_];
-  order.push_back({Title(shown), shown.ordered});
+  order.push_back(TurnOf(shown));
   for (const Request& request : pending_) {
-    if (&request != &shown) order.push_back({Title(request), request.ordered});
+    if (&request != &shown) order.push_back(TurnOf(request));
   }
   return order;
 }
 
 std::deque<Request>::iterator Negotiator::Find(const Turn& turn) {
   for (auto request = pending_.begin(); request != pending_.end(); ++request) {
-    if ((turn.ordered && request->ordered) || Title(*request) == turn.title) return request;
+    if (turn.ordered && request->ordered ? request->stream == turn.stream
+                                         : Title(*request) == turn.title) {
+      return request;
+    }
   }
   return pending_.end();
 }

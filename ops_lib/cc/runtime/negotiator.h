@@ -2,6 +2,7 @@
 #define DDL_RUNTIME_NEGOTIATOR_H_
 
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -16,27 +17,19 @@ namespace ddl {
 struct Turn {
   std::string title;  // Title of the request
   bool ordered = true;
+  std::string stream;  // of an ordered one
 };
-
-// What rank 0 makes of the requests that the ranks show: their descriptions, and whether they are
-// ordered.
-//
-// Ok and `same`: one collective. Ok and not `same`: the order may differ and nothing else; then
-// rank 0's comes first on every rank. InvalidArgument: they cannot become the same, because
-// requests of one name differ, or because two ordered ones do.
-Status Decide(const std::vector<std::string>& descriptions, const std::vector<bool>& ordered,
-              bool* same);
 
 // Keeps the requests that wait for their turn, and says which of them this rank shows next. It has
 // no thread, no clock and knows nothing of the other ranks but what it is told.
 //
-// Ordered requests keep their order among themselves. All others may be overtaken, because the
+// Ordered requests of one stream keep their order among themselves. All others may be overtaken, because the
 // executors of two ranks start the same ops of a graph in different order. Where ranks show
 // different requests, rank 0 decides (Follow).
 //
 // What came after what is remembered, and the next time expected: so the ranks of a training show
 // the same from the second step on, though its ops become ready in another order in every step.
-// Where everything is ordered, nothing is remembered and nothing expected.
+// Where everything is in one ordered stream, nothing is remembered and nothing expected.
 class Negotiator {
  public:
   // `alone`: there is no other rank whose order might differ.
@@ -48,12 +41,15 @@ class Negotiator {
   // The request to show: rank 0's choice if there is one, else the expected one, else the oldest.
   // Null if the choice is not pending; or, if `patient`, the expected one.
   //
-  // An ordered request that was submitted before an ordered choice is shown in its place: no wait
-  // will make them agree. Requests of one name take turns in the order of submission.
-  const Request* Show(bool patient);
+  // An ordered request that was submitted before an ordered choice of its stream is shown in its
+  // place: no wait will make them agree. Requests of one name take turns in the order of submission.
+  Request* Show(bool patient);
 
   // Takes the request that was shown last out, and remembers what it came after.
   Request Take();
+
+  // Takes all out for which `wanted` says so, in their order.
+  std::vector<Request> Extract(const std::function<bool(const Request&)>& wanted);
 
   // Rank 0 shows the first of `order`, so this rank has to show it too, and then expects the rest.
   // Empty: there is no choice any more.
@@ -68,12 +64,13 @@ class Negotiator {
   std::deque<Request>::iterator Find(const Turn& turn);
 
   const bool alone_;
-  bool negotiates_ = false;  // a request that is not ordered has been here
+  bool negotiates_ = false;  // a request has been here that is not of one ordered stream
+  std::optional<std::string> stream_;  // of the first ordered request
   std::deque<Request> pending_;
   size_t shown_ = 0;
   std::optional<Turn> choice_;
-  std::string last_;                            // title of what was taken last
-  std::unordered_map<std::string, Turn> next_;  // what came after it, by title
+  std::string last_;                            // key of what was taken last
+  std::unordered_map<std::string, Turn> next_;  // what came after it, by key
 };
 
 }  // namespace ddl

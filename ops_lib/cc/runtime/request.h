@@ -1,6 +1,7 @@
 #ifndef DDL_RUNTIME_REQUEST_H_
 #define DDL_RUNTIME_REQUEST_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,35 +20,70 @@ struct TensorBuffer {
   const void* in = nullptr;
   void* out = nullptr;  // may equal `in`
   int64_t count = 0;    // elements
-  std::vector<int64_t> dims;
+  std::vector<int64_t> dims;  // not needed where the request has a signature
+};
+
+// What ranks compare of a request, in the form in which they do: see runtime/description.h. It stays
+// the same from step to step, so a kernel makes it once for the shapes that it has.
+struct Signature {
+  uint64_t digest[2] = {0, 0};
+  std::vector<std::vector<int64_t>> dims;  // of each tensor
 };
 
 // One collective, as a kernel hands it to the engine.
 struct Request {
-  enum class Kind { kBroadcast, kAllReduce, kAllGather };
+  enum class Kind {
+    kBroadcast,
+    kAllReduce,
+    kAllGather,
+    kJoin,    // contribute zeros to whatever the other ranks reduce, until all have joined
+    kNotice,  // the engine's own: tell the others of a request that was withdrawn
+  };
 
   Kind kind = Kind::kAllReduce;
   std::string op_name;   // as users know it: "AllReduceN"
   std::string name;      // the same on every rank
   std::string instance;  // which of several runs of the op in one graph, where loops run it
-  // All ranks submit this one at the same place among the ordered ones, because something above
-  // keeps the order. Else they find out which comes first.
+  // All ranks submit this one at the same place among the ordered ones of its stream, because
+  // something above keeps the order. Else they find out which comes first.
   bool ordered = true;
+  // Who keeps the order: the name of a thread of the program, the same on every rank. Empty: the
+  // main thread.
+  std::string stream;
+  int64_t step = -1;  // of the training; -1: not known
+  // Requests of one run of a graph fail together, because TensorFlow ends a run at its first error.
+  // Process-wide; 0: this one fails alone.
+  int64_t run = 0;
+  std::string hint;  // what to do where another rank asks for something else in its place
   // Not worth a stall: fails with Unavailable, and the group goes on, if rank 0 asks for it and all
   // ranks that do not are seen to wait with something else.
   bool gives_way = false;
   DType dtype = DType::kFloat32;
   int root = 0;            // whose values are broadcast
-  bool average = false;    // divide the sum by the number of ranks
+  bool average = false;    // divide the sum by the number of ranks that contribute
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;
+  std::shared_ptr<const Signature> signature;  // null: the engine makes it
+  std::shared_ptr<void> memory;     // keeps what the tensors point to, also after a withdrawal
   std::shared_ptr<GpuPlace> place;  // of all tensors; null: the host's memory
   // For kAllGather, whose one tensor has no `out`: called once, by the engine's thread, when the
   // first dimensions of all ranks are known; sets `out` to memory for all of them.
   std::function<Status(const std::vector<int64_t>& sizes, void** out)> allocate;
+  // Set by whoever does not want it any more, and then does not wait for `done`; see
+  // Engine::Withdraw. Null: it is never withdrawn.
+  std::shared_ptr<std::atomic<bool>> withdrawn;
+  // For kJoin: gets the last rank that joined, before `done`.
+  std::function<void(int last)> joined;
   std::function<void(const Status&)> done;  // called once, by the engine's thread
-  std::chrono::steady_clock::time_point submitted;  // set by the engine
+  // Set by the engine.
+  std::chrono::steady_clock::time_point submitted;
+  int contributors = 0;  // ranks that do not just add zeros; 0: all
+
+  bool IsWithdrawn() const { return withdrawn != nullptr && withdrawn->load(); }
+  const std::vector<int64_t>& dims(size_t tensor) const {
+    return signature != nullptr ? signature->dims[tensor] : tensors[tensor].dims;
+  }
 };
 
 // One collective's way through the engine.

@@ -43,6 +43,7 @@ void Statistics::Add(const Passage& passage) {
     case Request::Kind::kAllReduce: sums_.bytes_reduced += passage.nbytes; break;
     case Request::Kind::kBroadcast: sums_.bytes_broadcast += passage.nbytes; break;
     case Request::Kind::kAllGather: sums_.bytes_gathered += passage.nbytes; break;
+    default: break;
   }
   const double wait_s = SecondsBetween(passage.turn, passage.agreed);
   sums_.comm_s += SecondsBetween(passage.turn, passage.end);

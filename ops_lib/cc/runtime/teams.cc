@@ -157,6 +157,7 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
   }
   if (started) {
     request.average = true;
+    request.step = step;
     request.done = [started, inputs = std::move(inputs)](const Status& status) {
       started->Land(status);
     };

@@ -57,8 +57,8 @@ const char* TransferOf(Request::Kind kind) {
     case Request::Kind::kBroadcast: return "broadcast";
     case Request::Kind::kAllReduce: return "reduce";
     case Request::Kind::kAllGather: return "gather";
+    default: return "";
   }
-  return "";
 }
 
 Status CannotWrite(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/config.h"
+#include "runtime/description.h"
 #include "runtime/engine.h"
 #include "tensorflow/core/framework/kernel_def_builder.h"
 #include "xla/stream_executor/stream.h"
@@ -33,22 +34,23 @@ Status FindPlace(tf::OpKernelContext* context, std::shared_ptr<GpuPlace>* place)
 
 }  // namespace
 
-void Submit(tf::OpKernelContext* context, Request request) {
-  const Status found = FindPlace(context, &request.place);
-  if (!found.ok()) {
-    request.done(found);
-    return;
+void Ending::End(Status status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
   }
-  if (request.place != nullptr && request.allocate != nullptr) {
-    request.allocate = [allocate = std::move(request.allocate), place = request.place](
-                           const std::vector<int64_t>& sizes, void** out) {
-      DDL_RETURN_IF_ERROR(allocate(sizes, out));
-      const NcclLibrary* library = nullptr;
-      DDL_RETURN_IF_ERROR(LoadNccl(&library));
-      return MarkReady(*library, place.get());  // again, behind what used that memory before
-    };
-  }
-  Engine::Get().Submit(std::move(request));
+  if (status.code() != Code::kCancelled && deregister_) deregister_();
+  if (status.code() == Code::kInvalidArgument) status = Status(mismatch_, status.message());
+  if (!status.ok()) context_->SetStatus(ToTensorFlow(status));
+  const tf::AsyncOpKernel::DoneCallback done = std::move(done_);  // which may end `this`
+  done();
+}
+
+absl::Status Ending::WithContext(
+    const std::function<absl::Status(tf::OpKernelContext*)>& use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return use(ended_ ? nullptr : context_);
 }
 
 bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create) {
@@ -77,8 +79,9 @@ absl::Status ToTensorFlow(const Status& status) {
     case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
-    case Code::kUnavailable: return absl::UnavailableError(status.message());
-    case Code::kAborted: return absl::AbortedError(status.message());
+    case Code::kCancelled: return absl::CancelledError(status.message());
+    case Code::kUnavailable:
+    case Code::kAborted:
     case Code::kInternal: break;
   }
   return absl::InternalError(status.message());
@@ -87,14 +90,20 @@ absl::Status ToTensorFlow(const Status& status) {
 CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
     : AsyncOpKernel(construction) {
   OP_REQUIRES_OK(construction, construction->GetAttr("ordered", &ordered_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("request", &request_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("stream", &stream_));
+  std::string mismatch;
+  OP_REQUIRES_OK(construction, construction->GetAttr("mismatch", &mismatch));
+  if (mismatch == "failed_precondition") mismatch_ = Code::kFailedPrecondition;
+  request_ = OneLine(request_.empty() ? name() : request_);
+  stream_ = OneLine(stream_);
 }
 
-Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* context,
-                                     DoneCallback done) {
+Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* context) const {
   Request request;
   request.kind = kind;
   request.op_name = type_string();
-  request.name = name();
+  request.name = request_;
   // TensorFlow runs iterations of a loop in parallel: without this, one of ours could meet another
   // one of theirs. The frame's number is a hash of names and iterations, the same on every rank.
   if (const tf::FrameAndIter loop = context->frame_iter(); loop.frame_id != 0) {
@@ -102,12 +111,80 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
                        std::to_string(loop.frame_id);
   }
   request.ordered = ordered_;
-  request.dtype = ToDType(input_type(0));
-  request.done = [context, done = std::move(done)](const Status& status) {
-    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-    done();
-  };
+  request.stream = stream_;
+  request.run = context->step_id();  // 0 for eager ops
+  request.dtype = ToDType(output_type(0));
   return request;
+}
+
+std::shared_ptr<Ending> CollectiveKernel::NewEnding(tf::OpKernelContext* context,
+                                                    DoneCallback done) const {
+  return std::make_shared<Ending>(context, std::move(done), mismatch_);
+}
+
+void CollectiveKernel::Sign(Request* request, const std::vector<const tf::Tensor*>& shaped) {
+  const auto same = [&](const Signature& signature) {
+    if (signature.dims.size() != shaped.size()) return false;
+    for (size_t i = 0; i < shaped.size(); ++i) {
+      const std::vector<int64_t>& dims = signature.dims[i];
+      if (static_cast<int>(dims.size()) != shaped[i]->dims()) return false;
+      for (size_t d = 0; d < dims.size(); ++d) {
+        if (dims[d] != shaped[i]->dim_size(static_cast<int>(d))) return false;
+      }
+    }
+    return true;
+  };
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (signature_ == nullptr || !same(*signature_)) {
+    for (size_t i = 0; i < shaped.size(); ++i) {
+      std::vector<int64_t>* dims = &request->tensors[i].dims;
+      for (int d = 0; d < shaped[i]->dims(); ++d) dims->push_back(shaped[i]->dim_size(d));
+    }
+    signature_ = ddl::Sign(*request);
+  }
+  request->signature = signature_;
+}
+
+void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
+                              const std::vector<const tf::Tensor*>& shaped,
+                              std::shared_ptr<Tensors> memory, std::shared_ptr<Ending> ending) {
+  if (const Status found = FindPlace(context, &request.place); !found.ok()) {
+    ending->End(found);
+    return;
+  }
+  Sign(&request, shaped);
+  request.memory = std::move(memory);
+  request.done = [ending](const Status& status) { ending->End(status); };
+  if (request.place != nullptr) {
+    if (request.allocate != nullptr) {
+      request.allocate = [allocate = std::move(request.allocate), place = request.place](
+                             const std::vector<int64_t>& sizes, void** out) {
+        DDL_RETURN_IF_ERROR(allocate(sizes, out));
+        const NcclLibrary* library = nullptr;
+        DDL_RETURN_IF_ERROR(LoadNccl(&library));
+        return MarkReady(*library, place.get());  // again, behind what used that memory before
+      };
+    }
+    // Its memory belongs to the device's streams: there it runs to its end.
+    Engine::Get().Submit(std::move(request));
+    return;
+  }
+  const auto withdrawn = std::make_shared<std::atomic<bool>>(false);
+  const auto withdraw = [withdrawn, ending, title = Title(request)] {
+    withdrawn->store(true);
+    Engine::Get().Withdraw();
+    ending->End(Status(Code::kCancelled, title + ": cancelled with its step."));
+  };
+  request.withdrawn = withdrawn;
+  tf::CancellationManager* manager = context->cancellation_manager();
+  bool in_time = true;
+  if (manager != nullptr) {
+    const tf::CancellationToken token = manager->get_cancellation_token();
+    ending->set_deregister([manager, token] { (void)manager->TryDeregisterCallback(token); });
+    in_time = manager->RegisterCallback(token, withdraw);
+  }
+  Engine::Get().Submit(std::move(request));
+  if (!in_time) withdraw();  // the other ranks must know that it does not come
 }
 
 DType ToDType(tf::DataType dtype) {
@@ -135,7 +212,6 @@ TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {
   buffer.in = in;
   buffer.out = out.data();
   buffer.count = out.NumElements();
-  for (int i = 0; i < out.dims(); ++i) buffer.dims.push_back(out.dim_size(i));
   return buffer;
 }
 

@@ -1,6 +1,12 @@
 #ifndef DDL_TF_ADAPTER_H_
 #define DDL_TF_ADAPTER_H_
 
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
 #include "core/dtype.h"
 #include "core/status.h"
 #include "runtime/request.h"
@@ -9,34 +15,85 @@
 namespace ddl {
 
 // The TensorFlow error type of each Code: InvalidArgument, FailedPrecondition, DeadlineExceeded,
-// Aborted, Internal.
+// Cancelled, Internal. None that TensorFlow 1's MonitoredSession takes for a preemption (Aborted,
+// Unavailable): it would start the step again, for ever.
 absl::Status ToTensorFlow(const Status& status);
 
-// The attribute of every collective that says whether something above the ops keeps its order.
+// The attributes of every collective.
+//   ordered   something above the ops keeps the order
+//   request   the name by which ranks know it; empty: that of the op. For eager ops, which have none
+//   stream    of ordered ones: the thread that keeps the order, see Request
+//   mismatch  the error where ranks differ
 inline constexpr char kOrderedAttribute[] = "ordered: bool = false";
+inline constexpr char kRequestAttribute[] = "request: string = ''";
+inline constexpr char kStreamAttribute[] = "stream: string = ''";
+inline constexpr char kMismatchAttribute[] =
+    "mismatch: {'invalid_argument', 'failed_precondition'} = 'invalid_argument'";
 
-// A kernel of a collective: knows the attribute `ordered`.
+// The end of one run of a kernel: by the engine or by TensorFlow's cancellation, whichever is first.
+class Ending {
+ public:
+  Ending(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done,
+         Code mismatch)
+      : context_(context), done_(std::move(done)), mismatch_(mismatch) {}
+
+  // Ends the kernel, once; later calls do nothing.
+  void End(Status status);
+
+  // Calls `use` with the context, unless the kernel has ended or ends; then with null.
+  absl::Status WithContext(
+      const std::function<absl::Status(tensorflow::OpKernelContext*)>& use);
+
+  // To be called before the kernel ends, unless that is a cancellation.
+  void set_deregister(std::function<void()> deregister) { deregister_ = std::move(deregister); }
+
+ private:
+  tensorflow::OpKernelContext* const context_;
+  tensorflow::AsyncOpKernel::DoneCallback done_;
+  const Code mismatch_;
+  std::function<void()> deregister_;
+  std::mutex mutex_;  // guards ended_, and the context's use
+  bool ended_ = false;
+};
+
+// A kernel of a collective: knows the attributes that all have.
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* construction);
 
  protected:
-  // What is alike in all: who asks, and that `done` ends the kernel with the request's status.
-  Request NewRequest(Request::Kind kind, tensorflow::OpKernelContext* context, DoneCallback done);
+  using Tensors = std::vector<tensorflow::Tensor>;
+
+  // What is alike in all: who asks.
+  Request NewRequest(Request::Kind kind, tensorflow::OpKernelContext* context) const;
+
+  // That the kernel ends with the status of its request.
+  std::shared_ptr<Ending> NewEnding(tensorflow::OpKernelContext* context, DoneCallback done) const;
+
+  // Hands `request` to the engine, with the place of its tensors where this kernel runs on a GPU.
+  // `shaped` have the shapes of its tensors. `memory` holds all that they point to: it stays where
+  // TensorFlow cancels the step, and with it this kernel, while the engine is at work.
+  void Submit(tensorflow::OpKernelContext* context, Request request,
+              const std::vector<const tensorflow::Tensor*>& shaped,
+              std::shared_ptr<Tensors> memory, std::shared_ptr<Ending> ending);
+
+  // Gives `request` its signature: the one of the run before if the shapes are the same.
+  void Sign(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
 
  private:
   bool ordered_ = false;
+  std::string request_;
+  std::string stream_;
+  Code mismatch_ = Code::kInvalidArgument;
+  std::mutex mutex_;  // guards signature_
+  std::shared_ptr<const Signature> signature_;
 };
 
 // Ours for TensorFlow's. Only for the types in kPlainTypes.
 DType ToDType(tensorflow::DataType dtype);
 
-// Reads `in`, writes `out`; both outlive the request because the kernel's context holds them.
+// Reads `in`, writes `out`.
 TensorBuffer ToBuffer(const void* in, const tensorflow::Tensor& out);
-
-// Hands `request` to the engine, with the place of its tensors where the kernel of `context` runs
-// on a GPU. All outputs but those of `request.allocate` are allocated.
-void Submit(tensorflow::OpKernelContext* context, Request request);
 
 using KernelFactory = tensorflow::OpKernel* (*)(tensorflow::OpKernelConstruction*);
 

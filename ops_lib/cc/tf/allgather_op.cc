@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +22,9 @@ REGISTER_OP("AllGather")
     .Output("sizes: int64")
     .Attr(kPlainTypes)
     .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle input, output;
@@ -37,26 +43,31 @@ or if the tensors are scalars.
 input: [n_r, d...]; n_r may differ by rank and may be 0, d may not differ.
 output: [sum n_r, d...], in the order of the ranks.
 sizes: [number of ranks]; n_r of each rank.
-ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
-  is an error at once. Else the ranks know it by its name and agree whose turn it is.
+ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
+  difference is an error at once. Else the ranks know it by its name and agree whose turn it is.
+request: The name by which the ranks know it; empty: that of the op.
+stream: The thread that keeps the order; empty: the main thread.
+mismatch: The error where ranks differ.
 )doc");
 
-// Allocates both outputs of AllGather and sets `out` to the memory of the first.
+// Allocates both outputs of AllGather, in the context unless that has ended, and keeps the first.
 absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int64_t>& sizes,
-                             void** out) {
-  tf::Tensor* sizes_output = nullptr;
+                             std::vector<tf::Tensor>* memory) {
+  const tf::Tensor input = memory->front();
   const int64_t size = static_cast<int64_t>(sizes.size());
-  TF_RETURN_IF_ERROR(context->allocate_output(1, tf::TensorShape({size}), &sizes_output));
-  int64_t rows = 0;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    sizes_output->vec<int64_t>()(rank) = sizes[rank];
-    rows += sizes[rank];
+  tf::TensorShape shape = input.shape();
+  TF_RETURN_IF_ERROR(
+      shape.SetDimWithStatus(0, std::accumulate(sizes.begin(), sizes.end(), int64_t{0})));
+  if (context == nullptr) {
+    memory->emplace_back(input.dtype(), shape);
+    return absl::OkStatus();
   }
-  tf::TensorShape shape = context->input(0).shape();
-  TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
+  tf::Tensor* sizes_output = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(1, tf::TensorShape({size}), &sizes_output));
+  std::copy(sizes.begin(), sizes.end(), sizes_output->vec<int64_t>().data());
   tf::Tensor* output = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
-  *out = output->data();
+  memory->push_back(*output);
   return absl::OkStatus();
 }
 
@@ -66,15 +77,20 @@ class AllGatherOp : public CollectiveKernel {
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
-    Request request = NewRequest(Request::Kind::kAllGather, context, std::move(done));
+    Request request = NewRequest(Request::Kind::kAllGather, context);
     request.tensors.push_back(ToBuffer(input.data(), input));
     request.tensors[0].out = nullptr;
-    request.allocate = [context](const std::vector<int64_t>& sizes, void** out) {
-      const absl::Status status = AllocateOutputs(context, sizes, out);
-      if (status.ok()) return Status();
-      return Status(Code::kInternal, std::string(status.message()));
+    const auto memory = std::make_shared<Tensors>(Tensors{input});
+    const std::shared_ptr<Ending> ending = NewEnding(context, std::move(done));
+    request.allocate = [memory, ending](const std::vector<int64_t>& sizes, void** out) {
+      const absl::Status status = ending->WithContext([&](tf::OpKernelContext* open) {
+        return AllocateOutputs(open, sizes, memory.get());
+      });
+      if (!status.ok()) return Status(Code::kInternal, std::string(status.message()));
+      *out = memory->back().data();
+      return Status();
     };
-    Submit(context, std::move(request));
+    Submit(context, std::move(request), {&input}, memory, ending);
   }
 };
 

@@ -1,5 +1,7 @@
 #include "tf/allreduce_kernel.h"
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
   std::string op;
   OP_REQUIRES_OK(construction, construction->GetAttr("op", &op));
   average_ = op == "avg";
+  first_ = construction->num_inputs() - construction->num_outputs();
   if (construction->HasAttr("mpi")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("mpi", &unfused_));
     OP_REQUIRES_OK(construction, construction->GetAttr("check", &tolerance_));
@@ -28,22 +31,31 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
 }
 
 void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
-  std::vector<TensorBuffer> tensors;
-  for (int i = 0; i < context->num_inputs(); ++i) {
+  Request request = NewRequest(Request::Kind::kAllReduce, context);
+  std::vector<const tf::Tensor*> outputs;
+  const auto memory = std::make_shared<Tensors>();
+  for (int i = 0; i < context->num_outputs(); ++i) {
     // Taken first: forwarding may move the input's buffer to the output.
-    const void* in = context->input(i).data();
-    const tf::TensorShape shape = context->input(i).shape();
+    const int input = i + first_;
+    const void* in = context->input(input).data();
+    const tf::TensorShape shape = context->input(input).shape();
     tf::Tensor* output = nullptr;
-    OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({i}, i, shape, &output),
-                         done);
-    tensors.push_back(ToBuffer(in, *output));
+    OP_REQUIRES_OK_ASYNC(
+        context, context->forward_input_or_allocate_output({input}, i, shape, &output), done);
+    if (output->data() != in) memory->push_back(context->input(input));
+    memory->push_back(*output);
+    outputs.push_back(output);
+    request.tensors.push_back(ToBuffer(in, *output));
   }
-  Request request = NewRequest(Request::Kind::kAllReduce, context, std::move(done));
+  if (first_ > 0) {
+    OP_REQUIRES_ASYNC(context, tf::TensorShapeUtils::IsScalar(context->input(0).shape()),
+                      absl::InvalidArgumentError("AllReduceAtStep: step must be a scalar."), done);
+    request.step = std::max<int64_t>(0, context->input(0).scalar<int64_t>()());
+  }
   request.average = average_;
   request.unfused = unfused_;
   request.tolerance = tolerance_;
-  request.tensors = std::move(tensors);
-  Submit(context, std::move(request));
+  Submit(context, std::move(request), outputs, memory, NewEnding(context, std::move(done)));
 }
 
 }  // namespace ddl

@@ -6,14 +6,16 @@
 
 namespace ddl {
 
-// Sums each input over the ranks into the output of the same index. Serves AllReduce (one tensor)
-// and AllReduceN, which has the attributes `mpi` and `check` besides.
+// Sums each input over the ranks into the output of the same index. Serves AllReduce (one tensor),
+// AllReduceN, which has the attributes `mpi` and `check` besides, and AllReduceAtStep, whose first
+// input is the step of the training.
 class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(tensorflow::OpKernelConstruction* construction);
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  private:
+  int first_ = 0;  // input that is reduced
   bool average_ = false;
   bool unfused_ = false;
   float tolerance_ = 0;

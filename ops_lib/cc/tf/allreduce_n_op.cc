@@ -17,6 +17,9 @@ REGISTER_OP("AllReduceN")
     .Attr("mpi: bool = false")
     .Attr("check: float = 0.0")
     .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -36,8 +39,11 @@ output: For each input the sum over the ranks; for avg divided once by their num
 mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
 check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an
   element differs by more than check * max(1, |element|).
-ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
-  is an error at once. Else the ranks know it by its name and agree whose turn it is.
+ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
+  difference is an error at once. Else the ranks know it by its name and agree whose turn it is.
+request: The name by which the ranks know it; empty: that of the op.
+stream: The thread that keeps the order; empty: the main thread.
+mismatch: The error where ranks differ.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);

@@ -14,6 +14,9 @@ REGISTER_OP("AllReduce")
     .Attr("op: {'sum', 'avg'}")
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
@@ -26,8 +29,11 @@ input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero.
   float16 and bfloat16 are summed and divided as float32 and rounded once. On a GPU
   NCCL adds, in its own way.
-ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
-  is an error at once. Else the ranks know it by its name and agree whose turn it is.
+ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
+  difference is an error at once. Else the ranks know it by its name and agree whose turn it is.
+request: The name by which the ranks know it; empty: that of the op.
+stream: The thread that keeps the order; empty: the main thread.
+mismatch: The error where ranks differ.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);

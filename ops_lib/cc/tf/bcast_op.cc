@@ -1,3 +1,7 @@
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "runtime/engine.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -13,39 +17,60 @@ REGISTER_OP("Bcast")
     .Input("input: T")
     .Output("output: T")
     .Attr(kPlainTypes)
+    .Attr("root: int >= 0 = 0")
     .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Gives every rank the value of rank 0. Collective.
+Gives every rank the value of one of them. Collective.
 
-Fails with InvalidArgument on every rank if shape or dtype differ.
+Fails with InvalidArgument on every rank if shape, dtype or root differ, or if there is no such rank.
 
-input: Any shape; its values matter on rank 0 only.
-output: The input of rank 0.
-ordered: All ranks reach this op at the same place among the ordered collectives, so a difference
-  is an error at once. Else the ranks know it by its name and agree whose turn it is.
+input: Any shape; its values matter on the root only.
+output: The input of the root.
+root: A rank.
+ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
+  difference is an error at once. Else the ranks know it by its name and agree whose turn it is.
+request: The name by which the ranks know it; empty: that of the op.
+stream: The thread that keeps the order; empty: the main thread.
+mismatch: The error where ranks differ.
 )doc");
 
 class BcastOp : public CollectiveKernel {
  public:
-  using CollectiveKernel::CollectiveKernel;
+  explicit BcastOp(tf::OpKernelConstruction* construction) : CollectiveKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+  }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
     Topology topology;
     tf::Tensor* output = nullptr;
     // The root sends from its input, the others receive into a buffer of their own.
-    if (Engine::Get().Started(&topology) && topology.rank == 0) {
+    const bool started = Engine::Get().Started(&topology);
+    OP_REQUIRES_ASYNC(context, !started || root_ < topology.size,
+                      absl::InvalidArgumentError("Bcast \"" + name() + "\": there is no rank " +
+                                                 std::to_string(root_) + " among " +
+                                                 std::to_string(topology.size) + " ranks."),
+                      done);
+    if (started && topology.rank == root_) {
       context->set_output(0, input);
       output = context->mutable_output(0);
     } else {
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
     }
-    Request request = NewRequest(Request::Kind::kBroadcast, context, std::move(done));
+    Request request = NewRequest(Request::Kind::kBroadcast, context);
+    request.root = root_;
     request.tensors.push_back(ToBuffer(input.data(), *output));
-    Submit(context, std::move(request));
+    Submit(context, std::move(request), {output},
+           std::make_shared<Tensors>(Tensors{input, *output}), NewEnding(context, std::move(done)));
   }
+
+ private:
+  int root_ = 0;
 };
 
 REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);

@@ -1,4 +1,5 @@
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,9 @@ REGISTER_OP("TeamGradients")
     .Attr("team: int")
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -36,7 +40,7 @@ process, from 1 when the team is configured.
 input: N tensors of any shapes, the same on every rank.
 output: As the inputs in number, shape and type.
 team: Number of a team that dl_comm.config_team has configured.
-ordered: As in AllReduceN.
+ordered: As in AllReduceN; so are request, stream and mismatch.
 )doc");
 
 class TeamGradientsOp : public CollectiveKernel {
@@ -47,8 +51,9 @@ class TeamGradientsOp : public CollectiveKernel {
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    Request request = NewRequest(Request::Kind::kAllReduce, context, nullptr);
-    // The engine may work on them after this step is over.
+    Request request = NewRequest(Request::Kind::kAllReduce, context);
+    // The engine may work on them after this step is over, and it fails alone.
+    request.run = 0;
     const auto inputs = std::make_shared<std::vector<tf::Tensor>>();
     const auto outputs = std::make_shared<std::vector<tf::Tensor>>();
     for (int i = 0; i < context->num_inputs(); ++i) {
@@ -68,12 +73,28 @@ class TeamGradientsOp : public CollectiveKernel {
       request.tensors.push_back(ToBuffer(in, outputs->back()));
     }
     std::vector<tf::TensorShape> shapes;
-    for (const tf::Tensor& output : *outputs) shapes.push_back(output.shape());
+    std::vector<const tf::Tensor*> shaped;
+    for (const tf::Tensor& output : *outputs) {
+      shapes.push_back(output.shape());
+      shaped.push_back(&output);
+    }
+    request.average = true;
+    Sign(&request, shaped);
+    for (size_t i = 0; i < shaped.size(); ++i) {
+      request.tensors[i].dims = request.signature->dims[i];  // compared with those of the step before
+    }
+    const std::shared_ptr<Ending> ending = NewEnding(context, std::move(done));
     ProcessTeams().Step(team_, std::move(request), inputs, outputs,
-                        [context, done = std::move(done),
+                        [context, ending,
                          shapes = std::move(shapes)](const StepGradients& gradients) {
-                          context->SetStatus(SetOutputs(context, shapes, gradients));
-                          done();
+                          Status status = gradients.status;
+                          if (status.ok()) {
+                            const absl::Status set = SetOutputs(context, shapes, gradients);
+                            if (!set.ok()) {
+                              status = Status(Code::kInternal, std::string(set.message()));
+                            }
+                          }
+                          ending->End(status);
                         });
   }
 
@@ -81,7 +102,6 @@ class TeamGradientsOp : public CollectiveKernel {
   static absl::Status SetOutputs(tf::OpKernelContext* context,
                                  const std::vector<tf::TensorShape>& shapes,
                                  const StepGradients& gradients) {
-    if (!gradients.status.ok()) return ToTensorFlow(gradients.status);
     if (!gradients.own != !gradients.before) {  // one of them: its tensors are the outputs
       const Flight& flight = gradients.own ? *gradients.own : *gradients.before;
       const auto tensors = std::static_pointer_cast<std::vector<tf::Tensor>>(flight.outputs());

@@ -38,12 +38,17 @@ class HostGroup {
 
   // Where a rank shows what it is about to do, and small tensors with it.
   struct alignas(kLineBytes) Slot {
-    std::atomic<uint64_t> state;  // number of the meeting << 2 | flags, written last
+    std::atomic<uint64_t> state;  // number of the meeting << kFlagBits | flags, written last
     uint64_t digest[2];
     char payload[kSlotBytes - 24];  // begins in the state's line, so a few elements come with it
   };
   static constexpr uint64_t kDoubt = 1;  // this rank considers giving up
   static constexpr uint64_t kLeave = 2;  // this rank's script has ended
+  // This rank takes back what it shows, if not all are here yet; then one of the next two.
+  static constexpr uint64_t kTakesBack = 4;
+  static constexpr uint64_t kTaken = 8;
+  static constexpr uint64_t kTooLate = 16;
+  static constexpr int kFlagBits = 5;
 
   // How far a rank is with the pieces of large tensors, counted from the beginning.
   struct alignas(kLineBytes) Progress {

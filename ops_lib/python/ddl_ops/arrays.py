@@ -12,6 +12,7 @@ import numpy as np
 
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.loader import runtime
+from ddl_ops.program_order import stream
 
 # ddl::Code of ops_lib/cc/core/status.h.
 _INVALID_ARGUMENT = 1
@@ -39,7 +40,7 @@ def _all_reduce(
     """Sums (or averages) a contiguous array in place."""
     message = ctypes.create_string_buffer(2048)
     code = runtime().ddl_all_reduce(
-        *(name.encode(), _dtype_number(array), average, gives_way),
+        *(name.encode(), _stream(name), _dtype_number(array), average, gives_way),
         *(array.ctypes.data, array.size, message, len(message)),
     )
     _raise_unless_ok(code, message)
@@ -54,9 +55,37 @@ def _dtype_number(array: np.ndarray[Any, Any]) -> int:
     return int(runtime().ddl_dtype(array.dtype.name.encode()))
 
 
-def barrier() -> None:
-    """Waits until all ranks have called it."""
-    _all_reduce("dl_comm.barrier", np.zeros(1, np.int32))
+def _stream(what: str) -> bytes:
+    return stream(what).encode()
+
+
+def barrier(name: str = "barrier", hint: str = "") -> None:
+    """Waits until all ranks are at the barrier of that name.
+
+    Args:
+        name: what all ranks must have in common here, as "the end of epoch 3 after 100 steps".
+        hint: a sentence on what to do where a rank is at something else.
+
+    Raises ValueError on every rank, which names both, if ranks are at different things.
+    """
+    message = ctypes.create_string_buffer(2048)
+    code = runtime().ddl_barrier(
+        name.encode(), _stream("barrier()"), hint.encode(), message, len(message)
+    )
+    _raise_unless_ok(code, message)
+
+
+def join() -> int:
+    """Contributes zeros to what the other ranks reduce, until all ranks have called it.
+
+    Meanwhile averages are over the ranks that have not joined. Returns the last rank that joined:
+    the one that has had the most data. Raises RuntimeError if a rank leaves or does not come.
+    """
+    last = ctypes.c_int(0)
+    message = ctypes.create_string_buffer(2048)
+    code = runtime().ddl_join(_stream("join()"), ctypes.byref(last), message, len(message))
+    _raise_unless_ok(code, message)
+    return last.value
 
 
 def average(array: np.ndarray[Any, Any]) -> None:
@@ -69,13 +98,15 @@ def average(array: np.ndarray[Any, Any]) -> None:
 def broadcast(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
     """Gives each array rank `root`'s values, in place: any dtype without pointers, NaN and all."""
     for number, array in enumerate(arrays):
-        # The sum of one rank's bits and zeros is these bits.
-        words = np.zeros(-(-array.nbytes // 4), np.int32)
-        if PLACEMENT.rank == root:
-            words.view(np.uint8)[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-        _all_reduce(f"dl_comm.broadcast {number}", words)
-        values = words.view(np.uint8)[: array.nbytes].view(array.dtype)
-        array[...] = values.reshape(array.shape)
+        values = np.array(array, order="C")
+        message = ctypes.create_string_buffer(2048)
+        name = f"dl_comm.broadcast {number}"
+        code = runtime().ddl_broadcast(
+            *(name.encode(), _stream(name), root),
+            *(values.ctypes.data, values.nbytes, message, len(message)),
+        )
+        _raise_unless_ok(code, message)
+        array[...] = values
 
 
 def differing(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
+from ddl_ops import arrays
 from ddl_ops.environment import PLACEMENT, require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
+from ddl_ops.program_order import keeps_order, stream
 
 
 def _require_initialised(what: str) -> None:
@@ -29,29 +32,45 @@ def _program_keeps_order() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
-def bcast(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """Returns rank 0's `value` on every rank: any shape, any numeric or bool dtype.
+def _identity(what: str, name: str | None) -> dict[str, Any]:
+    """The attributes by which the ranks know an op that is made here."""
+    if not _program_keeps_order():
+        return {"name": name}
+    if not tf.executing_eagerly():  # a tf.function keeps the order of its ops, whoever runs it
+        return {"name": name, "ordered": True, "stream": stream(what)}
+    if not keeps_order(name):
+        return {"name": name, "request": name}
+    return {"name": name, "request": name or "", "ordered": True, "stream": stream(what)}
+
+
+def bcast(value: tf.Tensor, name: str | None = None, root: int = 0) -> tf.Tensor:
+    """Returns rank `root`'s `value` on every rank: any shape, any numeric or bool dtype.
 
     In a TF1 graph the ranks know bcast, allreduce, allreduce_n and allgather by the names of the
-    ops and agree on their order; elsewhere the program has one. The gradient is the sum over the
-    ranks on rank 0 and zeros elsewhere. Raises InvalidArgumentError on every rank if shapes or
-    dtypes differ, FailedPreconditionError if a rank has left, DeadlineExceededError if one does not
-    come within DDL_STALL_TIMEOUT; RuntimeError before init().
+    ops and agree on their order; elsewhere the program has one, each of its threads for itself:
+    threads need names, or their collectives do (see ddl_ops.program_order). The gradient is the sum
+    over the ranks on `root` and zeros elsewhere. Raises InvalidArgumentError on every rank if
+    shapes, dtypes or roots differ; FailedPreconditionError if a rank has left, or has given up the
+    step that this is part of; DeadlineExceededError if one does not come within DDL_STALL_TIMEOUT;
+    RuntimeError before init().
     """
     _require_initialised("ddl.bcast()")
     with device_of_collectives():
         return operations().bcast(
-            tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name
+            tf.convert_to_tensor(value), root=root, **_identity("ddl.bcast()", name)
         )
 
 
-def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
+def allgather(
+    value: tf.Tensor, name: str | None = None, mismatch: str = "invalid_argument"
+) -> tf.Tensor:
     """Joins the ranks' tensors along the first dimension.
 
     Args:
         value: [n_r, d...], any numeric or bool dtype; n_r may differ by rank and may be 0, d and
             dtype may not.
         name: of the op.
+        mismatch: "failed_precondition": the error is that, instead of InvalidArgumentError.
 
     Returns [sum n_r, d...] in the order of the ranks, on every rank. Its gradient is this rank's
     rows of the sum over the ranks. Raises InvalidArgumentError on every rank for scalars (in graphs
@@ -61,13 +80,20 @@ def allgather(value: tf.Tensor, name: str | None = None) -> tf.Tensor:
     with device_of_collectives():
         return (
             operations()
-            .all_gather(tf.convert_to_tensor(value), ordered=_program_keeps_order(), name=name)
+            .all_gather(
+                tf.convert_to_tensor(value),
+                mismatch=mismatch,
+                **_identity("ddl.allgather()", name),
+            )
             .output
         )
 
 
 def allreduce(
-    value: tf.Tensor | tf.IndexedSlices, average: bool = True, name: str | None = None
+    value: tf.Tensor | tf.IndexedSlices,
+    average: bool = True,
+    name: str | None = None,
+    mismatch: str = "invalid_argument",
 ) -> tf.Tensor | tf.IndexedSlices:
     """Averages (or sums) a tensor over the ranks.
 
@@ -78,6 +104,7 @@ def allreduce(
             for an average.
         average: integers truncate toward zero.
         name: of the op.
+        mismatch: of a dense tensor, see allgather.
 
     All ranks get the same bits. Errors as bcast; TypeError for an average of integer IndexedSlices,
     which would be wrong where slices meet: they are added after the division.
@@ -89,8 +116,8 @@ def allreduce(
         return operations().all_reduce(
             tf.convert_to_tensor(value),
             op="avg" if average else "sum",
-            ordered=_program_keeps_order(),
-            name=name,
+            mismatch=mismatch,
+            **_identity("ddl.allreduce()", name),
         )
 
 
@@ -129,14 +156,24 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def allreduce_n(
-    tensors: Sequence[tf.Tensor], average: bool = True, name: str | None = None
+    tensors: Sequence[tf.Tensor],
+    average: bool = True,
+    name: str | None = None,
+    step: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Averages (or sums) each tensor over the ranks; returns them in order.
 
-    All ranks get the same bits. Tensors are float16, bfloat16, float32, float64, int32 or int64,
-    all of one dtype, of any shapes. The halves are added as float32 and rounded once; integer
-    averages truncate toward zero. All tensors travel together, so many small ones cost little more
-    than one. Errors as bcast; ValueError if dtypes are mixed.
+    Args:
+        tensors: see below.
+        average: integers truncate toward zero.
+        name: of the op.
+        step: of the training, an int64 scalar from 0. Ranks that are at different ones get an
+            InvalidArgumentError instead of an average of different steps.
+
+    All ranks get the same bits. The tensors are float16, bfloat16, float32, float64, int32 or
+    int64, all of one dtype, of any shapes. The halves are added as float32 and rounded once. All
+    tensors travel together, so many small ones cost little more than one. Errors as bcast;
+    ValueError if dtypes are mixed.
     """
     _require_initialised("ddl.allreduce_n()")
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -147,12 +184,35 @@ def allreduce_n(
         raise ValueError(
             f"ddl.allreduce_n() got tensors of {', '.join(dtypes)}. Pass one dtype in each call."
         )
+    identity = _identity("ddl.allreduce_n()", name)
+    op = "avg" if average else "sum"
     with device_of_collectives():
-        return list(
-            operations().all_reduce_n(
-                tensors,
-                op="avg" if average else "sum",
-                ordered=_program_keeps_order(),
-                name=name,
-            )
-        )
+        if step is None:
+            return list(operations().all_reduce_n(tensors, op=op, **identity))
+        return list(operations().all_reduce_at_step(step, tensors, op=op, **identity))
+
+
+def barrier(name: str, hint: str = "") -> None:
+    """Waits until all ranks are at the barrier of that name. Not for graphs.
+
+    Args:
+        name: what all ranks must have in common here, as "the end of epoch 3 after 100 steps".
+        hint: a sentence on what to do where a rank is at something else.
+
+    Raises InvalidArgumentError on every rank, which names both, if ranks are at different things;
+    RuntimeError before init(), or if a rank has left or does not come.
+    """
+    _require_initialised("ddl.barrier()")
+    try:
+        arrays.barrier(name, hint)
+    except ValueError as error:
+        raise tf.errors.InvalidArgumentError(None, None, str(error)) from None
+
+
+def join() -> int:
+    """For a rank without data: contributes zeros until all ranks have joined. Not for graphs.
+
+    See ddl_ops.arrays.join, whose result and errors these are.
+    """
+    _require_initialised("ddl.join()")
+    return arrays.join()

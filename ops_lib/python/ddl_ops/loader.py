@@ -21,7 +21,7 @@ LIBRARY = Path(__file__).resolve().parent / "_ddl_ops.so"
 
 # All that the library registers.
 OPERATIONS = (
-    *("Init", "Bcast", "AllReduce", "AllReduceN", "AllGather", "TeamGradients"),
+    *("Init", "Bcast", "AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
     *("DdlSize", "DdlRank", "DdlLocalRank"),
 )
 
@@ -176,7 +176,10 @@ def runtime() -> ctypes.CDLL:
         ("ddl_init", number, ctypes.POINTER(ctypes.c_int), text, size),
         ("ddl_device_collectives", number),
         ("ddl_dtype", number, text),
-        ("ddl_all_reduce", number, text, number, number, number, address, count, text, size),
+        ("ddl_all_reduce", number, text, text, number, number, number, address, count, text, size),
+        ("ddl_broadcast", number, text, text, number, address, count, text, size),
+        ("ddl_barrier", number, text, text, text, text, size),
+        ("ddl_join", number, text, ctypes.POINTER(ctypes.c_int), text, size),
         ("ddl_prepare_teams", None, number, count),
         ("ddl_configure_team", number, number, number, count, count, count, text, size),
         (

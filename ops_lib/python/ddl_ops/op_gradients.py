@@ -7,12 +7,14 @@ collective as its op is: either all ranks ask for it or none. Imported for its e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops.loader import device_of_collectives, operations
+from ddl_ops.program_order import stream
 
-for _name in ("Init", "DdlSize", "DdlRank", "DdlLocalRank"):
+for _name in ("Init", "AllReduceAtStep", "DdlSize", "DdlRank", "DdlLocalRank"):
     tf.no_gradient(_name)
 
 
@@ -21,11 +23,17 @@ def _rank() -> tf.Tensor:
         return operations().ddl_rank()
 
 
+def _order() -> dict[str, Any]:
+    # Eagerly they run in the order of the tape. In graphs nothing orders them: TensorFlow orders
+    # the ops of a tf.function, but not their gradients.
+    if not tf.executing_eagerly():
+        return {}
+    return {"ordered": True, "stream": stream("a gradient of a collective")}
+
+
 def _all_reduce(upstream: tf.Tensor, op: str = "sum") -> tf.Tensor:
     with device_of_collectives():
-        # Eagerly they run in the order of the tape. In graphs nothing orders them: TensorFlow
-        # orders the ops of a tf.function, but not their gradients.
-        return operations().all_reduce(upstream, op=op, ordered=tf.executing_eagerly())
+        return operations().all_reduce(upstream, op=op, **_order())
 
 
 def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
@@ -38,12 +46,11 @@ def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
 
 @tf.RegisterGradient("Bcast")
 def _bcast_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
-    """The sum over the ranks on rank 0, whose value went to all; zeros elsewhere."""
-    del op
+    """The sum over the ranks on the root, whose value went to all; zeros elsewhere."""
     total = _sum_over_ranks(upstream)
     # Chosen when it runs, from the total: were it not needed, TensorFlow would not run the sum on
-    # the other ranks, and rank 0 would wait for them.
-    return tf.where(tf.equal(_rank(), 0), total, tf.zeros_like(total))
+    # the other ranks, and the root would wait for them.
+    return tf.where(tf.equal(_rank(), op.get_attr("root")), total, tf.zeros_like(total))
 
 
 @tf.RegisterGradient("AllReduce")
@@ -56,9 +63,7 @@ def _allreduce_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
 def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
     """The sum (average) over the ranks of each, all in one go as in the op."""
     with device_of_collectives():
-        return operations().all_reduce_n(
-            list(upstreams), op=op.get_attr("op").decode(), ordered=tf.executing_eagerly()
-        )
+        return operations().all_reduce_n(list(upstreams), op=op.get_attr("op").decode(), **_order())
 
 
 @tf.RegisterGradient("AllGather")

@@ -20,6 +20,9 @@ from ddl_ops.environment import PLACEMENT
 
 v1 = tf.compat.v1
 
+# The error that the original raised where ranks differ.
+_MISMATCH = "failed_precondition"
+
 __all__ = [
     "DistributedOptimizer",
     "Session",
@@ -69,13 +72,14 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
         tensor: [n_r, d...]; n_r may differ by rank, d and dtype may not.
         name: of the op, by which the ranks know it; alike on all of them.
 
-    Returns [sum n_r, d...] in the order of the ranks. Errors as ddl_ops.collectives.allgather.
+    Returns [sum n_r, d...] in the order of the ranks. Raises FailedPreconditionError on every rank
+    where ranks differ, else as ddl_ops.collectives.allgather; the ranks can go on.
     """
     tf1_hooks.join()
     tensor = tf.stop_gradient(tensor)
     if not PLACEMENT.launched:
         return tf.identity(tensor, name)
-    return collectives.allgather(tensor, name)
+    return collectives.allgather(tensor, name, mismatch=_MISMATCH)
 
 
 def _allreduce(tensor: Any, name: str | None = None) -> tf.Tensor:
@@ -84,7 +88,7 @@ def _allreduce(tensor: Any, name: str | None = None) -> tf.Tensor:
     tensor = tf.stop_gradient(tensor)
     if not PLACEMENT.launched:
         return tf.identity(tensor, name)
-    return collectives.allreduce(tensor, average=False, name=name)
+    return collectives.allreduce(tensor, average=False, name=name, mismatch=_MISMATCH)
 
 
 def allreduce(

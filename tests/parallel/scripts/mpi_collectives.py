@@ -285,15 +285,21 @@ def an_exported_graph_holds_nothing_of_it() -> None:
 
 
 @check
-def last_a_mismatch_is_an_error_on_every_rank() -> None:
+def a_mismatch_is_an_error_on_every_rank_and_the_next_one_runs() -> None:
     with tf.Graph().as_default(), mpi.Session() as session:
         different = mpi.allreduce(tf.zeros([3 + RANK]))
-        try:
-            session.run(different)
-        except tf.errors.InvalidArgumentError as error:
-            assert "float32[3]" in str(error) and "float32[4]" in str(error), error
-        else:
-            raise AssertionError("no error")
+        sparse = mpi.allgather(tf.zeros([2, 3 + RANK]))
+        alike = mpi.allreduce(tf.constant(RANK + 1.0), average=False)
+        for _ in range(3):
+            for wrong in (different, sparse):
+                try:
+                    # The one that fits shares the fate of its run, and must not meet the next one.
+                    session.run([wrong, alike])
+                except tf.errors.FailedPreconditionError as error:
+                    assert "3]" in str(error) and "4]" in str(error), error
+                else:
+                    raise AssertionError("no error")
+                assert session.run(alike) == SIZE * (SIZE + 1) / 2
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ranks.h"
+#include "runtime/description.h"
 #include "thread_communicator.h"
 
 namespace {
@@ -49,7 +50,7 @@ struct Rank {
       }
       Accord accord;
       const Status status = agreement.Agree(*shown, nullptr, &accord);
-      if (status.ok() && accord == Accord::kAnotherFirst) continue;
+      if (status.ok() && accord.kind == Accord::Kind::kAgain) continue;
       *ran = negotiator.Take().name;
       return status;
     }
@@ -192,6 +193,77 @@ TEST(AnAnswerToACallOfBeforeIsNotTakenForOne) {
     CHECK(status.ok() && ran == "average", status.message());
   };
   RunThreads(3, run, 4);
+}
+
+TEST(AMismatchOfUnorderedRequestsIsTheirsAlone) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int step = 0; step < 5; ++step) {
+      rank.negotiator.Add(Sum("free", number == 1 ? 7 : 5, false));
+      std::string ran;
+      const Status status = rank.Next(&ran);
+      CHECK(status.code() == Code::kInvalidArgument && ran == "free", status.message());
+      rank.negotiator.Add(Sum("after", 1, false));
+      CHECK(rank.Next(&ran).ok() && ran == "after", ran);
+    }
+  });
+}
+
+// Rank 1 gives up its run while the others wait for it; each gives up its own, and the next one runs.
+TEST(WhatOneRankGivesUpFailsEverywhereAndTheNextRuns) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int round = 1; round <= 5; ++round) {
+      std::string ran;
+      if (number == 1) {
+        rank.agreement.Withdraw("rank 1 has given up round " + std::to_string(round));
+        CHECK(rank.agreement.HasNotice(), "the others do not know");
+        Request notice;
+        notice.kind = Request::Kind::kNotice;
+        Accord accord;
+        while (round % 2 == 1 && rank.agreement.HasNotice()) {  // or the next request tells them
+          CHECK(rank.agreement.Agree(notice, nullptr, &accord).ok(), "");
+        }
+      } else {
+        rank.negotiator.Add(Sum("gradient", 5, round % 3 == 0));
+        const Status status = rank.Next(&ran);
+        CHECK(status.code() == Code::kFailedPrecondition && ran == "gradient", status.message());
+        const std::string part = "rank 1 has given up round " + std::to_string(round);
+        CHECK(status.message().find(part) != std::string::npos, status.message());
+      }
+      rank.negotiator.Add(Sum("gradient", 5));
+      const Status next = rank.Next(&ran);
+      CHECK(next.ok() && ran == "gradient", next.message());
+      CHECK(!rank.agreement.HasNotice(), "all know");
+    }
+    CHECK(rank.agreement.Leave().ok(), "");
+  });
+}
+
+TEST(RanksThatJoinHearWhatTheOthersRun) {
+  OnRanks(3, [](Rank& rank, int number) {
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      std::string ran;
+      Accord accord;
+      const int steps = (number + epoch) % 3;  // that this rank has data for
+      for (int step = 0; step < steps; ++step) {
+        rank.negotiator.Add(Sum("gradient", 5, epoch > 0));
+        const Status status = rank.Next(&ran);
+        CHECK(status.ok() && ran == "gradient", status.message());
+      }
+      Request join;
+      join.kind = Request::Kind::kJoin;
+      int heard = 0;
+      do {
+        const Status status = rank.agreement.Agree(join, nullptr, &accord);
+        CHECK(status.ok(), status.message());
+        if (accord.kind != Accord::Kind::kRun) continue;
+        ++heard;
+        CHECK(accord.contributors == 3 - steps - heard, std::to_string(accord.contributors));
+        CHECK(ddl::Title(accord.description) == "AllReduce \"gradient\"", accord.description);
+      } while (accord.kind != Accord::Kind::kAllJoined);
+      CHECK(heard == 2 - steps, std::to_string(heard));
+      CHECK(accord.last_joined == (5 - epoch) % 3, std::to_string(accord.last_joined));
+    }
+  });
 }
 
 TEST(ARankThatDoesNotComeIsNamed) {

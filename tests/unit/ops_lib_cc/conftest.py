@@ -31,7 +31,7 @@ TESTED = [
         SOURCES / "runtime" / f"{name}.cc"
         for name in (
             *("agreement", "description", "fused_allreduce"),
-            *("negotiator", "statistics", "teams", "timeline"),
+            *("negotiator", "proposal", "statistics", "teams", "timeline"),
         )
     ),
     *sorted(HERE.glob("*.cc")),

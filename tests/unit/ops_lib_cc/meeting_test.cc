@@ -19,6 +19,7 @@ namespace {
 
 using ddl::Code;
 using ddl::HostGroup;
+using ddl::Met;
 using ddl::Offer;
 using ddl::Status;
 
@@ -29,14 +30,14 @@ double Now() {
 Offer OfferOf(uint64_t digest, const char* title = "AllReduceN \"grads\"") {
   Offer offer;
   offer.digest[0] = digest;
-  offer.title = title;
+  offer.title = [title] { return std::string(title); };
   return offer;
 }
 
 Status MeetFor(HostGroup& group, uint64_t digest) {
-  bool alike = false;
-  const Status status = ddl::Meet(&group, OfferOf(digest), &alike);
-  CHECK(!status.ok() || alike, "digests are equal");
+  Met met = Met::kDifferent;
+  const Status status = ddl::Meet(&group, OfferOf(digest), &met);
+  CHECK(!status.ok() || met == Met::kAlike, "digests are equal");
   return status;
 }
 
@@ -56,9 +57,9 @@ void SmallSums(HostGroup& group) {
       offer.count = count;
       offer.dtype = kDTypeOf<T>;
       offer.divisor = in_place ? group.size() : 1;
-      bool alike = false;
-      const Status status = ddl::Meet(&group, offer, &alike);
-      CHECK(status.ok() && alike, status.message());
+      Met met = Met::kDifferent;
+      const Status status = ddl::Meet(&group, offer, &met);
+      CHECK(status.ok() && met == Met::kAlike, status.message());
       CheckTotal(in_place ? values : results, group.size(), offer.divisor, "small");
     }
   }
@@ -76,6 +77,44 @@ TEST(SmallTensorsAreSummedOnTheWay) {
   RunProcesses(3, SmallSums<float>);
 }
 
+TEST(WhatIsTakenBackBeforeTheLastRankComesIsNotDoneOnAnyRank) {
+  // Rank 0 shows its values and takes them back while rank 2 is missing, or at any other moment.
+  std::atomic<int> taken{0}, held{0};
+  for (int round = 0; round < 60; ++round) {
+    std::atomic<bool> withdrawn{false};
+    const bool surely = round < 3;
+    std::vector<Met> ends(3, Met::kDifferent);
+    RunThreads(3, [&](HostGroup& group) {
+      const int rank = group.rank();
+      std::vector<float> values(5, 1.0f), sums(5, 0.0f);
+      Offer offer = OfferOf(1);
+      offer.in = values.data();
+      offer.out = sums.data();
+      offer.count = 5;
+      std::thread taker;
+      if (rank == 0) {
+        offer.withdrawn = &withdrawn;
+        taker = std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(surely ? 5 : round % 8 * 12));
+          withdrawn = true;
+        });
+      }
+      if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(surely ? 150 : 50));
+      Status status = ddl::Meet(&group, offer, &ends[rank]);
+      CHECK(status.ok(), status.message());
+      const float want = ends[rank] == Met::kAlike ? 3.0f : 0.0f;
+      for (const float sum : sums) CHECK(sum == want, std::to_string(sum));
+      if (rank == 0) taker.join();
+      CHECK(MeetFor(group, 2).ok(), "the group goes on");
+    });
+    CHECK(ends[0] == ends[1] && ends[0] == ends[2], "all come to the same end");
+    CHECK(ends[0] != Met::kDifferent, "");
+    CHECK(!surely || ends[0] == Met::kWithdrawn, "rank 2 came long after it");
+    ++(ends[0] == Met::kWithdrawn ? taken : held);
+  }
+  CHECK(taken > 0 && held > 0, std::to_string(taken) + " and " + std::to_string(held));
+}
+
 TEST(DigestsThatDifferAreSeenByAllAndTheGroupGoesOn) {
   RunThreads(3, [](HostGroup& group) {
     std::vector<float> values(10, 1.0f), results(10, 7.0f);
@@ -83,9 +122,9 @@ TEST(DigestsThatDifferAreSeenByAllAndTheGroupGoesOn) {
     offer.in = values.data();
     offer.out = results.data();
     offer.count = 10;
-    bool alike = true;
-    const Status status = ddl::Meet(&group, offer, &alike);
-    CHECK(status.ok() && !alike, status.message());
+    Met met = Met::kAlike;
+    const Status status = ddl::Meet(&group, offer, &met);
+    CHECK(status.ok() && met == Met::kDifferent, status.message());
     CHECK(results[0] == 7.0f, "nothing is summed");
     CHECK(MeetFor(group, 8).ok(), "");
   });
@@ -98,9 +137,9 @@ TEST(LeavingTogetherIsNoError) {
         usleep(100'000 * group.rank());  // longer than the timeout in all
         Offer offer = OfferOf(0, "Leave");
         offer.leaving = true;
-        bool alike = false;
-        const Status status = ddl::Meet(&group, offer, &alike);
-        CHECK(status.ok() && alike, status.message());
+        Met met = Met::kDifferent;
+        const Status status = ddl::Meet(&group, offer, &met);
+        CHECK(status.ok() && met == Met::kAlike, status.message());
       },
       0.05);
 }
@@ -112,9 +151,9 @@ TEST(RankThatLeavesFailsTheOthersAtOnce) {
       const double start = Now();
       Offer offer = OfferOf(3);
       offer.leaving = group.rank() == leaver;
-      if (offer.leaving) offer.title = "Leave";
-      bool alike = false;
-      const Status status = ddl::Meet(&group, offer, &alike);
+      if (offer.leaving) offer.title = [] { return std::string("Leave"); };
+      Met met = Met::kDifferent;
+      const Status status = ddl::Meet(&group, offer, &met);
       CHECK(Now() - start < 1.0, "not for as long as rank 1 is away");
       if (offer.leaving) return;
       CheckError(status, Code::kFailedPrecondition,
@@ -206,9 +245,9 @@ Status Work(HostGroup& group, int64_t count, bool in_place) {
     offer.count = count;
     offer.dtype = kDTypeOf<T>;
   }
-  bool alike = false;
-  DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &alike));
-  CHECK(alike, "");
+  Met met = Met::kDifferent;
+  DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &met));
+  CHECK(met == Met::kAlike, "");
   if (!small) {
     DDL_RETURN_IF_ERROR(
         ddl::AllReduceInPieces(&group, values.data(), out, count, kDTypeOf<T>, 1));

@@ -5,8 +5,11 @@
 
 #include "check.h"
 #include "runtime/description.h"
+#include "runtime/proposal.h"
 
+using ddl::Decision;
 using ddl::Negotiator;
+using ddl::Proposal;
 using ddl::Request;
 using ddl::Turn;
 
@@ -21,7 +24,35 @@ Request Ask(const std::string& name, bool ordered = false, int64_t count = 3) {
   return request;
 }
 
-Turn At(const std::string& name, bool ordered = false) { return {Title(Ask(name)), ordered}; }
+Turn At(const std::string& name, bool ordered = false) { return {Title(Ask(name)), ordered, ""}; }
+
+Request From(const std::string& stream, const std::string& name) {
+  Request request = Ask(name, true);
+  request.stream = stream;
+  return request;
+}
+
+Proposal Proposed(const Request& request, int64_t generation = 0) {
+  Proposal proposal;
+  proposal.kind = request.ordered ? Proposal::Kind::kOrdered : Proposal::Kind::kUnordered;
+  proposal.description = Describe(request);
+  proposal.generation = generation;
+  if (generation > 0) proposal.reason = "given up " + std::to_string(generation);
+  return proposal;
+}
+
+Proposal Joined(bool now = false) {
+  Proposal proposal;
+  proposal.kind = Proposal::Kind::kJoin;
+  proposal.joins_now = now;
+  return proposal;
+}
+
+Decision Decided(const std::vector<Request>& fronts) {
+  std::vector<Proposal> proposals;
+  for (const Request& front : fronts) proposals.push_back(Proposed(front));
+  return ddl::Decide(proposals);
+}
 
 std::string Shown(Negotiator* negotiator, bool patient = false) {
   const Request* shown = negotiator->Show(patient);
@@ -40,19 +71,16 @@ std::string Sequence(const std::vector<Turn>& order) {
 int RunAll(std::vector<Negotiator>* ranks, std::vector<std::string>* ran) {
   int negotiations = 0;
   while (!(*ranks)[0].empty()) {
-    std::vector<std::string> descriptions;
-    std::vector<bool> ordered;
+    std::vector<Proposal> proposals;
     for (Negotiator& rank : *ranks) {
       const Request* shown = rank.Show(/*patient=*/false);
       CHECK(shown != nullptr, "a rank has nothing to show");
       if (shown == nullptr) return -1;
-      descriptions.push_back(Describe(*shown));
-      ordered.push_back(shown->ordered);
+      proposals.push_back(Proposed(*shown));
     }
-    bool same = false;
-    const ddl::Status status = ddl::Decide(descriptions, ordered, &same);
-    CHECK(status.ok(), status.message());
-    if (!same) {
+    const Decision decision = ddl::Decide(proposals);
+    CHECK(decision.kind != Decision::Kind::kFail, decision.status.message());
+    if (decision.kind == Decision::Kind::kReorder) {
       ++negotiations;
       const std::vector<Turn> order = (*ranks)[0].Order();
       for (Negotiator& rank : *ranks) rank.Follow(order);
@@ -152,7 +180,7 @@ TEST(IterationsOfALoopAreToldApart) {
     request.instance = iteration;
     negotiator.Add(std::move(request));
   }
-  negotiator.Follow({{"AllReduce \"a iteration 1\"", false}});
+  negotiator.Follow({{"AllReduce \"a iteration 1\"", false, ""}});
   CHECK(negotiator.Show(false)->instance == " iteration 1", "");
 }
 
@@ -203,28 +231,141 @@ TEST(RanksAgreeOnceHoweverTheirOrderDiffers) {
 }
 
 TEST(DifferencesThatAreNotOfOrderAreErrors) {
-  const auto decide = [](const std::vector<Request>& fronts, bool* same) {
-    std::vector<std::string> descriptions;
-    std::vector<bool> ordered;
-    for (const Request& front : fronts) {
-      descriptions.push_back(Describe(front));
-      ordered.push_back(front.ordered);
-    }
-    return ddl::Decide(descriptions, ordered, same);
-  };
-  bool same = false;
-  CHECK(decide({Ask("a"), Ask("a"), Ask("a", true)}, &same).ok() && same, "");
-  CHECK(decide({Ask("a"), Ask("a"), Ask("b", true)}, &same).ok() && !same, "");
-  CHECK(decide({Ask("a", true), Ask("b")}, &same).ok() && !same, "");
-  ddl::Status status = decide({Ask("a"), Ask("a", false, 4)}, &same);
-  CHECK(status.code() == ddl::Code::kInvalidArgument, status.message());
-  CHECK(status.message().find("rank 1 sent float32[4] as tensor 0") != std::string::npos,
-        status.message());
-  status = decide({Ask("a", true), Ask("a", true), Ask("b", true)}, &same);
-  CHECK(status.code() == ddl::Code::kInvalidArgument, status.message());
-  CHECK(status.message().find("rank 2 runs AllReduce \"b\", rank 0 runs AllReduce \"a\"") !=
+  using Kind = Decision::Kind;
+  CHECK(Decided({Ask("a"), Ask("a"), Ask("a", true)}).kind == Kind::kRun, "");
+  CHECK(Decided({Ask("a"), Ask("a"), Ask("b", true)}).kind == Kind::kReorder, "");
+  CHECK(Decided({Ask("a", true), Ask("b")}).kind == Kind::kReorder, "");
+  Decision decision = Decided({Ask("a"), Ask("a", false, 4)});
+  CHECK(decision.kind == Kind::kFail, "");
+  CHECK(decision.status.code() == ddl::Code::kInvalidArgument, decision.status.message());
+  CHECK(decision.status.message().find("rank 1 sent float32[4] as tensor 0") != std::string::npos,
+        decision.status.message());
+  decision = Decided({Ask("a", true), Ask("a", true), Ask("b", true)});
+  CHECK(decision.kind == Kind::kFail, "");
+  CHECK(decision.status.message().find("rank 2 runs AllReduce \"b\", rank 0 runs AllReduce \"a\"") !=
             std::string::npos,
-        status.message());
+        decision.status.message());
   // First the order, then the rest: only then is it known who differs in what.
-  CHECK(decide({Ask("a"), Ask("a", false, 4), Ask("b")}, &same).ok() && !same, "");
+  CHECK(Decided({Ask("a"), Ask("a", false, 4), Ask("b")}).kind == Kind::kReorder, "");
+}
+
+TEST(StepsThatDifferAreAnErrorThatNamesThem) {
+  Request late = Ask("a", true), early = Ask("a", true);
+  late.step = 12;
+  early.step = 13;
+  const Decision decision = Decided({late, early});
+  CHECK(decision.kind == Decision::Kind::kFail, "");
+  CHECK(decision.status.message().find("rank 1 is at step 13, rank 0 at step 12") !=
+            std::string::npos,
+        decision.status.message());
+  uint64_t one[2], other[2];
+  ddl::Digest(late, 0, one);
+  ddl::Digest(early, 0, other);
+  CHECK(one[0] != other[0] && one[1] != other[1], "they are seen to differ");
+}
+
+TEST(OrderedStreamsDifferInOrderAlone) {
+  using Kind = Decision::Kind;
+  CHECK(Decided({From("x", "a"), From("y", "a")}).kind == Kind::kReorder, "the same title");
+  CHECK(Decided({From("x", "a"), From("x", "a")}).kind == Kind::kRun, "");
+  CHECK(Decided({From("x", "a"), From("x", "b")}).kind == Kind::kFail, "");
+  std::mt19937 random(3);
+  std::vector<Negotiator> ranks(3, Negotiator(false));
+  for (int step = 0; step < 20; ++step) {
+    for (Negotiator& rank : ranks) {
+      int left[] = {3, 3};
+      while (left[0] + left[1] > 0) {  // two threads that race
+        const int thread = left[1] == 0 || (left[0] > 0 && random() % 2 == 0) ? 0 : 1;
+        const std::string name = "g" + std::to_string(3 - left[thread]--);
+        rank.Add(From(thread == 0 ? "x" : "y", name));
+      }
+    }
+    std::vector<std::string> places[3];
+    while (!ranks[0].empty()) {
+      std::vector<Proposal> proposals;
+      for (Negotiator& rank : ranks) proposals.push_back(Proposed(*rank.Show(false)));
+      if (ddl::Decide(proposals).kind == Kind::kReorder) {
+        const std::vector<Turn> order = ranks[0].Order();
+        for (Negotiator& rank : ranks) rank.Follow(order);
+        continue;
+      }
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        const Request taken = ranks[rank].Take();
+        places[rank].push_back(taken.stream + taken.name);
+      }
+    }
+    CHECK(places[0].size() == 6 && places[0] == places[1] && places[0] == places[2], "");
+    for (const char* thread : {"x", "y"}) {
+      std::string seen;
+      for (const std::string& place : places[0]) seen += place[0] == *thread ? place.substr(1) : "";
+      CHECK(seen == "g0g1g2", seen);
+    }
+  }
+}
+
+TEST(WhatARankHasGivenUpFailsOnTheOthers) {
+  using Kind = Decision::Kind;
+  Decision decision = ddl::Decide({Proposed(Ask("a"), 1), Proposed(Ask("a")), Proposed(Ask("b"))});
+  CHECK(decision.kind == Kind::kStale && decision.generation == 1, "");
+  CHECK(decision.settled && decision.reason == "given up 1", decision.reason);
+  decision = ddl::Decide({Proposed(Ask("a"), 2), Proposed(Ask("a")), Proposed(Ask("a"), 1)});
+  CHECK(decision.kind == Kind::kStale && !decision.settled, "rank 1 has another run to give up");
+  Proposal notice;
+  notice.kind = Proposal::Kind::kNotice;
+  notice.generation = 1;
+  CHECK(ddl::Decide({Proposed(Ask("a")), notice}).kind == Kind::kStale, "");
+  CHECK(ddl::Decide({Proposed(Ask("a"), 1), notice}).kind == Kind::kStale, "it has been heard");
+  const Proposal copy = Proposal::Decode(Proposed(From("x", "a\nb"), 7).Encode());
+  CHECK(copy.generation == 7 && copy.reason == "given up 7", copy.reason);
+  CHECK(copy.description == Describe(From("x", "a\nb")), copy.description);
+}
+
+TEST(RanksThatHaveJoinedTakePartInWhatTheOthersRun) {
+  using Kind = Decision::Kind;
+  Decision decision = ddl::Decide({Joined(), Proposed(Ask("a")), Proposed(Ask("a"))});
+  CHECK(decision.kind == Kind::kRun && decision.contributors == 2 && decision.first == 1, "");
+  decision = ddl::Decide({Joined(), Proposed(Ask("a")), Proposed(Ask("a", false, 4))});
+  CHECK(decision.kind == Kind::kFail, "");
+  CHECK(decision.status.message().find("rank 2 sent float32[4] as tensor 0, rank 1 float32[3]") !=
+            std::string::npos,
+        decision.status.message());
+  decision = ddl::Decide({Joined(), Proposed(Ask("a")), Proposed(Ask("b"))});
+  CHECK(decision.kind == Kind::kReorder && decision.first == 1, "");
+  decision = ddl::Decide({Joined(), Joined(true), Joined()});
+  CHECK(decision.kind == Kind::kAllJoined && decision.last_joined == 1, "");
+  Request weights = Ask("weights", true);
+  weights.kind = Request::Kind::kBroadcast;
+  decision = ddl::Decide({Joined(), Proposed(weights)});
+  CHECK(decision.kind == Kind::kFail, "rank 0 has nothing to broadcast");
+  weights.root = 1;
+  CHECK(ddl::Decide({Joined(), Proposed(weights)}).kind == Kind::kRun, "");
+}
+
+TEST(ADescriptionTellsAllThatAJoinedRankNeeds) {
+  Request request = Ask("a", true, 0);
+  request.dtype = ddl::DType::kBfloat16;
+  request.average = true;
+  request.tensors = {{nullptr, nullptr, 6, {2, 3}}, {nullptr, nullptr, 1, {}}};
+  Request read;
+  CHECK(Parse(Describe(request), &read).ok(), "");
+  CHECK(Describe(read) == Describe(request), Describe(read));
+  CHECK(read.tensors[0].count == 6 && read.tensors[1].count == 1, "");
+  request.kind = Request::Kind::kAllGather;
+  request.tensors.pop_back();
+  CHECK(Parse(Describe(request), &read).ok() && read.kind == request.kind, "");
+  request.kind = Request::Kind::kBroadcast;
+  request.root = 3;
+  CHECK(Parse(Describe(request), &read).ok() && read.root == 3, "");
+  CHECK(!Parse("Op\nname\nop=sum\n\n\n\nfloat99[2]", &read).ok(), "");
+}
+
+TEST(WhatIsExtractedIsGoneAndTheRestKeepsItsOrder) {
+  Negotiator negotiator(false);
+  for (const char* name : {"a", "b", "c", "d"}) negotiator.Add(Ask(name, true));
+  CHECK(Shown(&negotiator) == "a", "");
+  const std::vector<Request> out = negotiator.Extract(
+      [](const Request& request) { return request.name == "a" || request.name == "c"; });
+  CHECK(out.size() == 2 && out[0].name == "a" && out[1].name == "c", "");
+  CHECK(Shown(&negotiator) == "b" && Taken(&negotiator) == "b", "");
+  CHECK(Shown(&negotiator) == "d" && Taken(&negotiator) == "d" && negotiator.empty(), "");
 }

@@ -70,8 +70,8 @@ class ThreadCommunicator : public ddl::Communicator {
     return ddl::Status();
   }
   bool CanMeet() const override { return meets_; }
-  ddl::Status Meet(const ddl::Offer& offer, bool* alike) override {
-    return meets_ ? ddl::Meet(group_, offer, alike) : Unused();
+  ddl::Status Meet(const ddl::Offer& offer, ddl::Met* met) override {
+    return meets_ ? ddl::Meet(group_, offer, met) : Unused();
   }
   ddl::Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
                         int divisor) override {
@@ -80,6 +80,7 @@ class ThreadCommunicator : public ddl::Communicator {
   ddl::Status AllReduceBaseline(const void*, void*, int64_t, ddl::DType) override {
     return Unused();
   }
+  void Break(const ddl::Status& reason) override { (void)group_->Break(reason, 0); }
   ddl::Status Broadcast(void* buffer, int64_t nbytes, int root) override {
     return ddl::BroadcastInPieces(group_, buffer, nbytes, root);
   }

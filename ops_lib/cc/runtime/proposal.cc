@@ -1,0 +1,124 @@
+#include "runtime/proposal.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/description.h"
+
+namespace ddl {
+namespace {
+
+constexpr char kOnGpu[] = "] on a GPU";
+
+// Whether the order alone keeps two requests apart.
+bool DifferInOrder(const Proposal& one, const Proposal& other) {
+  if (one.kind == Proposal::Kind::kOrdered && other.kind == Proposal::Kind::kOrdered) {
+    return StreamOf(one.description) != StreamOf(other.description);
+  }
+  return Title(one.description) != Title(other.description);
+}
+
+// What joined ranks cannot take part in.
+Status CheckJoined(const std::vector<Proposal>& proposals, const std::string& description) {
+  if (description.find(kOnGpu) != std::string::npos) {
+    return Status(Code::kFailedPrecondition,
+                  Title(description) + ": a rank that has joined has no tensors on a GPU to add. "
+                                       "Set DDL_GPU=host where ranks join.");
+  }
+  Request request;
+  DDL_RETURN_IF_ERROR(Parse(description, &request));
+  if (request.kind == Request::Kind::kBroadcast &&
+      proposals[request.root].kind == Proposal::Kind::kJoin) {
+    return Status(Code::kInvalidArgument,
+                  Title(description) + ": rank " + std::to_string(request.root) +
+                      ", whose values are to be broadcast, has joined. Broadcast after all ranks "
+                      "have joined, from the rank that join() returns.");
+  }
+  return Status();
+}
+
+}  // namespace
+
+std::string Proposal::title() const {
+  switch (kind) {
+    case Kind::kJoin: return "Join";
+    case Kind::kLeave: return "Leave";
+    case Kind::kNotice: return "Notice";
+    default: return Title(description);
+  }
+}
+
+std::string Proposal::Encode() const {
+  return std::string(1, static_cast<char>(kind)) + (joins_now ? "1" : "0") +
+         std::to_string(generation) + "\n" + OneLine(reason) + "\n" + description;
+}
+
+Proposal Proposal::Decode(const std::string& message) {
+  Proposal proposal;
+  proposal.kind = static_cast<Kind>(message[0]);
+  proposal.joins_now = message[1] == '1';
+  proposal.generation = std::atoll(message.c_str() + 2);
+  const size_t reason = message.find('\n') + 1;
+  const size_t description = message.find('\n', reason) + 1;
+  proposal.reason = message.substr(reason, description - 1 - reason);
+  proposal.description = message.substr(description);
+  return proposal;
+}
+
+Decision Decide(const std::vector<Proposal>& proposals) {
+  Decision decision;
+  for (const Proposal& one : proposals) {
+    decision.generation = std::max(decision.generation, one.generation);
+  }
+  bool all_current = true, noticed = false;
+  decision.settled = true;
+  for (const Proposal& one : proposals) {
+    noticed = noticed || one.kind == Proposal::Kind::kNotice;
+    if (one.generation == decision.generation) {
+      if (decision.reason.empty()) decision.reason = one.reason;
+      continue;
+    }
+    all_current = false;
+    // A rank gives up one run at a time, as those have that are ahead.
+    if (one.asks() && one.generation + 1 < decision.generation) decision.settled = false;
+  }
+  if (!all_current || noticed) {
+    decision.kind = Decision::Kind::kStale;
+    return decision;
+  }
+
+  decision.first = -1;
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
+    if (proposals[rank].asks()) {
+      if (decision.first < 0) decision.first = static_cast<int>(rank);
+      ++decision.contributors;
+    } else if (proposals[rank].joins_now) {
+      decision.last_joined = static_cast<int>(rank);
+    }
+  }
+  if (decision.first < 0) {
+    decision.kind = Decision::Kind::kAllJoined;
+    return decision;
+  }
+  const Proposal& reference = proposals[decision.first];
+  for (size_t rank = decision.first + 1; rank < proposals.size(); ++rank) {
+    const Proposal& one = proposals[rank];
+    if (!one.asks() || Fit(one.description, reference.description)) continue;
+    if (DifferInOrder(one, reference)) {
+      decision.kind = Decision::Kind::kReorder;
+      return decision;
+    }
+    if (decision.kind == Decision::Kind::kFail) continue;
+    decision.kind = Decision::Kind::kFail;
+    decision.status = Difference(static_cast<int>(rank), one.description, decision.first,
+                                 reference.description);
+  }
+  if (decision.kind == Decision::Kind::kFail) return decision;
+  if (decision.contributors < static_cast<int>(proposals.size())) {
+    decision.status = CheckJoined(proposals, reference.description);
+    if (!decision.status.ok()) decision.kind = Decision::Kind::kFail;
+  }
+  return decision;
+}
+
+}  // namespace ddl

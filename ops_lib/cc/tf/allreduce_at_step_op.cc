@@ -1,0 +1,48 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf/adapter.h"
+#include "tf/allreduce_kernel.h"
+
+namespace ddl {
+namespace {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("AllReduceAtStep")
+    .Input("step: int64")
+    .Input("input: N * T")
+    .Output("output: N * T")
+    .Attr("N: int >= 1")
+    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReducedTypes)
+    .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      tf::shape_inference::ShapeHandle scalar;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 0, &scalar));
+      for (int i = 0; i < context->num_outputs(); ++i) {
+        context->set_output(i, context->input(i + 1));
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+AllReduceN for gradients: the ranks also compare the step of the training. Collective.
+
+A rank that has skipped or repeated a step by itself is an error (InvalidArgument on every rank) and
+not an average of different steps. For all else see AllReduceN.
+
+step: Scalar, not negative, the same on every rank.
+input: N tensors of any shapes, the same on every rank.
+output: For each input the sum or average over the ranks.
+ordered: As in AllReduceN; so are request, stream and mismatch.
+)doc");
+
+REGISTER_KERNEL_BUILDER(Name("AllReduceAtStep").Device(tf::DEVICE_CPU), AllReduceKernel);
+[[maybe_unused]] const bool on_gpus =
+    RegisterForGpus<AllReduceKernel>("AllReduceAtStep", /*adds=*/true, /*on_host=*/"step");
+
+}  // namespace
+}  // namespace ddl
