@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.conftest import CHECKS
+from tests.soak.driver import mpirun_command
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "every_check.py"
 
@@ -28,6 +29,29 @@ def test_ranks_say_how_they_reach_each_other(
     for rank in range(2):
         assert ended.lines_of(rank) == ["total [2.0, 1.0]", "end of script"]
         assert f"ddl: rank {rank}: of 2, local rank {rank} of 2, over {over}\n" in ended.output
+
+
+# Runs a command on which the kernel imposes that no file, in memory or not, grows beyond 512 bytes,
+# if it is rank $1. Without the signal that would else end it.
+_NO_FILES = """
+if [ "$OMPI_COMM_WORLD_RANK" = "$1" ]; then trap '' XFSZ; ulimit -f 1; fi
+shift
+exec "$@"
+"""
+
+
+def test_rank_says_why_it_cannot_share_memory(driver: Path, run_command: Callable) -> None:
+    command = mpirun_command(
+        2, "/bin/sh", "-c", _NO_FILES, "limited", "0", str(driver), "nobody is missing"
+    )
+    ended = run_command(command, {"DDL_LOG": "info"}, 60)
+    assert ended.returncode == 0, ended.output
+    why = "no shared memory, over MPI instead: Shared memory: cannot reserve"
+    assert ended.output.count(why) == 1, ended.output
+    assert f"ddl: rank 0: {why}" in ended.output
+    assert "File too large" in ended.output
+    for rank in range(2):
+        assert f"ddl: rank {rank}: of 2, local rank {rank} of 2, over MPI\n" in ended.output
 
 
 def test_everything_works_between_hosts_too(

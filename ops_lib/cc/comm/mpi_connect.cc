@@ -9,6 +9,7 @@
 #include "comm/hosts_communicator.h"
 #include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
+#include "core/log.h"
 
 namespace ddl {
 
@@ -45,6 +46,10 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
                        : Status(Code::kFailedPrecondition,
                                 "DDL_TRANSPORT is shm, but other ranks cannot share memory; they "
                                 "say why.");
+    }
+    // Each rank that failed says why; the others only that they reduce over MPI.
+    if (!memory && !why.ok() && config.log_info) {
+      LogLine(rank, "no shared memory, over MPI instead: " + why.message());
     }
   }
   if (!memory) {
