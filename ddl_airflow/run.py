@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ddl_airflow.core.cluster import Cluster, counted
 from ddl_airflow.core.errors import LaunchError
-from ddl_airflow.launchers import tasks
+from ddl_airflow.launchers import session_directory, tasks
 from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LaunchError as error:
             parser.exit(2, f"ddl-run: {error}\n")
         environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **os.environ, **mpi.environment()}
-        line = mpi.argv(options.np, rank)
+        line = session_directory.argv(mpi.argv(options.np, rank))
     if options.tf1:
         environment["DDL_TF1"] = "1"
     if options.timeline is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
-from ddl_airflow.launchers import tasks, tether
+from ddl_airflow.launchers import session_directory, tasks, tether
 from ddl_airflow.launchers.base import ranks_status
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked
@@ -87,7 +87,7 @@ class LocalLauncher:
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))
-        return Submission(job, tuple(argv), env)
+        return Submission(job, tuple(session_directory.argv(argv)), env)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process; what it says goes to ``launcher.log``."""

@@ -42,8 +42,9 @@ from ddl_ops.environment import Placement, read_placement
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
-# A released script that will not listen to SIGTERM is killed after that.
-_RELEASE_GRACE_S = 1.5
+# A script that is released, or whose mpirun has ended, and will not listen to SIGTERM is killed
+# after that.
+_GRACE_S = 1.5
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -86,6 +87,18 @@ def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
     return task
 
 
+def mpirun_has_ended(environ: Mapping[str, str]) -> bool:
+    """Whether the mpirun that DDL_MPIRUN names, as pid@host, has ended. Of another host: no."""
+    pid, _, host = environ.get("DDL_MPIRUN", "").partition("@")
+    if host != os.uname().nodename:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state in "ZX"  # nobody has asked yet how it ended
+
+
 def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
@@ -96,6 +109,7 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
             # Each task is alone as far as `ddl` knows; the first one speaks for all.
             env.pop("DDL_PROGRESS", None)
     else:
+        env.pop("DDL_MPIRUN", None)
         slots = int(env.get("DDL_SLOTS", placement.local_size))
         env["LEARNER_ID"] = str(placement.rank // slots + 1)
     if directory := env.get("DDL_RECORD_DIR"):
@@ -271,6 +285,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     record = _Record(Path(directory) if directory else None, rank, task["task"] if task else "")
     argv = command_argv(command) if isinstance(command, str) else list(command)
     pipe = subprocess.PIPE if directory else None
+    parent = os.getppid()
     record.write()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -298,16 +313,30 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
 
     released = False
 
+    def end_child() -> None:
+        signal.signal(signal.SIGALRM, lambda *_: child.kill())
+        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+        child.terminate()
+
     def release(_signum: int, _frame: FrameType | None) -> None:
         nonlocal released
         released = True
         record.write(released=time.time())
-        signal.signal(signal.SIGALRM, lambda *_: child.kill())
-        signal.setitimer(signal.ITIMER_REAL, _RELEASE_GRACE_S)
-        child.terminate()
+        end_child()
+
+    def look_at_parent(_signum: int, _frame: FrameType | None) -> None:
+        # The kernel also tells of the end of the thread that started this process.
+        if os.getppid() != parent or mpirun_has_ended(environ):
+            record.write(asked_to_end=time.time())
+            end_child()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, forward)
+    if task is None:
+        # An mpirun that is killed cannot end its ranks, and theirs may notice only when they talk.
+        signal.signal(signal.SIGHUP, look_at_parent)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)  # it may have ended before the kernel was asked
     signal.signal(signal.SIGUSR2, release)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 

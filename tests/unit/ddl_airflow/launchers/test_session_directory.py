@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ddl_airflow.launchers import session_directory
+
+
+def test_next_run_removes_what_nobody_was_left_to_remove(tmp_path: Path) -> None:
+    stale, alive, foreign = (
+        tmp_path / name for name in ("ddl-mpi-1-aa", "ddl-mpi-2-bb", "other-3-cc")
+    )
+    for one in (stale, alive, foreign):
+        (one / "ompi.1").mkdir(parents=True)
+    holder = (
+        "import fcntl, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY);"
+        "fcntl.flock(fd, fcntl.LOCK_SH); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(alive)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        session_directory.remove_stale(tmp_path)
+        assert sorted(tmp_path.iterdir()) == [alive, foreign]
+        process.stdin.close()
+    session_directory.remove_stale(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [foreign]
+
+
+def test_settings_of_a_site_stay() -> None:
+    place = Path("/there")
+    assert session_directory.settings(place, {}) == {
+        "PRTE_MCA_prte_tmpdir_base": "/there",
+        "OMPI_MCA_btl_sm_backing_directory": "/there",
+    }
+    site = {"OMPI_MCA_btl_vader_backing_directory": "/fast"}
+    assert session_directory.settings(place, site) == {"PRTE_MCA_prte_tmpdir_base": "/there"}
+    site = {"OMPI_MCA_btl_sm_backing_directory": "/fast", "PRTE_MCA_prte_tmpdir_base": "/big"}
+    assert session_directory.settings(place, site) == {}
