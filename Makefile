@@ -8,8 +8,8 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test test-airflow fuzz test-gpu soak bench bench-peers bench-dags
-.PHONY: bench-overhead bench-training check check-nccl format lock clean
+.PHONY: help install ops demo up test test-airflow fuzz test-gpu soak bench bench-mpi bench-peers
+.PHONY: bench-dags bench-overhead bench-training check check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ soak: install  ## 100,000 random collectives and 200 kills; half an hour
 bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet machine
 	@$(BIN)/python -m benchmarks.collectives
 
+bench-mpi: install build/mpi/mpich/.fetched build/mpi/impi/.fetched  ## Measure allreduce against Open MPI, MPICH and Intel MPI; fetches 150 MB
+	@$(BIN)/python -m benchmarks.collectives.mpis
+
 bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
 	@$(BIN)/python -m benchmarks.collectives.peers
 
@@ -69,6 +72,11 @@ check: install  ## Style, types, and what must never go in
 
 check-nccl: install build/nvidia/.fetched  ## Our declarations of NCCL against its headers; fetches 370 MB
 	@$(BIN)/python -m pytest tests/unit/ops_lib_cc/comm
+
+build/mpi/%/.fetched: requirements/%.txt | $(STAMP)
+	@rm -rf $(@D)
+	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target $(@D) -r $<
+	@touch $@
 
 build/nvidia/.fetched: requirements/nccl.txt | $(STAMP)
 	@rm -rf build/nvidia

@@ -18,7 +18,9 @@
 
 #include "comm/mpi_connect.h"
 #include "core/vector.h"
+#include "ours.h"
 #include "require.h"
+#include "values.h"
 
 namespace {
 
@@ -31,50 +33,8 @@ double Seconds(Clock::time_point since) {
   return std::chrono::duration<double>(Clock::now() - since).count();
 }
 
-// As the engine does it: agreement and sum in one round where the tensor is small, else one after
-// the other.
-void Ours(ddl::Communicator& group, const float* in, float* out, int64_t count) {
-  if (!group.CanMeet()) return Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
-  ddl::Offer offer;
-  offer.digest[0] = count;
-  const bool small = count * 4 <= ddl::kMaxOfferBytes;
-  if (small) {
-    offer.in = in;
-    offer.out = out;
-    offer.count = count;
-  }
-  ddl::Met met = ddl::Met::kDifferent;
-  Require(group.Meet(offer, &met));
-  if (met != ddl::Met::kAlike) Die("ranks disagree");
-  if (!small) Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
-}
-
 void Plain(const float* in, float* out, int64_t count) {
   MPI_Allreduce(in, out, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-}
-
-// Begins at a cache line, as TensorFlow's tensors do.
-struct Buffer {
-  explicit Buffer(int64_t count)
-      : values(static_cast<float*>(std::aligned_alloc(64, (count * 4 + 63) / 64 * 64)), std::free) {
-  }
-  std::unique_ptr<float, void (*)(void*)> values;
-  float* get() { return values.get(); }
-};
-
-float ValueOf(int64_t index, int rank, int size) {
-  return static_cast<float>(index % 10007 * size + rank);
-}
-
-void Check(const float* out, int64_t count, int size, const char* what) {
-  const float ranks = static_cast<float>(size * (size - 1) / 2);
-  for (int64_t i = 0; i < count; ++i) {
-    const float want = static_cast<float>(i % 10007 * size * size) + ranks;
-    if (out[i] != want) {
-      Die(std::string(what) + ": [" + std::to_string(i) + "] is " + std::to_string(out[i]) +
-          ", not " + std::to_string(want));
-    }
-  }
 }
 
 // What one thread does alone, and what it does while all ranks do the same.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import report, turns
-from benchmarks.collectives import peer_rank, peers
+from benchmarks.collectives import mpis, peer_rank, peers
 from benchmarks.collectives.__main__ import SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
@@ -172,6 +174,7 @@ def test_different_weights_end_a_training() -> None:
 
 RANK = """
 import os
+import subprocess
 from benchmarks.turns import serve
 rank = int(os.environ["RANK"])
 def answer(request):
@@ -215,3 +218,59 @@ def test_a_rank_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="two: rank 0 gave no answer"), turns.started([job]):
         job.ask({"fail": True})
     assert "as asked" in capfd.readouterr().err
+
+
+def test_mpis_are_compared_with_the_best_of_each_round() -> None:
+    samples = {
+        (4, "reused"): {
+            "ours": [1e-6, 2e-6],
+            "Open MPI": [4e-6, 4e-6],
+            "Intel MPI": [2e-6, 8e-6],
+        },
+        (1 << 20, "fresh"): {"ours": [1e-3], "Open MPI": [2e-3], "Intel MPI": [3e-3]},
+    }
+    small, large = mpis.make_rows(samples)
+    assert small["ours"]["ratio"] == 2  # of 2 / 1 and 4 / 2
+    assert small["best peer"] == "Open MPI"
+    assert (large["buffers"], large["ours"]["ratio"]) == ("fresh", 2)
+    text = mpis.table([small, large], ["ours", "Open MPI", "Intel MPI"]).splitlines()
+    assert text[0].endswith("| Intel MPI | best peer | ours × best peer |")
+    assert text[2] == ("| 4 B | reused | 1.5 us | 4 us | 5 us | Open MPI | 2.00 (2.00–2.00) |")
+
+
+def test_fresh_buffers_are_many_and_large_ones_fit_into_memory() -> None:
+    assert mpis.buffers(4, "reused") == mpis.buffers(256 << 20, "reused") == 1
+    assert mpis.buffers(4, "fresh") == mpis.buffers(1 << 20, "fresh") == 64
+    assert mpis.buffers(256 << 20, "fresh") == 2
+
+
+def test_all_mpis_can_be_measured(tmp_path: Path) -> None:
+    missing = set(mpis.COLUMNS) - set(mpis.installed())
+    if missing:
+        pytest.skip(
+            f"{' and '.join(sorted(missing))} not in build/mpi: make bench-mpi fetches them"
+        )
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.collectives.mpis", "--sizes", "4", "65536"),
+            *("--rounds", "1", "--json", str(out)),
+        ],
+        env=os.environ | {"PYTHONPATH": str(report.REPOSITORY)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    found = json.loads(out.read_text())
+    assert {"commit", "processor", "compiler", "ranks"} <= found.keys()
+    assert "MPICH" in found["versions"]["MPICH"]
+    assert "Intel(R) MPI" in found["versions"]["Intel MPI"]
+    assert [(row["bytes"], row["buffers"]) for row in found["rows"]] == [
+        (nbytes, way) for nbytes in (4, 65536) for way in ("reused", "fresh")
+    ]
+    for row in found["rows"]:
+        assert all(len(row[column]["samples_s"]) == 1 for column in mpis.COLUMNS)

@@ -1,0 +1,32 @@
+"""One rank of a job of mpis.py: `python -m benchmarks.collectives.mpi_rank LIBRARY`."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+from benchmarks import turns
+
+_ROOM = 512
+
+
+def main() -> None:
+    """Answers {"ours", "nbytes", "calls", "buffers"} with {"seconds"} until there is no more."""
+    library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+    library.BenchMeasure.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    library.BenchMeasure.restype = ctypes.c_double
+    version = ctypes.create_string_buffer(_ROOM)
+    rank = library.BenchStart(version, _ROOM)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        words = (request[name] for name in ("ours", "nbytes", "calls", "buffers"))
+        return {"seconds": library.BenchMeasure(*words)}
+
+    first_line = version.value.decode().splitlines()[0]
+    turns.serve(rank, {"MPI": first_line}, answer)
+    library.BenchEnd()
+
+
+if __name__ == "__main__":
+    main()
