@@ -40,6 +40,30 @@ def test_random_collectives_are_exact(
 
 
 @pytest.mark.parametrize(
+    ("ranks", "transport", "shuffle"),
+    [(2, "shm", False), (3, "shm", True), (3, "mpi", False)],
+)
+def test_what_is_wrong_on_purpose_is_an_error_on_every_rank_and_nothing_else_is(
+    driver: Path, ranks: int, transport: str, shuffle: bool
+) -> None:
+    soaked = soak(
+        driver,
+        ranks=ranks,
+        transport=transport,
+        collectives=500,
+        seed=2026,
+        most_bytes=64 << 10,
+        shuffle=shuffle,
+        wrong=5,
+        timeout_s=120,
+    )
+    assert soaked.faults(ranks) == []
+    assert {one.collectives for one in soaked.ranks} == {500}
+    assert {one.mistakes for one in soaked.ranks} == {soaked.ranks[0].mistakes}
+    assert soaked.ranks[0].mistakes > 50
+
+
+@pytest.mark.parametrize(
     ("ranks", "transport", "phase", "alone"),
     [
         (2, "shm", "middle", True),

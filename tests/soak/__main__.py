@@ -30,6 +30,7 @@ def run_collectives(program: Path, arguments: argparse.Namespace) -> int:
                 collectives=arguments.collectives,
                 seed=arguments.seed,
                 shuffle=arguments.shuffle,
+                wrong=arguments.wrong,
                 timeout_s=3600,
             )
             seconds = time.monotonic() - start
@@ -38,9 +39,9 @@ def run_collectives(program: Path, arguments: argparse.Namespace) -> int:
             print(f"{ranks} ranks, {transport}: {seconds:.0f} s, {len(found)} faults")
             for one in soaked.ranks:
                 print(
-                    f"  rank {one.rank}: {one.collectives} collectives, {one.elements:.3g} "
-                    f"elements checked; KiB {one.kib[0]} -> {one.kib[1]}, "
-                    f"files {one.files[0]} -> {one.files[1]}"
+                    f"  rank {one.rank}: {one.collectives} collectives, {one.mistakes} wrong on "
+                    f"purpose, {one.elements:.3g} elements checked; "
+                    f"KiB {one.kib[0]} -> {one.kib[1]}, files {one.files[0]} -> {one.files[1]}"
                 )
             print("".join(f"  FAULT: {text}\n" for text in found), end="", flush=True)
     return len(faults)
@@ -104,6 +105,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="0: none")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--transports", nargs="+", default=["shm", "mpi"])
+    parser.add_argument(
+        "--wrong", type=int, default=50, help="1 in so many is wrong on purpose; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the default: the time")
     parser.add_argument("--large", action="store_true", help="also more than 2^31 bytes; 8 GiB")
     parser.add_argument(

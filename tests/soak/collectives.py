@@ -14,16 +14,21 @@ from tests.soak.driver import clean_environment, mpirun_command
 MOST_GROWTH_KIB = 8192
 
 _DONE = re.compile(
-    r"done rank (\d+) collectives (\d+) elements (\d+) kib (\d+) (\d+) files (\d+) (\d+)"
+    r"done rank (\d+) collectives (\d+) mistakes (\d+) elements (\d+) "
+    r"kib (\d+) (\d+) files (\d+) (\d+)"
 )
 
 
 @dataclass(frozen=True)
 class RankSoaked:
-    """What one rank did. Memory and files: the most in the first and in the last quarter."""
+    """What one rank did. Memory and files: the most in the first and in the last quarter.
+
+    mistakes: of the collectives, those that were wrong on purpose.
+    """
 
     rank: int
     collectives: int
+    mistakes: int
     elements: int
     kib: tuple[int, int]
     files: tuple[int, int]
@@ -59,14 +64,19 @@ def soak(
     seed: int,
     most_bytes: int = 4 << 20,
     shuffle: bool = False,
+    wrong: int = 0,
     timeout_s: float,
 ) -> Soaked:
-    """Runs `collectives` random collectives of at most `most_bytes` on each of `ranks`."""
+    """Runs `collectives` random collectives of at most `most_bytes` on each of `ranks`.
+
+    1 in `wrong` is wrong on one rank, on purpose; 0: none.
+    """
     words = [
         f"seed={seed}",
         f"collectives={collectives}",
         f"bytes={most_bytes}",
         f"shuffle={int(shuffle)}",
+        f"wrong={wrong}",
     ]
     done = subprocess.run(
         mpirun_command(ranks, str(program), "soak", *words),
@@ -80,7 +90,7 @@ def soak(
     )
     found = [[int(number) for number in numbers] for numbers in _DONE.findall(done.stdout)]
     soaked = [
-        RankSoaked(rank, count, elements, (kib, kib_last), (files, files_last))
-        for rank, count, elements, kib, kib_last, files, files_last in sorted(found)
+        RankSoaked(rank, count, mistakes, elements, (kib, kib_last), (files, files_last))
+        for rank, count, mistakes, elements, kib, kib_last, files, files_last in sorted(found)
     ]
     return Soaked(done.returncode, done.stdout, tuple(soaked))

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -40,6 +42,7 @@ constexpr int kMaxTensors = 40;  // in one group
 constexpr int kGuard = 64;      // bytes behind each tensor that nobody may touch
 constexpr unsigned char kGuardByte = 0xc5;
 constexpr int kWrong = 4, kFailed = 5;  // exit codes
+constexpr auto kPatience = std::chrono::seconds(100);  // more than any collective may take
 
 constexpr DType kReduced[] = {DType::kFloat32, DType::kFloat64, DType::kInt32,
                               DType::kInt64,   DType::kFloat16, DType::kBfloat16};
@@ -71,12 +74,18 @@ class Journal {
   int file_;
 };
 
+// What one rank gets wrong on purpose.
+enum class Mistake { kNone, kShape, kDtype, kName, kRoot, kRaised, kCancelled };
+
 // What one collective does; the same on every rank.
 struct Collective {
   int64_t index = 0;
   Request::Kind kind = Request::Kind::kAllReduce;
   DType dtype = DType::kFloat32;
   bool average = false, in_place = false, unfused = false, check = false;
+  int root = 0;
+  Mistake mistake = Mistake::kNone;
+  int mistaken = 0;  // the rank that makes it
   std::vector<int64_t> counts;  // of each tensor; for a gather: rows of each rank
   int64_t columns = 1;
   std::vector<int64_t> offsets;  // bytes from the begin of the memory
@@ -261,6 +270,7 @@ Collective RandomCollective(Random& random, int64_t index, int64_t most_bytes, i
     one.kind = Request::Kind::kBroadcast;
     one.dtype = kPlain[random() % std::size(kPlain)];
     one.in_place = true;
+    one.root = static_cast<int>(random() % size);
     one.counts.push_back(RandomCount(random, most_bytes / Size(one.dtype), Size(one.dtype)));
   } else {
     one.kind = Request::Kind::kAllGather;
@@ -281,6 +291,19 @@ Collective RandomCollective(Random& random, int64_t index, int64_t most_bytes, i
   return one;
 }
 
+// Makes `one` wrong on one rank. Where ranks submit in orders of their own there are no wrong names:
+// what only one rank has may still come on the others. `alone`: nothing else is in flight.
+void MakeWrong(Random& random, bool ordered, bool alone, int size, Collective* one) {
+  std::vector<Mistake> possible = {Mistake::kShape, Mistake::kDtype};
+  if (ordered) possible.push_back(Mistake::kName);
+  if (one->kind == Request::Kind::kBroadcast) possible.push_back(Mistake::kRoot);
+  if (one->gathers()) possible.push_back(Mistake::kRaised);
+  // It takes along whatever the others still ask for.
+  if (alone) possible.insert(possible.end(), 4, Mistake::kCancelled);
+  one->mistake = possible[random() % possible.size()];
+  one->mistaken = static_cast<int>(random() % size);
+}
+
 // The memory of one collective in flight.
 class Slot {
  public:
@@ -297,6 +320,8 @@ class Slot {
     request.name = "collective " + std::to_string(one.index % kSlots);
     request.dtype = one.dtype;
     request.ordered = ordered;
+    request.run = one.index + 1;
+    request.root = one.root;
     request.average = one.average;
     request.unfused = one.unfused;
     request.tolerance = one.check ? 0.01 : 0.0;
@@ -339,10 +364,37 @@ class Slot {
     }
     finished_ = std::promise<ddl::Status>();
     request.done = [this](const ddl::Status& status) { finished_.set_value(status); };
+    if (one.mistake != Mistake::kNone) untouched_ = Hash();
+    if (rank_ == one.mistaken) Err(&request);
+    const bool withdrawn = request.IsWithdrawn();
     ddl::Engine::Get().Submit(std::move(request));
+    if (withdrawn) ddl::Engine::Get().Withdraw();
   }
 
-  ddl::Status Wait() { return finished_.get_future().get(); }
+  ddl::Status Wait() {
+    std::future<ddl::Status> future = finished_.get_future();
+    if (future.wait_for(kPatience) == std::future_status::ready) return future.get();
+    return ddl::Status(ddl::Code::kDeadlineExceeded, Name() + ": hangs");
+  }
+
+  // What is wrong with the error that a mistake should have led to, or nothing.
+  std::string CheckError(const ddl::Status& status) const {
+    const std::string where = Name() + " with mistake " +
+                              std::to_string(static_cast<int>(one_->mistake)) + " of rank " +
+                              std::to_string(one_->mistaken) + ": ";
+    if (status.ok()) return where + "no error";
+    if (status.message().find("collective " + std::to_string(one_->index % kSlots)) ==
+        std::string::npos) {
+      return where + "an error that does not name it: " + status.message();
+    }
+    // A rank that has cancelled knows it.
+    const bool knows = one_->mistake == Mistake::kCancelled && rank_ == one_->mistaken;
+    if (!knows &&
+        status.message().find("rank " + std::to_string(one_->mistaken)) == std::string::npos) {
+      return where + "an error that does not name the rank: " + status.message();
+    }
+    return Hash() == untouched_ ? "" : where + "wrote a result";
+  }
 
   // What is wrong, or nothing. Adds to the number of elements checked.
   std::string Check(int64_t* elements) {
@@ -366,7 +418,7 @@ class Slot {
       const int64_t nbytes = one.counts[i] * element, index = one.index + static_cast<int64_t>(i);
       const int64_t at =
           one.kind == Request::Kind::kBroadcast
-              ? FindWrongByte(out, nbytes, one.index, 0)
+              ? FindWrongByte(out, nbytes, one.index, one.root)
               : FindWrong(out, one.counts[i], one.dtype, index, size_, one.average);
       const std::string where = Name() + ": tensor " + std::to_string(i) + " of " +
                                 std::to_string(one.counts.size()) + " with " +
@@ -390,6 +442,32 @@ class Slot {
   }
 
  private:
+  // Makes the mistake of this collective.
+  void Err(Request* request) const {
+    ddl::TensorBuffer& last = request->tensors.back();
+    switch (one_->mistake) {
+      case Mistake::kNone: return;
+      case Mistake::kShape:
+        last.dims.back() += 1;
+        last.count = 1;
+        for (const int64_t dim : last.dims) last.count *= dim;
+        return;
+      case Mistake::kDtype:
+        request->dtype = one_->dtype == DType::kFloat32 ? DType::kInt32 : DType::kFloat32;
+        return;
+      case Mistake::kName: request->name += " misnamed"; return;
+      case Mistake::kRoot: request->root = (one_->root + 1) % size_; return;
+      case Mistake::kRaised:
+        request->allocate = [](const std::vector<int64_t>&, void**) {
+          return ddl::Status(ddl::Code::kInternal, "as asked");
+        };
+        return;
+      case Mistake::kCancelled:
+        request->withdrawn = std::make_shared<std::atomic<bool>>(true);
+        return;
+    }
+  }
+
   std::string Name() const {
     const char* kinds[] = {"broadcast", "allreduce", "allgather"};
     return "collective " + std::to_string(one_->index) + " (" +
@@ -412,6 +490,7 @@ class Slot {
   const int64_t nbytes_;
   std::vector<unsigned char> in_, out_;
   const Collective* one_ = nullptr;
+  uint64_t untouched_ = 0;  // the hash of what stands where the result would
   std::promise<ddl::Status> finished_;
 };
 
@@ -492,16 +571,20 @@ int Soak(int argc, char** argv) {
   const int64_t seed = options.Number("seed", 1), all = options.Number("collectives", 1000);
   const int64_t most_bytes = options.Number("bytes", 4 << 20);
   const bool shuffle = options.Number("shuffle", 0) != 0, say = !folder.empty();
+  const int64_t wrong_every = options.Number("wrong", 0);
   Random common(seed), own(seed * 1000 + rank + 1);
   std::vector<std::unique_ptr<Slot>> slots;
   for (int i = 0; i < kSlots; ++i) slots.push_back(std::make_unique<Slot>(most_bytes, rank, size));
   Footprint footprint;
-  int64_t done = 0, elements = 0, next_sample = 0;
+  int64_t done = 0, elements = 0, mistakes = 0, next_sample = 0;
   while (done < all) {
     std::vector<Collective> batch;
-    const int64_t want = std::min<int64_t>(1 + common() % kSlots, all - done);
+    int64_t want = std::min<int64_t>(1 + common() % kSlots, all - done);
     for (int64_t i = 0; i < want; ++i) {
       batch.push_back(RandomCollective(common, done + i, most_bytes, size, alone));
+      if (wrong_every == 0 || common() % wrong_every != 0) continue;
+      MakeWrong(common, /*ordered=*/!shuffle, /*alone=*/i == 0, size, &batch.back());
+      if (batch.back().mistake == Mistake::kCancelled) want = 1;
     }
     std::vector<int64_t> order(batch.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
@@ -512,7 +595,16 @@ int Soak(int argc, char** argv) {
       slots[i]->Submit(batch[i], /*ordered=*/!shuffle);
     }
     for (size_t i = 0; i < batch.size(); ++i) {
-      if (const ddl::Status status = slots[i]->Wait(); !status.ok()) {
+      const ddl::Status status = slots[i]->Wait();
+      if (batch[i].mistake != Mistake::kNone) {
+        if (const std::string wrong = slots[i]->CheckError(status); !wrong.empty()) {
+          journal.Say("WRONG on rank %d: %s", rank, wrong.c_str());
+          End(alone, kWrong);
+        }
+        ++mistakes;
+        continue;
+      }
+      if (!status.ok()) {
         journal.Say("error %d %s", static_cast<int>(status.code()), status.message().c_str());
         End(alone, kFailed);
       }
@@ -529,7 +621,8 @@ int Soak(int argc, char** argv) {
       next_sample += std::max<int64_t>(all / 400, 1);
     }
   }
-  journal.Say("done rank %d collectives %lld elements %lld %s", rank, static_cast<long long>(done),
+  journal.Say("done rank %d collectives %lld mistakes %lld elements %lld %s", rank,
+              static_cast<long long>(done), static_cast<long long>(mistakes),
               static_cast<long long>(elements), footprint.Text().c_str());
   ddl::Engine::Get().Leave();
   if (say) journal.Say("left");

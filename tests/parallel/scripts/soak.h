@@ -5,6 +5,7 @@
 // come words name=value, all optional:
 //   seed=, collectives=, bytes= (largest tensor or group)
 //   shuffle=1   each rank submits up to 8 collectives in an order of its own
+//   wrong=N     1 in N is wrong on one rank, on purpose: every rank must get an error that names it
 //   folder=     write a journal folder/rank-<n>: "pid", "started", a line "<index> <hash of the
 //               result>" for each collective, "error <code> <message>", "WRONG …", "done …", "left"
 //   alone=1     a rank that meets an error exits without telling anyone; only allreduces, without
