@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "ddl-mpi-"
@@ -120,7 +120,10 @@ def create(base: Path) -> Path:
         os.close(reader)
         directory.mkdir(mode=0o700)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with suppress(
+            OSError
+        ):  # a file system without locks: there no other run can take it either
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         if directory.exists():  # else another run took it for stale, before there was a lock
             os.set_inheritable(writer, True)
             os.set_inheritable(descriptor, True)

@@ -359,6 +359,18 @@ def test_sigkill_of_the_shim_takes_the_script_along(start):
         time.sleep(0.02)
 
 
+def test_mpirun_is_known_to_have_ended_on_this_host_only():
+    here = os.uname().nodename
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    told = {"DDL_MPIRUN": f"{ended.pid}@{here}"}
+    assert shim.mpirun_has_ended(told)
+    assert not shim.mpirun_has_ended({"DDL_MPIRUN": f"{os.getpid()}@{here}"})
+    assert not shim.mpirun_has_ended({"DDL_MPIRUN": f"{ended.pid}@another-{here}"})
+    assert not shim.mpirun_has_ended({})
+    assert "DDL_MPIRUN" not in child_environment(told, Placement(0, 1, 0, 1, launched=True))
+
+
 def test_full_disk_under_the_log_ends_the_script_and_is_named(tmp_path):
     (tmp_path / "main.py").write_text(
         "import time\nfor _ in range(100):\n    print('x' * 10_000)\ntime.sleep(60)\n"

@@ -341,10 +341,15 @@ def test_cancel_of_one_job_leaves_another_alone(job, tmp_path):
 def test_everything_ends_when_mpirun_is_killed(job, tmp_path):
     one = job(script=textwrap.dedent(ENDLESS), env={"PLACE": str(tmp_path)}).start()
     one.wait_for(tmp_path / "up-0")
+    (session_directory,) = _session_directories([one.handle.number])
     os.kill(one.handle.number, signal.SIGKILL)
     assert one.wait(SOON_S).state is not JobState.SUCCEEDED
     one.launcher.cancel(one.handle, 1.0)
     assert one.processes() == []
+    deadline = time.monotonic() + SOON_S
+    while session_directory.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_everything_ends_when_the_starting_process_is_killed(tmp_path):
@@ -372,13 +377,19 @@ def test_everything_ends_when_the_starting_process_is_killed(tmp_path):
             # What a script moved to a session of its own outlives its rank; nothing else may.
             moved = {pid for pid in pids if os.getsid(pid) == pid and _is_sleep(pid)}
             assert len(pids) == 6 and len(moved) == 1
+            files = _session_directories(pids)
+            assert files
             process.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + SOON_S
-        while set(marked("DDL_JOB_ID", tmp_path.name)) - moved:
+        while set(marked("DDL_JOB_ID", tmp_path.name)) - moved or any(map(Path.exists, files)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         kill_marked("DDL_JOB_ID", tmp_path.name)
+
+
+def _session_directories(pids: list[int]) -> list[Path]:
+    return [one for pid in pids for one in Path("/dev/shm").glob(f"ddl-mpi-{pid}-*")]
 
 
 def _is_sleep(pid: int) -> bool:
