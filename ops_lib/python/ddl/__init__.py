@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from ddl_ops import collectives, gradients, lifecycle, progress, tf1_hooks
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
 
 __all__ = [
     "allgather",
@@ -117,6 +117,9 @@ def report(
 
 
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
-    if not lifecycle.initialised():
-        lifecycle.init(by_import=True)
-    tf1_hooks.install()
+    if child_of_rank():
+        tf1_hooks.use_one_gpu()  # that of its rank; it is no rank itself
+    else:
+        if not lifecycle.initialised():
+            lifecycle.init(by_import=True)
+        tf1_hooks.install()

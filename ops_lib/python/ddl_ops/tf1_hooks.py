@@ -65,7 +65,7 @@ def join() -> None:
     if not PLACEMENT.launched:
         return
     if not lifecycle.initialised():
-        lifecycle.init(by_import=True)
+        lifecycle.init("mpi_collectives", by_import=True)
     hook_initialisers()
 
 
