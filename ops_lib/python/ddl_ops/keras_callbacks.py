@@ -12,6 +12,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import progress
 from ddl_ops.collectives import allreduce_n, bcast
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.keras_optimizer import is_distributed
 
 
 def broadcast_variables(variables: Sequence[Any]) -> None:
@@ -34,7 +35,8 @@ class BroadcastCallback(keras.callbacks.Callback):
     """Starts training from rank 0's weights and optimizer state on every rank.
 
     States of random generators stay as they are, so that ranks drop different units. Does nothing
-    outside mpirun. fit() raises RuntimeError if the model has no weights yet, and
+    outside mpirun. fit() raises RuntimeError if the model has no weights yet or its optimizer does
+    not average gradients (a model with a train_step() of its own may do so itself), and
     InvalidArgumentError on every rank if models differ.
     """
 
@@ -45,6 +47,14 @@ class BroadcastCallback(keras.callbacks.Callback):
             raise RuntimeError(
                 "BroadcastCallback: the model has no weights yet. Give its first layer an input "
                 "shape (keras.Input), or call the model once before fit()."
+            )
+        own_step = type(self.model).train_step is not keras.Model.train_step
+        if PLACEMENT.size > 1 and not own_step and not is_distributed(self.model.optimizer):
+            raise RuntimeError(
+                f"BroadcastCallback: the model's optimizer {self.model.optimizer.name!r} does not "
+                "average gradients over the ranks, so each rank would train a model of its own. "
+                "An optimizer that was loaded with its model has to be distributed again: "
+                "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)"
             )
         broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
 

@@ -11,6 +11,9 @@ import tensorflow as tf  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
 from tensorflow.python.ops import ref_variable, resource_variable_ops  # noqa: TID253
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
+from tensorflow.python.training.experimental import (  # noqa: TID253
+    loss_scale_optimizer as loss_scale_module,
+)
 
 from ddl_ops import lifecycle
 from ddl_ops.collectives import bcast
@@ -55,6 +58,22 @@ def _hook_optimizers() -> None:
         return apply_gradients(self, grads_reduce(pairs), global_step, name)
 
     base.apply_gradients = apply_reduced
+    _hook_loss_scaling()
+
+
+def _hook_loss_scaling() -> None:
+    # It skips an update whose gradients overflow. Ranks must decide that on the average, in which
+    # the overflow of one is that of all, or some would wait for the others.
+    kind = loss_scale_module.MixedPrecisionLossScaleOptimizer
+    apply_gradients = kind.apply_gradients
+
+    @functools.wraps(apply_gradients)
+    def apply_reduced(
+        self: Any, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
+    ) -> Any:
+        return apply_gradients(self, grads_reduce(grads_and_vars), global_step, name)
+
+    kind.apply_gradients = apply_reduced
 
 
 def join() -> None:

@@ -145,6 +145,143 @@ def keras_loss_scaling_reduces_before_it_decides() -> None:
 
 
 @check
+def keras_loss_scaling_around_the_optimizer_skips_on_all_ranks_together() -> None:
+    model = keras_model(8)
+    inner = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5))
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2)
+    variables = model.trainable_variables
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean(tf.square(model(x) - 1.0)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    scales = []
+    for run in (tf.function(step), step):
+        for number in range(4):
+            x = np.full((2, 5), RANK + 1.0 + number, "float32")
+            if number == 1 and RANK == SIZE - 1:
+                x[:] = np.inf
+            run(tf.constant(x))
+            scales.append(float(optimizer.dynamic_scale))
+    first = 2.0**15
+    assert scales[:3] == [first, first / 2, first / 2], scales
+    assert int(inner.iterations) == 6
+    assert_same_everywhere([*model.get_weights(), np.array(scales)])
+    assert_same_everywhere([np.asarray(v) for v in optimizer.variables])
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def one_step(optimizer: keras.optimizers.Optimizer) -> np.ndarray:
+    """A variable of zeros after a step of gradient descent by 1 against gradients of rank + 1."""
+    variable = keras.Variable(np.zeros(2), dtype="float32")
+    optimizer.apply_gradients([(tf.fill([2], RANK + 1.0), variable)])
+    return variable.numpy()
+
+
+@check
+def keras_copies_of_an_optimizer_average() -> None:
+    import copy
+
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    copied = copy.deepcopy(optimizer)
+    made = keras.optimizers.SGD.from_config(optimizer.get_config())
+    again = copy.deepcopy(copied)
+    for each in (optimizer, copied, made, again):
+        assert type(each) is keras.optimizers.SGD
+        assert one_step(each).tolist() == [-(SIZE + 1) / 2] * 2
+    saved = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    assert one_step(keras.optimizers.deserialize(saved)).tolist() == [-(RANK + 1)] * 2
+
+
+@check
+def keras_fit_without_a_distributed_optimizer_is_refused() -> None:
+    model = keras_model(4)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    fit = {"x": np.ones((2, 5)), "y": np.ones((2, 3)), "verbose": 0}
+    fit["callbacks"] = [ddl.keras.BroadcastCallback()]
+    if SIZE > 1:
+        try:
+            loaded.fit(**fit)
+        except RuntimeError as error:
+            assert "does not average" in str(error), error
+            assert "compile(ddl.keras.DistributedOptimizer(model.optimizer)" in str(error), error
+        else:
+            raise AssertionError("no error")
+    loaded.compile(ddl.keras.DistributedOptimizer(loaded.optimizer), "mse")
+    loaded.fit(**fit)
+    scaled = keras.optimizers.LossScaleOptimizer(
+        ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    )
+    loaded.compile(scaled, "mse")
+    loaded.fit(**fit)
+
+
+@check
+def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
+    from tensorflow.python.framework import op_callbacks
+
+    reductions = []
+
+    def note(op_type: bytes, *_: object, **__: object) -> None:
+        if op_type in (b"AllReduceN", "AllReduceN"):
+            reductions.append(op_type)
+
+    x, y = whole_batch()
+    batches = [(x * scale, y) for scale in (1.0, 2.0, -1.0, 0.5)]
+
+    def sgd(**more: int) -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.3, **more)
+
+    for way in ("Keras's", "ours"):
+        for eagerly in (True, False):
+            together, alone = keras_model(1), keras_model(1)
+            optimizer = (
+                ddl.keras.DistributedOptimizer(sgd(gradient_accumulation_steps=2))
+                if way == "Keras's"
+                else ddl.keras.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+            )
+            together.compile(optimizer, "mse", run_eagerly=eagerly)
+            alone.compile(sgd(gradient_accumulation_steps=2), "mse", run_eagerly=eagerly)
+            reductions.clear()
+            op_callbacks.add_op_callback(note)
+            try:
+                for inputs, targets in batches:
+                    together.train_on_batch(my_part(inputs), my_part(targets))
+                    alone.train_on_batch(inputs, targets)
+            finally:
+                op_callbacks.remove_op_callback(note)
+            if eagerly:
+                assert len(reductions) == 2, reductions
+            assert int(optimizer.iterations) == 2
+            for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+                np.testing.assert_allclose(mine, want, rtol=0, atol=1e-6)
+    for wrong in (0, -1):
+        try:
+            ddl.keras.DistributedOptimizer(sgd(), backward_passes_per_step=wrong)
+        except ValueError as error:
+            assert "Pass 1 or more" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+@check
+def keras_accumulation_with_loss_scaling_skips_together() -> None:
+    model = keras_model(3)
+    inner = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    for number in range(5):
+        x = np.full((2, 5), np.inf if number == 2 and RANK == 0 else RANK + 1.0, "float32")
+        model.train_on_batch(x, np.ones((2, 3)))
+    assert int(inner.iterations) == 2
+    assert_same_everywhere(model.get_weights())
+
+
+@check
 def keras_models_that_differ_are_named() -> None:
     if SIZE == 1:
         return

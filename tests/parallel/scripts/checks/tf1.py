@@ -78,6 +78,40 @@ def tf1_fetches_of_a_train_op_and_the_mean_loss_agree_on_their_order() -> None:
 
 
 @check
+def tf1_loss_scaling_skips_on_all_ranks_together() -> None:
+    scaling = v1.mixed_precision
+    for dynamic in (True, False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [])
+            weight = v1.get_variable("weight", initializer=1.0)
+            global_step = v1.train.get_or_create_global_step()
+            inner = v1.train.MomentumOptimizer(0.1, 0.5)
+            scale = (
+                scaling.DynamicLossScale(initial_loss_scale=2.0**15, increment_period=3)
+                if dynamic
+                else scaling.FixedLossScale(8.0)
+            )
+            optimizer = scaling.MixedPrecisionLossScaleOptimizer(inner, scale)
+            train = optimizer.minimize(weight * x, global_step)
+            session.run(v1.global_variables_initializer())
+            seen = []
+            for step in range(5):
+                overflows = dynamic and step == 1 and RANK == SIZE - 1
+                session.run(train, {x: np.inf if overflows else RANK + step})
+                seen.append(session.run([weight, scale(), global_step]))
+        velocity, want = 0.0, 1.0
+        for step in range(5):
+            if not (dynamic and step == 1):
+                velocity = 0.5 * velocity + (SIZE - 1) / 2 + step
+                want -= 0.1 * velocity
+            np.testing.assert_allclose(seen[step][0], want, rtol=1e-5)
+        assert [scale for _, scale, _ in seen] == (
+            [2.0**15, 2.0**14, 2.0**14, 2.0**14, 2.0**15] if dynamic else [8.0] * 5
+        )
+        assert seen[-1][2] == (4 if dynamic else 5)
+
+
+@check
 def tf1_free_standing_collectives_are_known_by_name() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 2])
