@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras  # noqa: TID253
+import tensorflow as tf  # noqa: TID253
 
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.gradients import reduce_gradients
@@ -101,24 +102,25 @@ def _redirect(optimizer: Any) -> None:
             # clip_reduced() reduces what is accumulated. Some are no gradients but new values
             # (those of float8), which are assigned in each call.
             variables = list(trainable_variables or optimizer._trainable_variables)
-            values = reduce_gradients(
+            values = _reduced(
+                optimizer,
                 [
                     grad if optimizer._overwrite_variable_with_gradient(variable) else None
                     for grad, variable in zip(grads, variables, strict=True)
-                ]
+                ],
             )
             grads = [
                 grad if value is None else value for grad, value in zip(grads, values, strict=True)
             ]
         else:
-            grads = reduce_gradients(grads)
+            grads = _reduced(optimizer, grads)
         return apply(grads, trainable_variables)
 
     @functools.wraps(clip)
     def clip_reduced(grads: Sequence[Any]) -> Any:
         # The first that Keras does with accumulated gradients, and only when it applies them.
         if optimizer.gradient_accumulation_steps and not hasattr(optimizer, _REDUCED_OUTSIDE):
-            grads = reduce_gradients(list(grads))
+            grads = _reduced(optimizer, grads)
         return clip(grads)
 
     def copied(memo: dict[int, Any]) -> Any:
@@ -131,6 +133,11 @@ def _redirect(optimizer: Any) -> None:
     optimizer._clip_gradients = clip_reduced
     optimizer.get_config = lambda: _DistributedConfig(get_config())
     optimizer.__deepcopy__ = copied
+
+
+def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
+    return reduce_gradients(list(grads), step=step)
 
 
 def _owner(kind: type, name: str) -> type:
@@ -164,7 +171,7 @@ def _hook_loss_scaling() -> None:
         if not hasattr(self.inner_optimizer, _MARK):
             return apply(self, grads, trainable_variables)
         with _reduced_outside(self.inner_optimizer):
-            return apply(self, reduce_gradients(list(grads)), trainable_variables)
+            return apply(self, _reduced(self, grads), trainable_variables)
 
     kind.apply = apply_reduced
 

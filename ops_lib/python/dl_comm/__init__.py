@@ -95,9 +95,12 @@ def get_local_rank() -> int:
 
 
 def barrier() -> None:
-    """Waits until all ranks have called it."""
+    """Waits until all ranks have called it: at the end of each epoch, for one.
+
+    Raises ValueError on every rank where some are at something else, as at another step.
+    """
     if _together("barrier"):
-        arrays.barrier()
+        arrays.barrier("dl_comm.barrier", "Give all ranks the same number of steps in each epoch.")
 
 
 def config_team(

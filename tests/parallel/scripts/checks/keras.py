@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import ddl
@@ -228,7 +229,7 @@ def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
     reductions = []
 
     def note(op_type: bytes, *_: object, **__: object) -> None:
-        if op_type in (b"AllReduceN", "AllReduceN"):
+        if "AllReduce" in str(op_type):
             reductions.append(op_type)
 
     x, y = whole_batch()
@@ -279,6 +280,93 @@ def keras_accumulation_with_loss_scaling_skips_together() -> None:
         model.train_on_batch(x, np.ones((2, 3)))
     assert int(inner.iterations) == 2
     assert_same_everywhere(model.get_weights())
+
+
+def slope_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    """One weight, whose gradient is the mean of the inputs."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, lambda _, outputs: outputs)
+    return model
+
+
+@check
+def keras_epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
+    if SIZE == 1:
+        return
+    for steps in (4, 5):
+        model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        x = np.ones((5 if RANK else 4, 1), "float32")
+        data = tf.data.Dataset.from_tensor_slices((x, x)).batch(1).take(steps)
+        fit = {"epochs": 2, "verbose": 0, "callbacks": [ddl.keras.BroadcastCallback()]}
+        if steps == 4:
+            model.fit(data, **fit)
+            continue
+        message = mismatch(lambda: model.fit(data, **fit))  # noqa: B023
+        assert "the end of epoch 1 after 4 steps" in message, message
+        assert "dataset.take()" in message and "ddl.keras.JoinCallback" in message, message
+    assert_same_everywhere([np.ones(2)])
+
+
+@check
+def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
+    rate, momentum = 0.1, 0.5
+    model = slope_model(
+        ddl.keras.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=momentum))
+    )
+    # Rank 0 has most in the first epoch, and the last rank in the second.
+    batches = [[2 + SIZE - rank for rank in range(SIZE)], [2 + 3 * rank for rank in range(SIZE)]]
+    weight, velocity = float(model.get_weights()[0][0, 0]) if RANK == 0 else 0.0, 0.0
+    weight = float(ddl.bcast(tf.constant(weight)))
+    for counts in batches:
+        x = np.full((counts[RANK], 1), RANK + 1.0, "float32")
+        model.fit(x, x, batch_size=1, verbose=0, callbacks=[ddl.keras.JoinCallback()])
+        for step in range(max(counts)):
+            present = [rank + 1.0 for rank in range(SIZE) if counts[rank] > step]
+            velocity = momentum * velocity - rate * sum(present) / len(present)
+            weight += velocity
+        np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-4)
+        assert_same_everywhere([np.asarray(v) for v in model.optimizer.variables])
+
+
+@check
+def keras_models_in_threads_of_their_own_train_right() -> None:
+    import threading
+
+    x, y = whole_batch()
+    factors = {"first": 1.0, "second": -2.0, "third": 0.5, "fourth": 3.0}
+    eagerly = ("third", "fourth")
+    fit = {"epochs": 6, "batch_size": len(x), "shuffle": False, "verbose": 0}
+    found: dict[str, list[np.ndarray]] = {}
+    failed: list[BaseException] = []
+
+    def train(name: str, model: keras.Model) -> None:
+        callbacks = [ddl.keras.BroadcastCallback(), ddl.keras.MetricAverageCallback()]
+        try:
+            inputs, targets = my_part(x) * factors[name], my_part(y)
+            history = model.fit(inputs, targets, callbacks=callbacks, **fit)
+        except Exception as error:
+            failed.append(error)
+        else:
+            found[name] = [*model.get_weights(), np.array(history.history["loss"])]
+
+    threads, wanted = [], {}
+    for name, factor in factors.items():
+        model, alone = keras_model(5), keras_model(5)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse", run_eagerly=name in eagerly)
+        alone.compile(keras.optimizers.SGD(0.1), "mse")
+        history = alone.fit(x * factor, y, **fit)
+        wanted[name] = [*alone.get_weights(), np.array(history.history["loss"])]
+        threads.append(threading.Thread(target=train, args=(name, model), name=name))
+    for thread in threads if RANK % 2 == 0 else reversed(threads):
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert not failed, [str(error) for error in failed]
+    for name, want in wanted.items():
+        for mine, right in zip(found[name], want, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
 
 
 @check
