@@ -70,7 +70,10 @@ def test_alone_there_is_one_rank_and_explicit_calls_say_how_to_start(
     assert ended.returncode == 0, ended.output
     said = ended.lines_of(0)
     assert said[0] == "placement 0 1 0 1"
-    calls = ("init", "bcast", "allreduce_n", "allreduce", "allgather", "grads_reduce")
+    calls = (
+        *("init", "bcast", "allreduce_n", "allreduce", "allgather", "grads_reduce"),
+        *("barrier", "join"),
+    )
     for call, line in zip(calls, said[1:], strict=False):
         assert line.startswith(f"RuntimeError: ddl.{call}() needs several ranks"), said
         assert "ddl-run --np 2 python script.py" in line

@@ -14,21 +14,26 @@ from typing import Any
 
 import tensorflow as tf
 from ddl_ops import collectives, gradients, lifecycle, progress, tf1_hooks
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
 
 __all__ = [
+    "EpochHook",
     "allgather",
     "allreduce",
     "allreduce_n",
+    "barrier",
     "bcast",
     "grads_reduce",
     "init",
+    "join",
     "local_rank",
     "num_hosts",
     "rank",
     "report",
     "size",
 ]
+
+EpochHook = tf1_hooks.EpochHook
 
 
 def rank() -> int:
@@ -65,6 +70,24 @@ def init(options: str = "") -> None:
 def bcast(init_val: tf.Tensor) -> tf.Tensor:
     """Rank 0's value, on every rank. Any shape; see ddl_ops.collectives.bcast for errors."""
     return collectives.bcast(init_val)
+
+
+def barrier(name: str = "barrier", hint: str = "") -> None:
+    """Waits until all ranks are at the barrier of that name, as "the end of epoch 3".
+
+    See ddl_ops.collectives.barrier for errors, which end with `hint`.
+    """
+    collectives.barrier(name, hint)
+
+
+def join() -> int:
+    """For a rank that has no more data, while others have: returns when all have called it.
+
+    Until then it contributes zeros to what the others reduce, and averages are over the ranks that
+    have not joined. Returns the last rank to join, whose weights are the newest. See
+    ddl_ops.collectives.join for errors.
+    """
+    return collectives.join()
 
 
 def allgather(tensor: tf.Tensor) -> tf.Tensor:
@@ -117,6 +140,9 @@ def report(
 
 
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
-    if not lifecycle.initialised():
-        lifecycle.init(by_import=True)
-    tf1_hooks.install()
+    if child_of_rank():
+        tf1_hooks.use_one_gpu()  # that of its rank; it is no rank itself
+    else:
+        if not lifecycle.initialised():
+            lifecycle.init(by_import=True)
+        tf1_hooks.install()

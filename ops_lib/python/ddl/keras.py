@@ -4,13 +4,15 @@
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x, y, callbacks=[ddl.keras.BroadcastCallback(), ddl.keras.ProgressCallback()])
 
-Each rank must see its own part of the data, in the same number of steps.
+Each rank must see its own part of the data, in the same number of steps; or take JoinCallback in
+the place of BroadcastCallback.
 """
 
 from __future__ import annotations
 
 from ddl_ops.keras_callbacks import (
     BroadcastCallback,
+    JoinCallback,
     MetricAverageCallback,
     ProgressCallback,
     broadcast_variables,
@@ -20,6 +22,7 @@ from ddl_ops.keras_optimizer import distribute as DistributedOptimizer
 __all__ = [
     "BroadcastCallback",
     "DistributedOptimizer",
+    "JoinCallback",
     "MetricAverageCallback",
     "ProgressCallback",
     "broadcast_variables",

@@ -123,6 +123,7 @@ SETTINGS = frozenset(
     DDL_OPTIONS DDL_GROUP_SIZE DDL_SPARSE_AS_DENSE DDL_WIRE_DTYPE DDL_STALL_TIMEOUT DDL_TRANSPORT
     DDL_HOSTID DDL_GPU DDL_PROGRESS DDL_TIMELINE DDL_STATS DDL_LOG
     DDL_JOB_ID DDL_RECORD_DIR DDL_SLOTS DDL_METRICS DDL_EXCEPTION_FILE DDL_TF1 DDL_TASK DDL_MPIRUN
+    DDL_RANK_PROCESS
     """.split()
 )
 
@@ -140,6 +141,35 @@ def unknown_settings(environ: Mapping[str, str] | None = None) -> list[str]:
 
 PLACEMENT = read_placement()
 
+# Which process is the rank, for all that it starts: they inherit the launcher's variables too.
+RANK_PROCESS = "DDL_RANK_PROCESS"
+# What tells the jobs of one launcher apart: a rank may start a job of its own.
+_JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+def _rank_process(environ: Mapping[str, str], pid: int) -> str:
+    return " ".join([str(pid), *(environ.get(name, "-") for name in _JOBS)])
+
+
+def claim_rank() -> None:
+    """This process is the rank: the first of a job to start communication in its place."""
+    os.environ[RANK_PROCESS] = _rank_process(os.environ, os.getpid())
+
+
+def child_of_rank(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process was forked, spawned or otherwise started by a rank, and so is none.
+
+    PLACEMENT is that of the rank, so that a worker loads the data of its rank.
+    """
+    environ = os.environ if environ is None else environ
+    owner = environ.get(RANK_PROCESS, "")
+    pid, _, job = owner.partition(" ")
+    return (
+        pid.isdecimal()
+        and int(pid) != os.getpid()
+        and job == _rank_process(environ, os.getpid()).partition(" ")[2]
+    )
+
 
 def require_launched(what: str) -> None:
     """Raises RuntimeError if this process was not started as a rank of a job."""
@@ -147,4 +177,10 @@ def require_launched(what: str) -> None:
         raise RuntimeError(
             f"{what} needs several ranks, but this process was started alone. "
             "Start it with: ddl-run --np 2 python script.py"
+        )
+    if child_of_rank():
+        raise RuntimeError(
+            f"{what} needs a rank, but this process is a child of rank {PLACEMENT.rank}, and no "
+            "rank itself: do this in the script itself, or under `if __name__ == '__main__'`, and "
+            "pass the result to or from the child."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops.collectives import allreduce, allreduce_n
 from ddl_ops.environment import PLACEMENT, group_size, wire_dtype
 from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
+from ddl_ops.program_order import keeps_order
 
 # What DDL_WIRE_DTYPE makes smaller.
 _COMPRESSED = (tf.float32, tf.float64)
@@ -42,6 +44,15 @@ def averaged_by_both(gradients: Iterable[Any]) -> str | None:
     return None
 
 
+def name_in_order(name: str) -> str | None:
+    """`name` for an op of ours, or None where a name would take it out of its thread's order.
+
+    Eagerly, beside the main thread, ranks know a named collective by its name alone, and ours has
+    the same name in all threads.
+    """
+    return name if not tf.executing_eagerly() or keeps_order(name) else None
+
+
 def split_into_groups(counts: Sequence[int], limit: int | None) -> list[list[int]]:
     """Cuts the indices of `counts` (elements) into runs of at most `limit` elements together.
 
@@ -64,7 +75,8 @@ def reduce_gradients(
     average: bool = True,
     name: str = "ddl_gradients",
     sparse_as_dense: bool | None = None,
-    reduce_n: Callable[[Sequence[tf.Tensor], bool, str], list[tf.Tensor]] = allreduce_n,
+    reduce_n: Callable[..., list[tf.Tensor]] = allreduce_n,
+    step: tf.Tensor | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Averages (or sums) gradients over the ranks; returns them in order.
 
@@ -76,6 +88,7 @@ def reduce_gradients(
             IndexedSlices, with the slices of all ranks: less to send as long as these are fewer
             than the rows of the variable. None: as DDL_SPARSE_AS_DENSE says.
         reduce_n: reduces dense tensors of one dtype, given with `average` and a name.
+        step: of the training, an int64 scalar: an error where ranks are at different ones.
 
     A gradient that this function has returned before, or that is marked as reduced, stays as it is.
 
@@ -92,6 +105,8 @@ def reduce_gradients(
         return list(gradients)
     if sparse_as_dense is None:
         sparse_as_dense = default_sparse_as_dense()
+    if step is not None:
+        reduce_n = functools.partial(reduce_n, step=step)
     reduced = list(gradients)
     present = [
         i
@@ -118,14 +133,15 @@ def reduce_gradients(
         for group in split_into_groups(counts, group_size()):
             indices = [members[position] for position in group]
             with tf.control_dependencies(previous):
-                sums = reduce_n([dense[i] for i in indices], average, f"{name}_{number}")
+                place = name_in_order(f"{name}_{number}")
+                sums = reduce_n([dense[i] for i in indices], average, place)
             previous = sums[:1]
             number += 1
             for i, total in zip(indices, sums, strict=True):
                 reduced[i] = tf.cast(total, own_dtypes[i])
     for i in sparse:
         with tf.control_dependencies(previous):
-            gathered = allreduce(gradients[i], average, f"{name}_{number}")
+            gathered = allreduce(gradients[i], average, name_in_order(f"{name}_{number}"))
         previous = [gathered.values]
         number += 1
         reduced[i] = gathered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,14 @@ import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
-from ddl_ops.collectives import allreduce_n, bcast
+from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.gradients import name_in_order
+from ddl_ops.keras_optimizer import is_distributed
 
 
-def broadcast_variables(variables: Sequence[Any]) -> None:
-    """Gives every rank the values that rank 0's `variables` (Keras or TensorFlow) have. Collective.
+def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
+    """Gives every rank the values that `root`'s `variables` (Keras or TensorFlow) have. Collective.
 
     Raises InvalidArgumentError on every rank, naming the variable, if ranks have other variables.
     """
@@ -25,7 +28,7 @@ def broadcast_variables(variables: Sequence[Any]) -> None:
         for variable in variables:
             value = variable.value if isinstance(variable, keras.Variable) else variable
             path = getattr(variable, "path", variable.name).removesuffix(":0")
-            value.assign(bcast(value, f"ddl_bcast/{path}"))
+            value.assign(bcast(value, f"ddl_bcast/{path}", root))
 
     run()
 
@@ -33,10 +36,23 @@ def broadcast_variables(variables: Sequence[Any]) -> None:
 class BroadcastCallback(keras.callbacks.Callback):
     """Starts training from rank 0's weights and optimizer state on every rank.
 
+    Each epoch ends with a comparison of its number of steps: where ranks have different ones, fit()
+    raises InvalidArgumentError on every rank, and batches of different epochs are never averaged.
+    JoinCallback lets numbers differ.
+
     States of random generators stay as they are, so that ranks drop different units. Does nothing
-    outside mpirun. fit() raises RuntimeError if the model has no weights yet, and
+    outside mpirun. fit() raises RuntimeError if the model has no weights yet or its optimizer does
+    not average gradients (a model with a train_step() of its own may do so itself), and
     InvalidArgumentError on every rank if models differ.
     """
+
+    # Keras may call on_train_batch_end from threads of its own, and need not wait for the loss.
+    async_safe = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+        self._counting = threading.Lock()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not PLACEMENT.launched:
@@ -46,7 +62,46 @@ class BroadcastCallback(keras.callbacks.Callback):
                 "BroadcastCallback: the model has no weights yet. Give its first layer an input "
                 "shape (keras.Input), or call the model once before fit()."
             )
-        broadcast_variables([*self.model.weights, *self.model.optimizer.variables])
+        own_step = type(self.model).train_step is not keras.Model.train_step
+        if PLACEMENT.size > 1 and not own_step and not is_distributed(self.model.optimizer):
+            raise RuntimeError(
+                f"BroadcastCallback: the model's optimizer {self.model.optimizer.name!r} does not "
+                "average gradients over the ranks, so each rank would train a model of its own. "
+                "An optimizer that was loaded with its model has to be distributed again: "
+                "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)"
+            )
+        self._broadcast(root=0)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        with self._counting:
+            self._steps = max(self._steps, batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if PLACEMENT.launched:
+            barrier(
+                f"the end of epoch {epoch + 1} after {self._steps} steps",
+                "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
+                "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback.",
+            )
+
+    def _broadcast(self, root: int) -> None:
+        broadcast_variables([*self.model.weights, *self.model.optimizer.variables], root)
+
+
+class JoinCallback(BroadcastCallback):
+    """As BroadcastCallback, for ranks with different numbers of steps in an epoch.
+
+    A rank without data waits at the end of the epoch. The averages of the others are then over
+    those that still have some, and when the last rank is done, all go on with its weights and
+    optimizer state. Place it before MetricAverageCallback.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if PLACEMENT.launched:
+            self._broadcast(root=join())
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -61,7 +116,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         names = sorted(logs)
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        (averages,) = allreduce_n([values], name="ddl_metrics")
+        (averages,) = allreduce_n([values], name=name_in_order("ddl_metrics"))
         logs.update(zip(names, averages.numpy().tolist(), strict=True))
 
 

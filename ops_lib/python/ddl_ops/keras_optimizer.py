@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras  # noqa: TID253
+import tensorflow as tf  # noqa: TID253
 
-from ddl_ops.environment import PLACEMENT
+from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.gradients import reduce_gradients
 from ddl_ops.lifecycle import initialised
 
-_MARK = "_ddl_original_apply"
+# On a distributed optimizer.
+_MARK = "_ddl_distributed"
+# On one whose gradients the loss scaling around it has reduced.
+_REDUCED_OUTSIDE = "_ddl_reduced_outside"
 
 
-def distribute(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def distribute(
+    optimizer: keras.optimizers.Optimizer, backward_passes_per_step: int = 1
+) -> keras.optimizers.Optimizer:
     """Makes `optimizer` average gradients over the ranks before each update, and returns it.
 
     It stays an object of its own class, so a model that is saved with it loads where ddl is not
-    installed (and trains alone there). Works in fit(), in tf.functions and eagerly. With
-    gradient_accumulation_steps every step is reduced. Outside mpirun it changes nothing.
+    installed (and trains alone there). Works in fit(), in tf.functions and eagerly. A copy
+    (copy.deepcopy, or from_config of its get_config) is distributed too; an optimizer that is
+    loaded with a model is not. Outside mpirun it changes nothing else than accumulation.
 
-    Raises ValueError if it is distributed already, TypeError if it is no Keras optimizer,
-    RuntimeError under mpirun before ddl.init().
+    Args:
+        optimizer: may be a LossScaleOptimizer, or be put into one: ranks skip a step together.
+        backward_passes_per_step: updates the weights every so many calls, by the mean of their
+            gradients: the optimizer's gradient_accumulation_steps. Gradients are accumulated first
+            and reduced once for each update; with loss scaling, whose decision needs those of all
+            ranks, in each call.
+
+    Raises ValueError if it is distributed already or cannot accumulate so, TypeError if it is no
+    Keras optimizer, RuntimeError under mpirun before ddl.init().
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
@@ -36,53 +51,151 @@ def distribute(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimi
             f"The optimizer {optimizer.name!r} is distributed already: wrap it once, or gradients "
             "would be averaged twice."
         )
-    if PLACEMENT.launched and not initialised():
+    if PLACEMENT.launched and not initialised() and not child_of_rank():
         raise RuntimeError("DistributedOptimizer before ddl.init(): call ddl.init() first.")
-    _redirect_apply(optimizer)
+    if backward_passes_per_step != 1:
+        _accumulate(optimizer, backward_passes_per_step)
+    _redirect(optimizer)
+    _hook_from_config(_owner(type(optimizer), "from_config"))
+    _hook_loss_scaling()
     _hook_compile()
     return optimizer
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `optimizer` averages its gradients over the ranks."""
-    return hasattr(optimizer, _MARK)
+    """Whether `optimizer`, or the one within its loss scaling, averages over the ranks."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return hasattr(optimizer, _MARK) or hasattr(inner, _MARK)
 
 
-def _redirect_apply(optimizer: Any) -> None:
+def _accumulate(optimizer: Any, steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"backward_passes_per_step is {steps}. Pass 1 or more.")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError(
+            "A LossScaleOptimizer does not accumulate gradients. Give the optimizer within it "
+            f"gradient_accumulation_steps={steps}."
+        )
+    if optimizer.built or optimizer.gradient_accumulation_steps:
+        state = "has variables already" if optimizer.built else "accumulates gradients already"
+        raise ValueError(
+            f"backward_passes_per_step={steps}, but the optimizer {optimizer.name!r} {state}. Make "
+            f"it with gradient_accumulation_steps={steps}."
+        )
+    optimizer.gradient_accumulation_steps = steps
+
+
+class _DistributedConfig(dict[str, Any]):
+    """get_config() of a distributed optimizer. Saved, it is a dict as any other."""
+
+
+def _redirect(optimizer: Any) -> None:
     # On the object, not in a subclass: Keras writes an optimizer's class into saved models.
-    apply = optimizer.apply
+    apply, clip, get_config = optimizer.apply, optimizer._clip_gradients, optimizer.get_config
 
     @functools.wraps(apply)
     def apply_reduced(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        return apply(reduce_gradients(list(grads)), trainable_variables)
+        grads = list(grads)
+        if hasattr(optimizer, _REDUCED_OUTSIDE):
+            return apply(grads, trainable_variables)
+        if optimizer.gradient_accumulation_steps:
+            # clip_reduced() reduces what is accumulated. Some are no gradients but new values
+            # (those of float8), which are assigned in each call.
+            variables = list(trainable_variables or optimizer._trainable_variables)
+            values = _reduced(
+                optimizer,
+                [
+                    grad if optimizer._overwrite_variable_with_gradient(variable) else None
+                    for grad, variable in zip(grads, variables, strict=True)
+                ],
+            )
+            grads = [
+                grad if value is None else value for grad, value in zip(grads, values, strict=True)
+            ]
+        else:
+            grads = _reduced(optimizer, grads)
+        return apply(grads, trainable_variables)
 
-    setattr(optimizer, _MARK, apply)
+    @functools.wraps(clip)
+    def clip_reduced(grads: Sequence[Any]) -> Any:
+        # The first that Keras does with accumulated gradients, and only when it applies them.
+        if optimizer.gradient_accumulation_steps and not hasattr(optimizer, _REDUCED_OUTSIDE):
+            grads = _reduced(optimizer, grads)
+        return clip(grads)
+
+    def copied(memo: dict[int, Any]) -> Any:
+        del memo
+        build, arguments = optimizer.__reduce__()
+        return distribute(build(*arguments))
+
+    setattr(optimizer, _MARK, True)
     optimizer.apply = apply_reduced
+    optimizer._clip_gradients = clip_reduced
+    optimizer.get_config = lambda: _DistributedConfig(get_config())
+    optimizer.__deepcopy__ = copied
 
 
-def _restore_apply(optimizer: Any) -> None:
-    del optimizer.apply
-    delattr(optimizer, _MARK)
+def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
+    return reduce_gradients(list(grads), step=step)
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that defines what `kind` has under `name`."""
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
+@functools.cache
+def _hook_from_config(owner: Any) -> None:
+    from_config: Callable[..., Any] = owner.from_config.__func__
+
+    @functools.wraps(from_config)
+    def distributed(cls: type, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        made = from_config(cls, config, *args, **kwargs)
+        if isinstance(config, _DistributedConfig) and not is_distributed(made):
+            return distribute(made)
+        return made
+
+    owner.from_config = classmethod(distributed)
+
+
+@functools.cache
+def _hook_loss_scaling() -> None:
+    # It skips an update whose gradients overflow. Ranks must decide that on the average, in which
+    # the overflow of one is that of all, or some would wait for the others.
+    kind: Any = keras.optimizers.LossScaleOptimizer
+    apply = kind.apply
+
+    @functools.wraps(apply)
+    def apply_reduced(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        if not hasattr(self.inner_optimizer, _MARK):
+            return apply(self, grads, trainable_variables)
+        with _reduced_outside(self.inner_optimizer):
+            return apply(self, _reduced(self, grads), trainable_variables)
+
+    kind.apply = apply_reduced
+
+
+@contextlib.contextmanager
+def _reduced_outside(optimizer: Any) -> Iterator[None]:
+    setattr(optimizer, _REDUCED_OUTSIDE, True)
+    try:
+        yield
+    finally:
+        delattr(optimizer, _REDUCED_OUTSIDE)
 
 
 @functools.cache
 def _hook_compile() -> None:
     # Where it is defined: Keras takes a compile() that a class overrides for the user's own, and
     # then does not compile models that it loads.
-    owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+    owner: Any = _owner(keras.Model, "compile")
     compile_original: Callable[..., Any] = owner.compile
 
     @functools.wraps(compile_original)
     def compile_distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
         compiled = compile_original(self, *args, **kwargs)
-        optimizer = getattr(self, "optimizer", None)
-        inner = getattr(optimizer, "inner_optimizer", None)
-        if is_distributed(inner):
-            # compile() put loss scaling around our optimizer, which skips an update whose gradients
-            # overflow: ranks must decide that on the sum, or some would wait for the others.
-            _restore_apply(inner)
-            _redirect_apply(optimizer)
-        if is_distributed(optimizer) and self.jit_compile:
+        if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
             if kwargs.get("jit_compile") is True:
                 warnings.warn(
                     "jit_compile=True is turned off: XLA cannot compile the reduction of gradients "

@@ -8,7 +8,13 @@ import functools
 import sys
 from types import TracebackType
 
-from ddl_ops.environment import PLACEMENT, require_launched, unknown_settings
+from ddl_ops.environment import (
+    PLACEMENT,
+    child_of_rank,
+    claim_rank,
+    require_launched,
+    unknown_settings,
+)
 from ddl_ops.loader import runtime
 
 _started = False
@@ -16,23 +22,25 @@ _by_import = False
 
 
 def initialised() -> bool:
-    """Whether init() has succeeded."""
-    return _started
+    """Whether init() has succeeded, in this process: a fork of it is no rank."""
+    return _started and not child_of_rank()
 
 
-def init(*, by_import: bool = False) -> None:
+def init(what: str = "ddl.init()", *, by_import: bool = False) -> None:
     """Starts communication among all ranks. Collective: waits until all have come.
 
     From here on an uncaught exception on one rank, also one that this function raises, ends all of
     them, and a rank that ends normally waits for the others. Raises RuntimeError outside mpirun, on
-    a second call, and if MPI does not start or does not connect all ranks.
+    a second call, in a process that a rank has started, and if MPI does not start or does not
+    connect all ranks.
 
     Args:
+        what: the call of the script, for the message.
         by_import: `import ddl` calls, because of DDL_OPTIONS. Then the script may call once more:
             it runs in both modes unchanged.
     """
     global _started, _by_import
-    require_launched("ddl.init()")
+    require_launched(what)
     if _started and _by_import and not by_import:
         _by_import = False
         return
@@ -40,6 +48,8 @@ def init(*, by_import: bool = False) -> None:
         raise RuntimeError("ddl is already initialised: call ddl.init() once.")
     _by_import = by_import
     library = runtime()
+    # Before the start: whatever is started from now on, meanwhile as well, is no rank.
+    claim_rank()
     # Before the start: where it fails on one rank, the others wait for that one.
     _abort_on_uncaught_exceptions()
     if PLACEMENT.rank == 0:
@@ -63,9 +73,9 @@ def init(*, by_import: bool = False) -> None:
 def shutdown() -> None:
     """Leaves the group of ranks, once what was started has run and the others leave too.
 
-    Nothing happens before init() or a second time. No collective may follow.
+    Nothing happens before init(), a second time or in a fork. No collective may follow.
     """
-    if _started:
+    if initialised():
         runtime().ddl_shutdown()
 
 
@@ -78,6 +88,8 @@ def _abort_on_uncaught_exceptions() -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         previous(kind, error, traceback)
+        if child_of_rank():
+            return  # a fork: it ends alone
         sys.stdout.flush()
         sys.stderr.flush()
         runtime().ddl_abort(1)

@@ -37,7 +37,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from ddl_ops import progress
-from ddl_ops.environment import Placement, read_placement
+from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -102,6 +102,7 @@ def mpirun_has_ended(environ: Mapping[str, str]) -> bool:
 def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
+    env.pop(RANK_PROCESS, None)  # of a job around this one, in which a rank started this job
     if (task := read_task(environ)) is not None:
         del env["DDL_TASK"]
         env["LEARNER_ID"] = str(task["learner"])

@@ -61,15 +61,5 @@ def broadcast(values: Sequence[Any], root: int) -> list[tf.Tensor]:
     for number, value in enumerate(values):
         # One after the other, so that no order has to be agreed on.
         with tf.control_dependencies(received[-1:]):
-            received.append(_from(root, tf.convert_to_tensor(value), f"dl_comm_broadcast_{number}"))
+            received.append(collectives.bcast(value, f"dl_comm_broadcast_{number}", root))
     return received
-
-
-def _from(root: int, value: tf.Tensor, name: str) -> tf.Tensor:
-    if root == 0:
-        return collectives.bcast(value, name)
-    # One row of `root`'s, none of the others'.
-    row = value[tf.newaxis]
-    gathered = collectives.allgather(row if PLACEMENT.rank == root else row[:0], name)[0]
-    gathered.set_shape(value.shape)
-    return gathered

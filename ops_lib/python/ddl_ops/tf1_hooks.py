@@ -9,13 +9,21 @@ from typing import Any
 
 import tensorflow as tf  # noqa: TID253
 from tensorflow.python.client import session as session_module  # noqa: TID253
-from tensorflow.python.ops import ref_variable, resource_variable_ops  # noqa: TID253
+from tensorflow.python.ops import (  # noqa: TID253
+    op_selector,
+    ref_variable,
+    resource_variable_ops,
+)
 from tensorflow.python.training import optimizer as optimizer_module  # noqa: TID253
+from tensorflow.python.training.experimental import (  # noqa: TID253
+    loss_scale_optimizer as loss_scale_module,
+)
 
 from ddl_ops import lifecycle
-from ddl_ops.collectives import bcast
+from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import averaged_by_both, grads_reduce
+from ddl_ops.loader import OPERATIONS
 
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
@@ -55,6 +63,22 @@ def _hook_optimizers() -> None:
         return apply_gradients(self, grads_reduce(pairs), global_step, name)
 
     base.apply_gradients = apply_reduced
+    _hook_loss_scaling()
+
+
+def _hook_loss_scaling() -> None:
+    # It skips an update whose gradients overflow. Ranks must decide that on the average, in which
+    # the overflow of one is that of all, or some would wait for the others.
+    kind = loss_scale_module.MixedPrecisionLossScaleOptimizer
+    apply_gradients = kind.apply_gradients
+
+    @functools.wraps(apply_gradients)
+    def apply_reduced(
+        self: Any, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
+    ) -> Any:
+        return apply_gradients(self, grads_reduce(grads_and_vars), global_step, name)
+
+    kind.apply_gradients = apply_reduced
 
 
 def join() -> None:
@@ -65,7 +89,7 @@ def join() -> None:
     if not PLACEMENT.launched:
         return
     if not lifecycle.initialised():
-        lifecycle.init(by_import=True)
+        lifecycle.init("mpi_collectives", by_import=True)
     hook_initialisers()
 
 
@@ -129,6 +153,58 @@ def described_by_itself(to_proto: Callable[..., Any]) -> Callable[..., Any]:
             delattr(variable, _DESCRIBED)
 
     return described
+
+
+class EpochHook(tf.compat.v1.train.SessionRunHook):
+    """For hooks= of a MonitoredTrainingSession or an Estimator: ranks begin and end steps together.
+
+    One session is one epoch, and each run that holds collectives is a step. Where one rank begins a
+    step while another ends its session, both raise InvalidArgumentError, so that steps of different
+    epochs are never averaged. Other runs, as those of rank 0 alone, do not count.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._steps = 0
+        self._collective: dict[tuple[str, ...], bool] = {}
+
+    def begin(self) -> None:
+        """A session begins."""
+        self._epoch += 1
+        self._steps = 0
+        self._collective.clear()
+
+    def before_run(self, run_context: Any) -> None:
+        """It is about to run something."""
+        graph = run_context.session.graph
+        fetches = tf.nest.flatten(run_context.original_args.fetches, expand_composites=True)
+        names = tuple(graph.as_graph_element(fetch).name for fetch in fetches)
+        if names not in self._collective:
+            self._collective[names] = _hold_collectives(graph, names)
+        if self._collective[names]:
+            self._steps += 1
+            self._meet(f"step {self._steps} of epoch {self._epoch}")
+
+    def end(self, session: Any) -> None:
+        """It ends, and has raised no error."""
+        self._meet(f"the end of epoch {self._epoch} after {self._steps} steps")
+
+    def _meet(self, where: str) -> None:
+        # Of its own: the executor of a graph may wait for any collective as long as it likes.
+        if PLACEMENT.launched:
+            barrier(
+                where,
+                "Give all ranks the same number of steps in each epoch: dataset.take(), or "
+                "StopAtStepHook.",
+            )
+
+
+def _hold_collectives(graph: Any, names: Iterable[str]) -> bool:
+    """Whether tensors and ops of these names need a collective to run."""
+    elements = [graph.as_graph_element(name) for name in names]
+    operations = [getattr(element, "op", element) for element in elements]
+    needed = op_selector.get_backward_walk_ops(operations, control_inputs=True)
+    return any(op.type in OPERATIONS for op in needed)
 
 
 def own_gpu() -> int | None:

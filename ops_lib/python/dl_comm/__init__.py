@@ -22,7 +22,7 @@ from typing import Any, SupportsInt
 
 import numpy as np
 from ddl_ops import arrays, lifecycle
-from ddl_ops.environment import PLACEMENT
+from ddl_ops.environment import PLACEMENT, require_launched
 
 __all__ = [
     "average",
@@ -43,7 +43,7 @@ __all__ = [
 def init_mpi() -> None:
     """Starts communication alone, for scripts that want to know their rank early. Collective."""
     if PLACEMENT.launched and not lifecycle.initialised():
-        lifecycle.init(by_import=True)
+        lifecycle.init("dl_comm.init_mpi()", by_import=True)
 
 
 def init(nthread_per_team: int, nteams: int, msglen: int, framework: str | None = None) -> None:
@@ -95,9 +95,12 @@ def get_local_rank() -> int:
 
 
 def barrier() -> None:
-    """Waits until all ranks have called it."""
+    """Waits until all ranks have called it: at the end of each epoch, for one.
+
+    Raises ValueError on every rank where some are at something else, as at another step.
+    """
     if _together("barrier"):
-        arrays.barrier()
+        arrays.barrier("dl_comm.barrier", "Give all ranks the same number of steps in each epoch.")
 
 
 def config_team(
@@ -228,6 +231,7 @@ def finalize() -> None:
 def _together(what: str) -> bool:
     """Whether there are ranks to talk to; RuntimeError if nobody has called init or init_mpi."""
     if PLACEMENT.launched and not lifecycle.initialised():
+        require_launched(f"dl_comm.{what}()")
         raise RuntimeError(f"dl_comm.{what}() before dl_comm.init(). Call init first.")
     return PLACEMENT.launched
 

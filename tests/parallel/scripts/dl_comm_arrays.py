@@ -101,6 +101,20 @@ def init_says_what_is_wrong_with_its_arguments() -> None:
 
 
 @check
+def epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
+    def epoch(steps: int) -> None:
+        for _ in range(steps):
+            mc.average(np.ones(2, np.float32))
+        mc.barrier()
+
+    epoch(2)
+    said = error_of(ValueError, epoch, 3 if RANK == 0 else 2)
+    assert "dl_comm.barrier" in said and "dl_comm.average" in said, said
+    assert "Give all ranks the same number of steps in each epoch." in said, said
+    epoch(2)
+
+
+@check
 def teams_that_are_not_there_are_refused() -> None:
     assert "there is no team 3" in error_of(ValueError, mc.config_team, 3, 0, 1, 1, 1, 1)
     assert "team is -1" in error_of(ValueError, mc.config_team, -1, 0, 1, 1, 1, 1)

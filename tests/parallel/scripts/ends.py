@@ -77,6 +77,8 @@ elif HOW == "alone":
     refused(ddl.allreduce, tf.ones([]))
     refused(ddl.allgather, tf.ones([1]))
     refused(ddl.grads_reduce, [(tf.ones([]), tf.Variable(0.0))])
+    refused(ddl.barrier)
+    refused(ddl.join)
     ddl.report(step=1)
     import ddl.keras
     import keras
@@ -86,6 +88,7 @@ elif HOW == "alone":
     model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     callbacks = [
         ddl.keras.BroadcastCallback(),
+        ddl.keras.JoinCallback(),
         ddl.keras.MetricAverageCallback(),
         ddl.keras.ProgressCallback(),
     ]

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
+from ddl_ops import environment
 from ddl_ops.environment import (
     SETTINGS,
     Placement,
+    child_of_rank,
     group_size,
     read_placement,
     sparse_as_dense,
@@ -106,3 +112,26 @@ def test_unknown_settings_name_the_nearest() -> None:
         "DDL_GROUPSIZE is set, but ddl has no such setting. Did you mean DDL_GROUP_SIZE?",
         "DDL_TIME_LINE is set, but ddl has no such setting. Did you mean DDL_TIMELINE?",
     ]
+
+
+def test_process_that_a_rank_starts_is_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"PMIX_NAMESPACE": "prterun-7@1"}
+    for name, value in {environment.RANK_PROCESS: "", **job}.items():
+        monkeypatch.setenv(name, value)
+    assert not child_of_rank()
+    environment.claim_rank()
+    assert not child_of_rank()
+    code = "from ddl_ops.environment import child_of_rank; print(child_of_rank())"
+    for more, child in [({}, "True"), ({"PMIX_NAMESPACE": "prterun-8@1"}, "False")]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True)
+        assert done.stdout == f"{child}\n", done.stderr
+
+
+def test_call_in_a_child_names_its_rank_and_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "PLACEMENT", Placement(3, 4, 1, 2, launched=True))
+    monkeypatch.setattr(environment, "child_of_rank", lambda: True)
+    with pytest.raises(
+        RuntimeError, match=r"ddl.bcast\(\) needs a rank.*child of rank 3.*__main__"
+    ):
+        environment.require_launched("ddl.bcast()")

@@ -161,6 +161,11 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch):
     assert own["OMP_NUM_THREADS"] == "5"
 
 
+def test_rank_of_a_job_that_a_rank_starts_is_no_child():
+    env = child_environment({"DDL_RANK_PROCESS": "7 -"}, Placement(0, 1, 0, 1, launched=True))
+    assert "DDL_RANK_PROCESS" not in env
+
+
 def test_python_means_the_python_of_the_shim_and_the_callers_path_stays():
     env = child_environment(
         {"PATH": "/a:/b", "PYTHONPATH": "/mine"}, Placement(0, 1, 0, 1, launched=True)

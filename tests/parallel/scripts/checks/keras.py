@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import ddl
@@ -142,6 +143,230 @@ def keras_loss_scaling_reduces_before_it_decides() -> None:
     model.train_on_batch(np.ones((2, 5)) * (RANK + 1), np.ones((2, 3)))
     assert_same_everywhere(model.get_weights())
     assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@check
+def keras_loss_scaling_around_the_optimizer_skips_on_all_ranks_together() -> None:
+    model = keras_model(8)
+    inner = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5))
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2)
+    variables = model.trainable_variables
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean(tf.square(model(x) - 1.0)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    scales = []
+    for run in (tf.function(step), step):
+        for number in range(4):
+            x = np.full((2, 5), RANK + 1.0 + number, "float32")
+            if number == 1 and RANK == SIZE - 1:
+                x[:] = np.inf
+            run(tf.constant(x))
+            scales.append(float(optimizer.dynamic_scale))
+    first = 2.0**15
+    assert scales[:3] == [first, first / 2, first / 2], scales
+    assert int(inner.iterations) == 6
+    assert_same_everywhere([*model.get_weights(), np.array(scales)])
+    assert_same_everywhere([np.asarray(v) for v in optimizer.variables])
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def one_step(optimizer: keras.optimizers.Optimizer) -> np.ndarray:
+    """A variable of zeros after a step of gradient descent by 1 against gradients of rank + 1."""
+    variable = keras.Variable(np.zeros(2), dtype="float32")
+    optimizer.apply_gradients([(tf.fill([2], RANK + 1.0), variable)])
+    return variable.numpy()
+
+
+@check
+def keras_copies_of_an_optimizer_average() -> None:
+    import copy
+
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    copied = copy.deepcopy(optimizer)
+    made = keras.optimizers.SGD.from_config(optimizer.get_config())
+    again = copy.deepcopy(copied)
+    for each in (optimizer, copied, made, again):
+        assert type(each) is keras.optimizers.SGD
+        assert one_step(each).tolist() == [-(SIZE + 1) / 2] * 2
+    saved = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    assert one_step(keras.optimizers.deserialize(saved)).tolist() == [-(RANK + 1)] * 2
+
+
+@check
+def keras_fit_without_a_distributed_optimizer_is_refused() -> None:
+    model = keras_model(4)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+    fit = {"x": np.ones((2, 5)), "y": np.ones((2, 3)), "verbose": 0}
+    fit["callbacks"] = [ddl.keras.BroadcastCallback()]
+    if SIZE > 1:
+        try:
+            loaded.fit(**fit)
+        except RuntimeError as error:
+            assert "does not average" in str(error), error
+            assert "compile(ddl.keras.DistributedOptimizer(model.optimizer)" in str(error), error
+        else:
+            raise AssertionError("no error")
+    loaded.compile(ddl.keras.DistributedOptimizer(loaded.optimizer), "mse")
+    loaded.fit(**fit)
+    scaled = keras.optimizers.LossScaleOptimizer(
+        ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    )
+    loaded.compile(scaled, "mse")
+    loaded.fit(**fit)
+
+
+@check
+def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
+    from tensorflow.python.framework import op_callbacks
+
+    reductions = []
+
+    def note(op_type: bytes, *_: object, **__: object) -> None:
+        if "AllReduce" in str(op_type):
+            reductions.append(op_type)
+
+    x, y = whole_batch()
+    batches = [(x * scale, y) for scale in (1.0, 2.0, -1.0, 0.5)]
+
+    def sgd(**more: int) -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.3, **more)
+
+    for way in ("Keras's", "ours"):
+        for eagerly in (True, False):
+            together, alone = keras_model(1), keras_model(1)
+            optimizer = (
+                ddl.keras.DistributedOptimizer(sgd(gradient_accumulation_steps=2))
+                if way == "Keras's"
+                else ddl.keras.DistributedOptimizer(sgd(), backward_passes_per_step=2)
+            )
+            together.compile(optimizer, "mse", run_eagerly=eagerly)
+            alone.compile(sgd(gradient_accumulation_steps=2), "mse", run_eagerly=eagerly)
+            reductions.clear()
+            op_callbacks.add_op_callback(note)
+            try:
+                for inputs, targets in batches:
+                    together.train_on_batch(my_part(inputs), my_part(targets))
+                    alone.train_on_batch(inputs, targets)
+            finally:
+                op_callbacks.remove_op_callback(note)
+            if eagerly:
+                assert len(reductions) == 2, reductions
+            assert int(optimizer.iterations) == 2
+            for mine, want in zip(together.get_weights(), alone.get_weights(), strict=True):
+                np.testing.assert_allclose(mine, want, rtol=0, atol=1e-6)
+    for wrong in (0, -1):
+        try:
+            ddl.keras.DistributedOptimizer(sgd(), backward_passes_per_step=wrong)
+        except ValueError as error:
+            assert "Pass 1 or more" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+@check
+def keras_accumulation_with_loss_scaling_skips_together() -> None:
+    model = keras_model(3)
+    inner = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    for number in range(5):
+        x = np.full((2, 5), np.inf if number == 2 and RANK == 0 else RANK + 1.0, "float32")
+        model.train_on_batch(x, np.ones((2, 3)))
+    assert int(inner.iterations) == 2
+    assert_same_everywhere(model.get_weights())
+
+
+def slope_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    """One weight, whose gradient is the mean of the inputs."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, lambda _, outputs: outputs)
+    return model
+
+
+@check
+def keras_epochs_of_different_lengths_are_errors_on_all_ranks() -> None:
+    if SIZE == 1:
+        return
+    for steps in (4, 5):
+        model = slope_model(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        x = np.ones((5 if RANK else 4, 1), "float32")
+        data = tf.data.Dataset.from_tensor_slices((x, x)).batch(1).take(steps)
+        fit = {"epochs": 2, "verbose": 0, "callbacks": [ddl.keras.BroadcastCallback()]}
+        if steps == 4:
+            model.fit(data, **fit)
+            continue
+        message = mismatch(lambda: model.fit(data, **fit))  # noqa: B023
+        assert "the end of epoch 1 after 4 steps" in message, message
+        assert "dataset.take()" in message and "ddl.keras.JoinCallback" in message, message
+    assert_same_everywhere([np.ones(2)])
+
+
+@check
+def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
+    rate, momentum = 0.1, 0.5
+    model = slope_model(
+        ddl.keras.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=momentum))
+    )
+    # Rank 0 has most in the first epoch, and the last rank in the second.
+    batches = [[2 + SIZE - rank for rank in range(SIZE)], [2 + 3 * rank for rank in range(SIZE)]]
+    weight, velocity = float(model.get_weights()[0][0, 0]) if RANK == 0 else 0.0, 0.0
+    weight = float(ddl.bcast(tf.constant(weight)))
+    for counts in batches:
+        x = np.full((counts[RANK], 1), RANK + 1.0, "float32")
+        model.fit(x, x, batch_size=1, verbose=0, callbacks=[ddl.keras.JoinCallback()])
+        for step in range(max(counts)):
+            present = [rank + 1.0 for rank in range(SIZE) if counts[rank] > step]
+            velocity = momentum * velocity - rate * sum(present) / len(present)
+            weight += velocity
+        np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-4)
+        assert_same_everywhere([np.asarray(v) for v in model.optimizer.variables])
+
+
+@check
+def keras_models_in_threads_of_their_own_train_right() -> None:
+    import threading
+
+    x, y = whole_batch()
+    factors = {"first": 1.0, "second": -2.0, "third": 0.5, "fourth": 3.0}
+    eagerly = ("third", "fourth")
+    fit = {"epochs": 6, "batch_size": len(x), "shuffle": False, "verbose": 0}
+    found: dict[str, list[np.ndarray]] = {}
+    failed: list[BaseException] = []
+
+    def train(name: str, model: keras.Model) -> None:
+        callbacks = [ddl.keras.BroadcastCallback(), ddl.keras.MetricAverageCallback()]
+        try:
+            inputs, targets = my_part(x) * factors[name], my_part(y)
+            history = model.fit(inputs, targets, callbacks=callbacks, **fit)
+        except Exception as error:
+            failed.append(error)
+        else:
+            found[name] = [*model.get_weights(), np.array(history.history["loss"])]
+
+    threads, wanted = [], {}
+    for name, factor in factors.items():
+        model, alone = keras_model(5), keras_model(5)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse", run_eagerly=name in eagerly)
+        alone.compile(keras.optimizers.SGD(0.1), "mse")
+        history = alone.fit(x * factor, y, **fit)
+        wanted[name] = [*alone.get_weights(), np.array(history.history["loss"])]
+        threads.append(threading.Thread(target=train, args=(name, model), name=name))
+    for thread in threads if RANK % 2 == 0 else reversed(threads):
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert not failed, [str(error) for error in failed]
+    for name, want in wanted.items():
+        for mine, right in zip(found[name], want, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
 
 
 @check

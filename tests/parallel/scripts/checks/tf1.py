@@ -22,6 +22,7 @@ from checks import (
     assert_same_everywhere,
     check,
     digest,
+    mismatch,
     on_all_ranks,
     v1,
     values,
@@ -75,6 +76,82 @@ def tf1_fetches_of_a_train_op_and_the_mean_loss_agree_on_their_order() -> None:
     assert_same_everywhere(weights)
     np.testing.assert_array_equal(means, ddl.allreduce(np.array(own)))
     assert means[-1] < means[0]
+
+
+@check
+def tf1_loss_scaling_skips_on_all_ranks_together() -> None:
+    scaling = v1.mixed_precision
+    for dynamic in (True, False):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [])
+            weight = v1.get_variable("weight", initializer=1.0)
+            global_step = v1.train.get_or_create_global_step()
+            inner = v1.train.MomentumOptimizer(0.1, 0.5)
+            scale = (
+                scaling.DynamicLossScale(initial_loss_scale=2.0**15, increment_period=3)
+                if dynamic
+                else scaling.FixedLossScale(8.0)
+            )
+            optimizer = scaling.MixedPrecisionLossScaleOptimizer(inner, scale)
+            train = optimizer.minimize(weight * x, global_step)
+            session.run(v1.global_variables_initializer())
+            seen = []
+            for step in range(5):
+                overflows = dynamic and step == 1 and RANK == SIZE - 1
+                session.run(train, {x: np.inf if overflows else RANK + step})
+                seen.append(session.run([weight, scale(), global_step]))
+        velocity, want = 0.0, 1.0
+        for step in range(5):
+            if not (dynamic and step == 1):
+                velocity = 0.5 * velocity + (SIZE - 1) / 2 + step
+                want -= 0.1 * velocity
+            np.testing.assert_allclose(seen[step][0], want, rtol=1e-5)
+        assert [scale for _, scale, _ in seen] == (
+            [2.0**15, 2.0**14, 2.0**14, 2.0**14, 2.0**15] if dynamic else [8.0] * 5
+        )
+        assert seen[-1][2] == (4 if dynamic else 5)
+
+
+@check
+def tf1_sessions_of_different_lengths_are_errors_on_all_ranks() -> None:
+    hook = ddl.EpochHook()
+    with tf.Graph().as_default():
+        weight = v1.get_variable("weight", initializer=1.0)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * (RANK + 1.0))
+
+        def run(steps: int) -> None:
+            with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
+                for step in range(steps):
+                    session.run([{"train": train}, weight, train.name])
+                    if step == RANK:
+                        session.run(weight)  # this rank alone
+
+        run(3)
+        run(2)
+        if SIZE > 1:
+            message = mismatch(lambda: run(4 if RANK == 0 else 3))
+            assert "the end of epoch 3 after 3 steps" in message, message
+            assert "step 4 of epoch 3" in message, message
+            assert "Give all ranks the same number of steps" in message, message
+    assert_same_everywhere([np.ones(2)])
+
+
+@check
+def tf1_rank_without_data_joins() -> None:
+    counts = [2 + (rank + 1) % SIZE for rank in range(SIZE)]
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("weight", initializer=1.0)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * (RANK + 1.0))
+        newest = collectives.bcast(weight, root=counts.index(max(counts)))
+        session.run(v1.global_variables_initializer())
+        for _ in range(counts[RANK]):
+            session.run(train)
+        assert ddl.join() == counts.index(max(counts))
+        want = 1.0
+        for step in range(max(counts)):
+            present = [rank + 1.0 for rank in range(SIZE) if counts[rank] > step]
+            want -= 0.1 * sum(present) / len(present)
+        np.testing.assert_allclose(session.run(newest), want, rtol=1e-5)
 
 
 @check
