@@ -20,7 +20,7 @@ from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
-from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.operators.evaluate import EvaluateOperator, smaller_is_better
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -253,6 +253,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        **_bound(steps.evaluate),
         on_success_callback=notifiers(manifest, "on_success") or None,
     )
     stage_data >> trained >> transformed
@@ -262,6 +263,14 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     if steps.approve:
         last = last >> _approved(steps, manifest)
     last >> uploaded
+
+
+def _bound(evaluate: EvaluateStep | None) -> dict[str, Any]:
+    """What must still hold when the model goes into production."""
+    if evaluate is None or not evaluate.not_worse:
+        return {}
+    small = smaller_is_better(evaluate.minimum, evaluate.maximum)
+    return {"not_worse_in": evaluate.metric, "small": small}
 
 
 def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:

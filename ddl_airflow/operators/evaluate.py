@@ -11,7 +11,7 @@ from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import PRODUCTION, read_pointer
+from ddl_airflow.lineage.production import PRODUCTION, Pointer, check_not_worse, read_pointer
 from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
@@ -91,7 +91,7 @@ class EvaluateOperator(JobOperator):
         for line in table.splitlines():
             self.log.info("%s", line)
         if self.metric:
-            self._decide(metrics, production)
+            self._decide(metrics, now)
         evaluation = {
             "metric": self.metric or None,
             "minimum": self.minimum,
@@ -121,7 +121,7 @@ class EvaluateOperator(JobOperator):
         )
         return _read(layout, self.command)
 
-    def _decide(self, metrics: Mapping[str, float], production: Mapping[str, float] | None) -> None:
+    def _decide(self, metrics: Mapping[str, float], production: Pointer | None) -> None:
         if self.metric not in metrics:
             raise EvaluationInvalid(
                 f"evaluation.metric: nobody measured {self.metric!r}. There is: "
@@ -137,16 +137,17 @@ class EvaluateOperator(JobOperator):
         if self.maximum is not None and value > self.maximum:
             beyond = f"{value - self.maximum:.4g} above the maximum {self.maximum:g}"
             raise QualityTooLow(f"{self.metric} is {value:.4g}, {beyond}. {nothing}")
-        if not self.not_worse or production is None or self.metric not in production:
-            return
-        # Whoever bounds a metric from above alone wants it small.
-        small = self.minimum is None and self.maximum is not None
-        serves = production[self.metric]
-        if (value > serves) if small else (value < serves):
-            raise QualityTooLow(
-                f"{self.metric} is {value:.4g}, {abs(value - serves):.4g} worse than the "
-                f"{serves:.4g} of the model in production. {nothing}"
-            )
+        if self.not_worse:
+            small = smaller_is_better(self.minimum, self.maximum)
+            try:
+                check_not_worse(metrics, production, self.metric, small=small)
+            except QualityTooLow as worse:
+                raise QualityTooLow(f"{worse} {nothing}") from None
+
+
+def smaller_is_better(minimum: float | None, maximum: float | None) -> bool:
+    """Whoever bounds a metric from above alone wants it small."""
+    return minimum is None and maximum is not None
 
 
 def _read(layout: RunLayout, command: str) -> dict[str, float]:
