@@ -15,7 +15,7 @@
         logs/rank-<n>.log                                                     LOG_DIR
         damaged/                  checkpoints that could not be read
         replaced/                 what a finished training left, once it is trained again
-        ddl/                      progress.jsonl, stats.json, lineage/, transform.json,
+        ddl/                      progress.jsonl, stats.json, run.json, lineage/, transform.json,
                                   job.json, try-<k>/rank-<n>.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.

@@ -19,6 +19,7 @@ from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
+_RUN = "run.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
 
 
@@ -44,6 +45,28 @@ def forget_part(layout: RunLayout, step: str) -> None:
 def has_part(layout: RunLayout, step: str) -> bool:
     """Whether the step has run to its end, and nobody has started it again."""
     return (layout.state / "lineage" / f"{step}.json").exists()
+
+
+def fix_run(
+    layout: RunLayout, parameters: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Keeps what the run trains with from here on, whatever becomes of the manifest.
+
+    Args:
+        layout: the run's.
+        parameters: of the run.
+        steps: settings of each later step, by its name: command, bounds, the manifest's digest.
+    """
+    _write(layout.state / _RUN, {"parameters": dict(parameters), "steps": steps})
+
+
+def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
+    """What ``fix_run`` kept; None if nothing was."""
+    try:
+        fixed: dict[str, Any] = json.loads((layout.state / _RUN).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    return fixed
 
 
 def assemble(

@@ -20,6 +20,7 @@ from ddl_airflow.core.errors import DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.templates import NAMES
 from ddl_airflow.core.parameters import word_of
+from ddl_airflow.lineage.record import fixed_run
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
@@ -79,14 +80,8 @@ class StepOperator(BaseOperator):
     ) -> dict[str, Any]:
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
-        run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
-        layout = RunLayout(
-            workspace(),
-            run.dag_id,
-            training_id(run.dag_id, run.run_id),
-            context["params"].get("experiment_id") or "",
-        )
+        layout = self._layout(context)
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
                 with os_errors(layout.root), self._timeout():
@@ -97,6 +92,15 @@ class StepOperator(BaseOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _layout(self, context: Any) -> RunLayout:
+        run = context["dag_run"]
+        return RunLayout(
+            workspace(),
+            run.dag_id,
+            training_id(run.dag_id, run.run_id),
+            context["params"].get("experiment_id") or "",
+        )
 
     def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         if context["params"].get("dry_run"):
@@ -141,11 +145,19 @@ class StepOperator(BaseOperator):
     # Fields that the run's parameter of that name replaces, if there is one (``ddl_airflow.form``).
     settable: Sequence[str] = ()
 
+    # Fields that a run keeps as they were when it staged its data.
+    fixed: Sequence[str] = ()
+
     # Values that reach the command and the environment, by name.
     parameters: Mapping[str, Any] = MappingProxyType({})
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``."""
+        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``.
+
+        What the manifest said when the run staged its data holds until its end: this task may have
+        been made of one that was edited since.
+        """
+        self.take_fixed(context)
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         # The rules of the manifest say so too; an operator may have been made without one.
         given: Any = {name: value for name, value in context.items() if name in NAMES}
@@ -157,6 +169,16 @@ class StepOperator(BaseOperator):
         self.parameters = {
             name: params.get(name, self.parameters[name]) for name in self.parameters
         }
+
+    def take_fixed(self, context: Any) -> None:
+        """Takes fields and parameters as the run began with them, if it has staged its data."""
+        begun = fixed_run(self._layout(context))
+        if begun is None:
+            return
+        context["params"] = begun["parameters"]
+        for name, value in begun["steps"].get(self.task_id, {}).items():
+            if name in self.fixed:
+                setattr(self, name, value)
 
     def _rehearse_from_here(self, layout: RunLayout, context: Any) -> None:
         """Rehearses this step and those after it, and has them skipped."""

@@ -44,6 +44,7 @@ class EvaluateOperator(JobOperator):
         "parameters",
     )
     templated = ("command",)
+    fixed = template_fields
     template_fields_renderers = {"command": "bash", "parameters": "json"}
     ui_color = "#f3e9c9"
 

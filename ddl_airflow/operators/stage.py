@@ -15,7 +15,7 @@ from ddl_airflow.core.parameters import check_settings, differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, read_pointer
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import fix_run, write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
+
+    What the run trains with is fixed here, data, code, parameters and the manifest's other steps:
+    whoever edits the manifest changes the next run, or clears this task.
 
     The cheap checks come first: a command whose script is missing fails here, before a byte of
     data has moved. The dataset is no asset of this task: as an outlet it would start whoever waits
@@ -75,6 +78,9 @@ class StageDataOperator(StepOperator):
         with airflow_errors():
             check_settings(context["dag_run"].conf or {}, self.settings)
         return super().execute(context)
+
+    def take_fixed(self, context: Any) -> None:
+        """Takes nothing: this is the step that fixes what the run trains with."""
 
     def rehearse(self, layout: RunLayout) -> str:
         """What is there, and how much of it would have to be fetched."""
@@ -155,6 +161,12 @@ class StageDataOperator(StepOperator):
                 "code": code.record(),
                 "tries": {"stage_data": self.tries(context)},
             },
+        )
+        later = [step for step in self.get_flat_relatives() if isinstance(step, StepOperator)]
+        fix_run(
+            layout,
+            context["params"],
+            {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
         )
         return summary | {"code": code.digest}
 

@@ -72,6 +72,7 @@ class TrainOperator(JobOperator):
         "parameters",
     )
     templated = ("command",)
+    fixed = (*template_fields, "gpu")
     settable = ("nodes", "launcher")
     template_fields_renderers = {
         "command": "bash",

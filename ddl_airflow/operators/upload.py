@@ -44,6 +44,8 @@ class UploadResultsOperator(StepOperator):
     """
 
     template_fields = ("results", "manifest", "promote", "not_worse_in", "small")
+    # Not the results: they go to where they are wanted now.
+    fixed = ("manifest", "promote", "not_worse_in", "small")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)

@@ -209,6 +209,36 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     }
 
 
+def test_a_run_keeps_the_manifest_that_it_began_with(tmp_path, workspace, write_manifest, run_task):
+    """Edited between two of its steps, as a loader's DAG, or a bundle's newest version, has it."""
+    more = "evaluation: {metric: loss, maximum: 1}\nparameters: {epochs: 3}\n" + MORE
+    script = textwrap.dedent(TRAIN)
+    path = write_manifest(tmp_path / "dags", "road", more=more, script=script)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("25 75\n")
+    began = load_manifest(path)
+    assert run_task(dag_from(began, path).get_task("stage_data")).state == "success"
+
+    text = path.read_text().replace("python train.py", "python none.py")
+    path.write_text(text.replace("epochs: 3", "epochs: 4").replace("maximum: 1", "maximum: 0.125"))
+    edited = load_manifest(path)
+    assert edited.digest != began.digest
+    dag = dag_from(edited, path)
+    assert run_task(dag.get_task("train")).state == "success"
+    (layout,) = (RunLayout(workspace, "road", p.name) for p in (workspace / "runs/road").iterdir())
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("graph")
+    write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+    assert run_task(dag.get_task("evaluate")).state == "success"
+    assert run_task(dag.get_task("upload_results")).state == "success"
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["manifest"] == began.digest
+    assert pointer["made_of"]["parameters"]["epochs"] == 3
+    # So the edited one is news; and who clears stage_data gets it in this run.
+    again = run_task(dag.get_task("stage_data"))
+    assert again.state == "failed" and "none.py" in str(again.error)
+
+
 def test_production_is_asked_again_when_it_changes(trained, tmp_path):
     dag, context, layout = trained
     task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
