@@ -152,6 +152,7 @@ def _changed_data(steps: Plan) -> Asset:
         dataset.uri,
         dataset.connection.references() if dataset.connection else None,
         conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
+        steps.dag_id,
     )
     # Not the dataset's own asset, which others may update as well.
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")
