@@ -290,13 +290,14 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
 
 
 def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
-    """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
-    from airflow.providers.standard.operators.hitl import ApprovalOperator
+    """Airflow's own form; the task waits without a worker."""
+    from ddl_airflow.operators.approve import ApproveOperator  # only who asks pays for its import
 
     # Its own tries are no step of the manifest; and a person may take any time.
     named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
-    return ApprovalOperator(
+    return ApproveOperator(
         **named,
+        results=steps.upload_results.results,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),

@@ -23,6 +23,7 @@ from ddl_airflow.storage.transfer import missing_from, publications
 
 LATEST = "latest"
 PRODUCTION = "production"
+_REJECTED = "rejected"
 SCHEMA = "ddl-airflow/pointer/1"
 _KEPT = 20  # earlier ones to go back to
 _EVENTS = 1000  # of the history
@@ -47,7 +48,7 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         written before publications had places of their own has no publication, due and history.
     """
     found = store.read_version(_key(dag_id, name))
-    return None if found is None else _loaded(found[0])
+    return None if found is None else _upgraded(json.loads(found[0]))
 
 
 def point(
@@ -211,6 +212,35 @@ def check_not_worse(
         )
 
 
+def reject(
+    store: ObjectStore, dag_id: str, training_id: str, made_of: Mapping[str, Any], why: str
+) -> None:
+    """Remembers that what was made of this is not wanted, in ``<results>/<dag id>/rejected.json``.
+
+    Args:
+        training_id: which one it was.
+        made_of: as ``made_of`` gives it.
+        why: for people.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    one = {"training_id": training_id, "made_of": dict(made_of), "why": why, "at": at}
+
+    def change(now: Any) -> Any:
+        known = now["rejected"] if now else []
+        others = [other for other in known if other["made_of"] != one["made_of"]]
+        return {"rejected": [one, *others][:_EVENTS]}
+
+    _replaced(store, _key(dag_id, _REJECTED), change)
+
+
+def rejected(store: ObjectStore, dag_id: str, made_of: Mapping[str, Any]) -> str:
+    """Which model of this was rejected, and why; empty if none was."""
+    found = store.read_version(_key(dag_id, _REJECTED))
+    known = json.loads(found[0])["rejected"] if found else []
+    said = (f"{o['training_id']}, {o['why']}" for o in known if o["made_of"] == made_of)
+    return next(said, "")
+
+
 def _changed(
     store: ObjectStore, key: str, change: Callable[[Pointer | None], Pointer | None]
 ) -> Pointer:
@@ -219,18 +249,28 @@ def _changed(
     ``change`` is called again when somebody else was faster; None of it leaves all as it is.
     """
     mark = uuid.uuid4().hex
+
+    def marked(body: Any) -> Pointer | None:
+        now = None if body is None else _upgraded(body)
+        if now is not None and any(event.get("id") == mark for event in now["history"]):
+            return None  # it is there already: only the answer was lost
+        new = change(now)
+        if new is not None:
+            new["history"][0]["id"] = mark
+        return new
+
+    return _upgraded(_replaced(store, key, marked))
+
+
+def _replaced(store: ObjectStore, key: str, change: Callable[[Any], Any]) -> Any:
+    """Replaces a JSON object, in one order with all others who do, and returns what is there."""
     deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.01
     while True:
-        found = store.read_version(key)
-        body, version = found or (None, None)
-        now = None if body is None else _loaded(body)
-        if now is not None and any(event.get("id") == mark for event in now["history"]):
-            return now  # it is there already: only the answer was lost
+        body, version = store.read_version(key) or (b"null", None)
+        now = json.loads(body)
         new = change(now)
         if new is None:
-            assert now is not None
             return now
-        new["history"][0]["id"] = mark
         if store.put_if(key, (json.dumps(new, indent=2, sort_keys=True) + "\n").encode(), version):
             return new
         if time.monotonic() > deadline:
@@ -268,9 +308,8 @@ def _next(
     }
 
 
-def _loaded(body: bytes) -> Pointer:
+def _upgraded(pointer: Pointer) -> Pointer:
     """A pointer as it is written now; one of before has what can be told of it."""
-    pointer: Pointer = json.loads(body)
     for one in (pointer, *pointer["before"]):
         one.setdefault("publication", one["training_id"])
         one.setdefault("due", None)

@@ -48,16 +48,16 @@ def has_part(layout: RunLayout, step: str) -> bool:
 
 
 def fix_run(
-    layout: RunLayout, parameters: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]
+    layout: RunLayout, made_of: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
     Args:
         layout: the run's.
-        parameters: of the run.
+        made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
     """
-    _write(layout.state / _RUN, {"parameters": dict(parameters), "steps": steps})
+    _write(layout.state / _RUN, {"made_of": made_of, "steps": steps})
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:

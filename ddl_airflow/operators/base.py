@@ -34,6 +34,17 @@ def workspace() -> Path:
     return Path(conf.get("core", "dags_folder")).parent / "ddl"
 
 
+def layout_of(context: Any) -> RunLayout:
+    """The folder of the run that a task belongs to."""
+    run = context["dag_run"]
+    return RunLayout(
+        workspace(),
+        run.dag_id,
+        training_id(run.dag_id, run.run_id),
+        context["params"].get("experiment_id") or "",
+    )
+
+
 def rank_python(configured: str) -> str:
     """The Python that starts ranks: the manifest's, the site's, or the one that runs Airflow."""
     return configured or conf.get("ddl", "python", fallback="") or sys.executable
@@ -81,7 +92,7 @@ class StepOperator(BaseOperator):
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
         attempts = context["params"].get("attempts", sys.maxsize)
-        layout = self._layout(context)
+        layout = layout_of(context)
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
                 with os_errors(layout.root), self._timeout():
@@ -92,15 +103,6 @@ class StepOperator(BaseOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
-
-    def _layout(self, context: Any) -> RunLayout:
-        run = context["dag_run"]
-        return RunLayout(
-            workspace(),
-            run.dag_id,
-            training_id(run.dag_id, run.run_id),
-            context["params"].get("experiment_id") or "",
-        )
 
     def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         if context["params"].get("dry_run"):
@@ -172,10 +174,10 @@ class StepOperator(BaseOperator):
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""
-        begun = fixed_run(self._layout(context))
+        begun = fixed_run(layout_of(context))
         if begun is None:
             return
-        context["params"] = begun["parameters"]
+        context["params"] = begun["made_of"]["parameters"]
         for name, value in begun["steps"].get(self.task_id, {}).items():
             if name in self.fixed:
                 setattr(self, name, value)

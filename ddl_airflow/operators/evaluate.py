@@ -11,8 +11,14 @@ from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import PRODUCTION, Pointer, check_not_worse, read_pointer
-from ddl_airflow.lineage.record import read_part, write_part
+from ddl_airflow.lineage.production import (
+    PRODUCTION,
+    Pointer,
+    check_not_worse,
+    read_pointer,
+    reject,
+)
+from ddl_airflow.lineage.record import fixed_run, read_part, write_part
 from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
@@ -92,7 +98,11 @@ class EvaluateOperator(JobOperator):
         for line in table.splitlines():
             self.log.info("%s", line)
         if self.metric:
-            self._decide(metrics, now)
+            try:
+                self._decide(metrics, now)
+            except QualityTooLow as low:
+                self._remember(layout, low)
+                raise
         evaluation = {
             "metric": self.metric or None,
             "minimum": self.minimum,
@@ -121,6 +131,12 @@ class EvaluateOperator(JobOperator):
             self.environment(layout) | env,
         )
         return _read(layout, self.command)
+
+    def _remember(self, layout: RunLayout, low: QualityTooLow) -> None:
+        """So that no schedule trains the same again."""
+        if (begun := fixed_run(layout)) is not None:
+            store = store_of(self._reference)
+            reject(store, self.dag_id, layout.training_id, begun["made_of"], str(low))
 
     def _decide(self, metrics: Mapping[str, float], production: Pointer | None) -> None:
         if self.metric not in metrics:

@@ -159,6 +159,7 @@ def stage(
     cache: Cache,
     destination: Path,
     *,
+    listing: Listing | None = None,
     workers: int = 8,
     progress: Progress | None = None,
 ) -> StagedDataset:
@@ -168,24 +169,32 @@ def stage(
     again changes nothing. Objects of size 0 whose key ends in "/" stand for folders and are left
     out.
 
+    Args:
+        store: where the data lies.
+        cache: where it is kept.
+        destination: the folder.
+        listing: of the store, where that is known; None: it is listed.
+        workers: transfers at once.
+        progress: see ``Progress``.
+
     Raises:
         SourceMissing: no such bucket or folder, or nothing in it.
         NoSpace: the cache's disk has less room than there is to fetch; nothing was fetched then.
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """
-    listing, digest = list_dataset(store)
-    check_keys([*(obj.key for obj in listing), COMPLETE], store.uri)
-    checks = dict.fromkeys((obj.key for obj in listing), CACHED)
-    nbytes = sum(obj.size for obj in listing)
+    objects, digest = listing or list_dataset(store)
+    check_keys([*(obj.key for obj in objects), COMPLETE], store.uri)
+    checks = dict.fromkeys((obj.key for obj in objects), CACHED)
+    nbytes = sum(obj.size for obj in objects)
     marker = json.dumps({"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}) + "\n"
 
-    if not _is_staged(destination, marker, listing):
-        missing = [obj for obj in listing if not cache.holds(store, obj)]
+    if not _is_staged(destination, marker, objects):
+        missing = [obj for obj in objects if not cache.holds(store, obj)]
         _check_room(cache, store, sum(obj.size for obj in missing))
-        meter = _Meter(progress, nbytes, len(listing))
-        if len(missing) < len(listing):
+        meter = _Meter(progress, nbytes, len(objects))
+        if len(missing) < len(objects):
             held = nbytes - sum(obj.size for obj in missing)
-            meter.advance(held, len(listing) - len(missing))
+            meter.advance(held, len(objects) - len(missing))
 
         def fetch(obj: StoredObject) -> None:
             checks[obj.key] = cache.fetch(store, obj, meter.advance)
@@ -193,16 +202,16 @@ def stage(
 
         _for_each(missing, fetch, workers, meter)
         with os_errors(destination):
-            _link(destination, {obj.key: cache.path(store, obj) for obj in listing}, marker)
+            _link(destination, {obj.key: cache.path(store, obj) for obj in objects}, marker)
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
         uri=store.uri,
-        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in listing),
+        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in objects),
         nbytes=nbytes,
         fingerprint=digest,
         fetched=fetched,
-        reused=len(listing) - fetched,
+        reused=len(objects) - fetched,
     )
 
 
