@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import (
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
+from ddl_airflow.lineage.record import read_part
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.storage.filesystem import alone_in
 
@@ -54,6 +55,28 @@ SCRIPT = """
         file.write(os.environ["TRAINING_ID"] + " " + os.environ["LEARNER_ID"])
 """
 METRICS = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"loss= (\S+)"}]
+
+
+def test_metrics_of_all_tries_count(train, layout, context_of):
+    """The first try trains, and fails after; the second finds that it is done."""
+    task = train(
+        """
+        import os, sys
+        done = os.environ["RESULT_DIR"] + "/done"
+        if os.path.exists(done):
+            print("nothing left to do")
+        elif os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+            print("loss= 0.25")
+            open(done, "w").close()
+            sys.exit(1)
+        """,
+        metrics=METRICS,
+        nodes=1,
+    )
+    with pytest.raises(AirflowException):
+        task.execute(context_of("training", try_number=1))
+    assert task.execute(context_of("training", try_number=2))["metrics"] == {"loss": 0.25}
+    assert read_part(layout, "train")["result"]["metrics"] == {"loss": 0.25}
 
 
 def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, context_of):
