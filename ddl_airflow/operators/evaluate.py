@@ -92,6 +92,11 @@ class EvaluateOperator(JobOperator):
             metrics["accuracy"] = accuracy
         if self.command:
             metrics |= self._measured(layout, try_number)
+        for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
+            if name == self.metric:
+                continue  # it decides, below
+            # JSON has no such numbers: Airflow refuses them, and so do those who read the record.
+            self.log.warning("metric %s is %s and is left out", name, metrics.pop(name))
         now = read_pointer(store_of(self._reference), self.dag_id, PRODUCTION)
         production = now["metrics"] if now else None
         table = _table(metrics, production)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ddl_airflow.storage.store import StoredObject
 
 
+# Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
+_BY_A_PERSON = ("manual", "backfill", "asset_materialization")
+
+
 class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
 
@@ -100,7 +104,7 @@ class StageDataOperator(StepOperator):
         from ddl_airflow.storage.transfer import missing_from
 
         run = context["dag_run"]
-        by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
+        by_a_person = getattr(run.run_type, "value", run.run_type) in _BY_A_PERSON
         always = by_a_person or self.was_cleared(context)
         if self._results is None or always or any(map(differs_by_run, self.commands)):
             return

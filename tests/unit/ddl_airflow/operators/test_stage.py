@@ -103,7 +103,7 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
     task.commands = ["python train.py --until {{ ds }}"]
     assert task.execute(context) == said
     task.commands = ["python train.py"]
-    for by_a_person in ("manual", "backfill"):
+    for by_a_person in ("manual", "backfill", "asset_materialization"):
         context["dag_run"].run_type.value = by_a_person
         assert task.execute(context) == said
     context["dag_run"].run_type.value = "scheduled"
