@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
@@ -164,6 +164,10 @@ class StepOperator(BaseOperator):
         # The rules of the manifest say so too; an operator may have been made without one.
         given: Any = {name: value for name, value in context.items() if name in NAMES}
         self._do_render_template_fields(self, self.templated, given, environment, set())
+        for name in self.template_fields:
+            # Of an operator of a Python DAG: what an earlier task has returned.
+            if isinstance(value := getattr(self, name), XComArg):
+                setattr(self, name, value.resolve(context))
         params = context["params"]
         for name in self.settable:
             if name in params:

@@ -15,7 +15,7 @@ from ddl_airflow.core.parameters import check_settings, differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
-from ddl_airflow.lineage.record import fix_run, write_part
+from ddl_airflow.lineage.record import fix_run, forget_part, has_part, write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 
@@ -150,6 +150,11 @@ class StageDataOperator(StepOperator):
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.transfer import list_dataset, stage
 
+        if context["ti"].try_number == 1 and has_part(layout, "stage_data"):
+            # This one has staged nothing yet. What is there is another training.
+            self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
+            layout.to_start_again.touch()
+            forget_part(layout, "train")
         code = self._take_code(layout)
         store = store_of(self._reference)
         listing = list_dataset(store)
