@@ -126,8 +126,9 @@ class ManifestBundle(BaseDagBundle):
     def refresh(self) -> None:
         """Brings the folder up to date with the manifests.
 
-        Raises AirflowException if there are none to read because their folder is gone: a file
-        server that is away for a moment must not take all DAGs with it.
+        Raises AirflowException if there are none to read because their folder is gone, cannot be
+        read, or is empty and was not: a file server that is away for a moment must not take all
+        DAGs with it. Nor does a folder below that cannot be searched take those in it.
         """
         if self.version is not None:
             raise AirflowException(f"{self!r} is version {self.version} and cannot be refreshed.")
@@ -161,12 +162,33 @@ class ManifestBundle(BaseDagBundle):
 
     # --- from the manifests to a listing ------------------------------------------------------
 
-    def _list(self) -> _Listing:
+    @property
+    def _away(self) -> str:
+        return f"the DAGs stay as they were: the folder {self._folder} of bundle {self.name}"
+
+    def _check_mounted(self, kept: _Listing) -> None:
         if not self._folder.is_dir():
             raise AirflowException(
-                f"the folder {self._folder} of bundle {self.name} is not there. Mount it, or "
-                "correct `path` in [dag_processor] dag_bundle_config_list."
+                f"{self._away} is not there. Mount it, or correct `path` in [dag_processor] "
+                "dag_bundle_config_list."
             )
+        if kept and not os.listdir(self._folder):
+            raise AirflowException(
+                f"{self._away} is empty, as a mount point is to which nothing is mounted. Mount "
+                f"it; or if its {len(kept)} manifests are to go, put any file there, as .empty."
+            )
+
+    def _known(self) -> _Listing:
+        """The manifests as they were found last, also by an earlier process."""
+        listings = [*(self.base_dir / "listings").glob("*.json")]
+        if self._latest is None and listings:
+            newest = max(listings, key=lambda path: path.stat().st_mtime_ns)
+            return self._read_listing(newest.stem) or {}
+        return (self._latest and self._read_listing(self._latest)) or {}
+
+    def _list(self) -> _Listing:
+        kept = self._known()
+        self._check_mounted(kept)
         closed: list[OSError] = []
         seen, self._seen = self._seen, {}
         listing, names = {}, defaultdict(list)
@@ -181,8 +203,21 @@ class ManifestBundle(BaseDagBundle):
                 listing[name], dag_id = read
                 names[dag_id or name].append(name)
         for error in closed:
+            if Path(error.filename) == self._folder:
+                raise AirflowException(f"{self._away} cannot be read: {error.strerror}.") from error
             name = Path(error.filename).relative_to(self._folder).as_posix()
             listing[name] = _Entry("", unreadable=str(error.strerror))
+            inside = [
+                other
+                for other, entry in kept.items()
+                if other.startswith(f"{name}/") and entry.text and self._kept(entry.text).exists()
+            ]
+            for other in inside:
+                listing[other], dag_id = self._of_text(kept[other].text, other)
+                names[dag_id or other].append(other)
+            if inside:
+                said = "bundle %s: %s cannot be read, %s; its %d manifests stay as they were"
+                _log.warning(said, self.name, error.filename, error.strerror, len(inside))
         for claims in names.values():
             for name in claims if len(claims) > 1 else ():
                 others = tuple(label(other) for other in claims if other != name)
@@ -198,7 +233,11 @@ class ManifestBundle(BaseDagBundle):
         text = hashlib.sha256(content).hexdigest()
         if not self._kept(text).exists():
             _write(self._kept(text), content, path.stat().st_mode & 0o777)
+        return self._of_text(text, name)
+
+    def _of_text(self, text: str, name: str) -> tuple[_Entry, str | None]:
         try:
+            content = self._kept(text).read_bytes()
             compute = compute_table(conf.get("ddl", "compute", fallback=""))
             return _Entry(text), load_manifest_text(content, label(name), compute).dag_id
         except ManifestError:

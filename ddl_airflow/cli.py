@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import getpass
 import importlib.util
 import json
 import os
@@ -20,10 +21,11 @@ from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, sha
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
-from ddl_airflow.lineage.production import PRODUCTION, read_pointer, rollback
+from ddl_airflow.lineage.production import PRODUCTION, promote, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
+from ddl_airflow.storage.transfer import publications
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,8 +114,21 @@ def _parser() -> argparse.ArgumentParser:
         epilog="s3:// as for lineage.",
     )
     back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
-    back.add_argument("--to", default="", metavar="TRAINING_ID", help="one that was there before")
+    back.add_argument("--to", default="", metavar="TRAINING", help="one that was there before")
+    back.add_argument("--reason", default="", help="why, for the history")
     back.set_defaults(run=_rollback)
+
+    choose = commands.add_parser(
+        "promote",
+        help="put a published training into production, whatever is there now",
+        epilog="s3:// as for lineage.",
+    )
+    choose.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    choose.add_argument(
+        "--to", required=True, metavar="TRAINING", help="its id, or its place in the results"
+    )
+    choose.add_argument("--reason", default="", help="why, for the history")
+    choose.set_defaults(run=_promote)
 
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
@@ -263,6 +278,8 @@ def _plain(value: Any) -> Any:
 
 def _lineage(options: argparse.Namespace) -> int:
     store = _open(options.uri.removesuffix("/").removesuffix(f"/{LINEAGE}").removesuffix("/model"))
+    if not store.exists(LINEAGE) and (there := publications(store)):
+        store = store.at(next(iter(there)))  # of a training, the newest
     record = json.loads(store.read_bytes(LINEAGE))
     print(json.dumps(record, indent=2))
     problems = check_files(record, store)
@@ -285,9 +302,23 @@ def _production(options: argparse.Namespace) -> int:
 
 def _rollback(options: argparse.Namespace) -> int:
     store, dag_id = _results_of(options.uri)
-    pointer = rollback(store, dag_id, options.to)
+    pointer = rollback(store, dag_id, options.to, by=_who(), reason=options.reason)
     print(f"in production again: {pointer['model']}")
     return 0
+
+
+def _promote(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = promote(store, dag_id, options.to, by=_who(), reason=options.reason)
+    print(f"in production: {pointer['model']}")
+    return 0
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container whose user has no name
+        return f"user id {os.getuid()}"
 
 
 def _results_of(uri: str) -> tuple[ObjectStore, str]:

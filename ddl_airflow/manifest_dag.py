@@ -20,7 +20,7 @@ from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
-from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.operators.evaluate import EvaluateOperator, smaller_is_better
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -152,6 +152,7 @@ def _changed_data(steps: Plan) -> Asset:
         dataset.uri,
         dataset.connection.references() if dataset.connection else None,
         conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
+        steps.dag_id,
     )
     # Not the dataset's own asset, which others may update as well.
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")
@@ -253,6 +254,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        **_bound(steps.evaluate),
         on_success_callback=notifiers(manifest, "on_success") or None,
     )
     stage_data >> trained >> transformed
@@ -262,6 +264,14 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     if steps.approve:
         last = last >> _approved(steps, manifest)
     last >> uploaded
+
+
+def _bound(evaluate: EvaluateStep | None) -> dict[str, Any]:
+    """What must still hold when the model goes into production."""
+    if evaluate is None or not evaluate.not_worse:
+        return {}
+    small = smaller_is_better(evaluate.minimum, evaluate.maximum)
+    return {"not_worse_in": evaluate.metric, "small": small}
 
 
 def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
@@ -280,13 +290,14 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
 
 
 def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
-    """Airflow's own form; the task waits without a worker. Who rejects skips the upload."""
-    from airflow.providers.standard.operators.hitl import ApprovalOperator
+    """Airflow's own form; the task waits without a worker."""
+    from ddl_airflow.operators.approve import ApproveOperator  # only who asks pays for its import
 
     # Its own tries are no step of the manifest; and a person may take any time.
     named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
-    return ApprovalOperator(
+    return ApproveOperator(
         **named,
+        results=steps.upload_results.results,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),

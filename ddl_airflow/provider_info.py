@@ -24,6 +24,8 @@ def get_provider_info() -> dict[str, Any]:
                     "ddl_airflow.operators.transform",
                     "ddl_airflow.operators.evaluate",
                     "ddl_airflow.operators.upload",
+                    "ddl_airflow.operators.approve",
+                    "ddl_airflow.operators.production",
                 ],
             }
         ],

@@ -15,7 +15,7 @@
         logs/rank-<n>.log                                                     LOG_DIR
         damaged/                  checkpoints that could not be read
         replaced/                 what a finished training left, once it is trained again
-        ddl/                      progress.jsonl, stats.json, lineage/, transform.json,
+        ddl/                      progress.jsonl, stats.json, run.json, lineage/, transform.json,
                                   job.json, try-<k>/rank-<n>.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
@@ -46,6 +46,8 @@ def training_id(dag_id: str, run_id: str) -> str:
     digest = hashlib.sha256(f"{dag_id}/{run_id}".encode()).hexdigest()[:8]
     return f"{dag_id}-{slug}-{digest}"
 
+
+_MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 
@@ -162,12 +164,18 @@ class RunLayout:
         """Moves what a training has left to ``replaced``, in place of what was there before.
 
         An experiment that the manifest or the run names stays: it is there to be gone on with.
+        While ``to_start_again`` is there, who comes after a process that was killed half-way
+        moves the rest.
         """
-        shutil.rmtree(self.replaced, ignore_errors=True)
-        self.replaced.mkdir(parents=True)
+        if not self.to_start_again.exists() or self.to_start_again.read_text() != _MOVING:
+            shutil.rmtree(self.replaced, ignore_errors=True)
+            self.replaced.mkdir(parents=True)
+            self.to_start_again.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
         for path in (self.result, self.progress, *own):
-            if path.exists():
+            if (self.replaced / path.name).exists():  # moved before; this is an empty folder
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.exists():
                 path.replace(self.replaced / path.name)
         self.create()
 

@@ -18,7 +18,8 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.digits import write_digits
 from ddl_airflow.demo.site import USER, AirflowSite, EmbeddedObjectStore, running
-from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.s3 import s3_client
+from ddl_airflow.storage.store import open_store
 
 DATA_BUCKET = "mnist-training-data"
 RESULTS_BUCKET = "mnist-training-models"
@@ -152,9 +153,7 @@ def _example(clock: Clock, site: AirflowSite, client: Any, dag_id: str) -> bool:
         _show_failure(site, dag_id, run_id)
         return False
     places = site.xcom(dag_id, run_id, "upload_results")
-    record = json.loads(
-        S3Store(client, RESULTS_BUCKET, layout.training_id).read_bytes("lineage.json")
-    )
+    record = json.loads(open_store(places["training"], client).read_bytes("lineage.json"))
     _show_result(record, places)
     return True
 

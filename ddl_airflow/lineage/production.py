@@ -1,26 +1,38 @@
 """Which of a DAG's trainings is the newest, and which one serves: pointers beside them.
 
-``<results>/<dag id>/latest.json`` and ``production.json`` are small objects, each written by one
-request, so a reader finds the one before or the one after, never half of one.
+``<results>/<dag id>/latest.json`` and ``production.json`` are small objects, each replaced in one
+step and only if nobody has changed it meanwhile: a reader finds the one before or the one after,
+and of two who change it at the same time the second looks again at what the first has left. What
+a pointer names is never changed (``ddl_airflow.storage.transfer.publish``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ddl_airflow.core.errors import NoSuchModel
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.transfer import missing_from, publications
 
 LATEST = "latest"
 PRODUCTION = "production"
+_REJECTED = "rejected"
 SCHEMA = "ddl-airflow/pointer/1"
 _KEPT = 20  # earlier ones to go back to
+_EVENTS = 1000  # of the history
+_PATIENCE_S = 120.0  # with others who change the same pointer
+
+Pointer = dict[str, Any]
 
 
-def read_pointer(store: ObjectStore, dag_id: str, name: str) -> dict[str, Any] | None:
+def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
     """The pointer, None if nothing was published or promoted yet.
 
     Args:
@@ -29,96 +41,308 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> dict[str, Any] |
         name: ``latest`` or ``production``.
 
     Returns:
-        training_id, model (its URI), metrics, made_of, set (time, ISO 8601) and before: the same
-        of earlier trainings, the newest first, and whether each was withdrawn.
+        training_id, publication (its place in the store), model (its URI), metrics, made_of, set
+        (time, ISO 8601), due (of its run, for example a schedule's time) and before: the same of
+        earlier ones, the newest first, and whether each was withdrawn. history: every change, the
+        newest first: number, event, publication, training_id, at, by and reason. One that was
+        written before publications had places of their own has no publication, due and history.
     """
-    key = _key(dag_id, name)
-    if not store.exists(key):
-        return None
-    pointer: dict[str, Any] = json.loads(store.read_bytes(key))
-    return pointer
+    found = store.read_version(_key(dag_id, name))
+    return None if found is None else _upgraded(json.loads(found[0]))
 
 
 def point(
     store: ObjectStore,
     dag_id: str,
     name: str,
-    training_id: str,
+    publication: str,
     metrics: Mapping[str, float],
     *,
     made_of: Mapping[str, Any] | None = None,
-    withdraw: bool = False,
-) -> dict[str, Any]:
-    """Lets the pointer name a published training, and returns it.
+    due: datetime | None = None,
+    check: Callable[[Pointer], None] | None = None,
+    by: str = "",
+) -> Pointer:
+    """Lets the pointer name a publication, if it may, and returns the pointer as it then is.
 
-    To name again what was named before changes nothing, unless it was trained again meanwhile: to
-    go back there is ``rollback``.
+    To name again what was named before changes nothing: to go back there is ``rollback``. Nor does
+    one overtake another whose run was due later.
 
     Args:
+        publication: its place in the store; begins with the training's id.
         metrics: of its model.
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
-        withdraw: whether the one named so far is not to be gone back to.
+        due: when its run was; None: it may overtake any.
+        check: is given the pointer as it is when it changes, and raises if it must stay.
+        by: who.
     """
-    now = read_pointer(store, dag_id, name)
-    said = {"metrics": dict(metrics), "made_of": dict(made_of or {})}
-    if now is not None and any(
-        one["training_id"] == training_id and said == {field: one[field] for field in said}
-        for one in (now, *(() if withdraw else now["before"]))
-    ):
-        return now
-    before = [] if now is None else [_entry(now, withdraw), *now["before"]]
-    pointer = {
-        "schema": SCHEMA,
-        "training_id": training_id,
-        "model": f"{store.uri}/{training_id}/model",
-        **said,
-        "set": datetime.now(UTC).isoformat(timespec="seconds"),
-        "before": [one for one in before if one["training_id"] != training_id][:_KEPT],
+
+    def change(now: Pointer | None) -> Pointer | None:
+        if now is not None:
+            if any(_same(one["publication"], publication) for one in now["before"]):
+                return None
+            if _same(now["publication"], publication) and (
+                now["publication"] == publication or _whole(store, now)
+            ):
+                return None
+            if due is not None and now["due"] and datetime.fromisoformat(now["due"]) > due:
+                return None
+            if check is not None:
+                check(now)
+        facts = {
+            "metrics": dict(metrics),
+            "made_of": dict(made_of or {}),
+            "due": due and due.isoformat(),
+        }
+        event = {"event": "promoted" if name == PRODUCTION else "published", "by": by, "reason": ""}
+        return _next(store, now, publication, facts, event)
+
+    return _changed(store, _key(dag_id, name), change)
+
+
+def rollback(
+    store: ObjectStore, dag_id: str, to: str = "", *, by: str = "", reason: str = ""
+) -> Pointer:
+    """Lets production name the model before, and returns the pointer.
+
+    Args:
+        to: another training or publication that was in production; empty: the newest that was not
+            withdrawn by going back from it.
+        by: who.
+        reason: why.
+
+    Raises:
+        NoSuchModel: there is none before, it was never in production, or it is no longer whole.
+    """
+
+    def change(now: Pointer | None) -> Pointer:
+        if now is None:
+            raise NoSuchModel(
+                f"{store.uri}/{dag_id}: no training of this DAG was ever in production."
+            )
+        known: list[Pointer] = now["before"]
+        if to:
+            wanted = [one for one in known if to in (one["training_id"], one["publication"])]
+        else:
+            wanted = [one for one in known if not one["withdrawn"]]
+        if not wanted:
+            listed = ", ".join(one["publication"] for one in known) or "none"
+            asked = f"{to} was not" if to else "no other training was"
+            raise NoSuchModel(
+                f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}."
+            )
+        one = wanted[0]
+        if not _whole(store, one):
+            raise NoSuchModel(
+                f"{store.uri}/{one['publication']} is no longer there, or not as it was published. "
+                "Choose another with --to."
+            )
+        facts = {field: one[field] for field in ("metrics", "made_of", "due")}
+        event = {"event": "rolled back", "by": by, "reason": reason}
+        return _next(store, now, one["publication"], facts, event, withdraw=True)
+
+    return _changed(store, _key(dag_id, PRODUCTION), change)
+
+
+def promote(
+    store: ObjectStore, dag_id: str, publication: str, *, by: str = "", reason: str = ""
+) -> Pointer:
+    """Lets production name what a person chose, whatever serves now; returns the pointer.
+
+    Args:
+        publication: its place in the store, or a training's id: of that the newest.
+        by: who.
+        reason: why.
+
+    Raises:
+        NoSuchModel: nothing whole was published there.
+    """
+    if "/" not in publication and (there := publications(store.at(publication))):
+        publication = f"{publication}/{next(iter(there))}"
+    if missing_from(store.at(publication)):
+        raise NoSuchModel(f"{store.uri}/{publication} is not there, or not as it was published.")
+    record = json.loads(store.at(publication).read_bytes(LINEAGE))
+    if record["run"]["dag_id"] != dag_id:
+        raise NoSuchModel(
+            f"{store.uri}/{publication} is a model of {record['run']['dag_id']}, not of {dag_id}."
+        )
+    facts = {
+        "metrics": record["result"]["metrics"],
+        "made_of": made_of(record),
+        "due": record["run"].get("due"),
     }
-    body = json.dumps(pointer, indent=2, sort_keys=True) + "\n"
-    store.put_bytes(_key(dag_id, name), body.encode())
+    event = {"event": "promoted", "by": by, "reason": reason}
+
+    def change(now: Pointer | None) -> Pointer | None:
+        if now is not None and now["publication"] == publication:
+            return None
+        return _next(store, now, publication, facts, event)
+
+    return _changed(store, _key(dag_id, PRODUCTION), change)
+
+
+def made_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model was made of, of its lineage record: equal for a training that is no news."""
+    return {
+        "dataset": record["dataset"]["fingerprint"],
+        "code": record["code"]["digest"],
+        "manifest": record["manifest"]["digest"],
+        "parameters": record["run"]["parameters"],
+    }
+
+
+def check_not_worse(
+    metrics: Mapping[str, float], pointer: Pointer | None, metric: str, *, small: bool
+) -> None:
+    """Raises QualityTooLow if a model is worse than the one in production.
+
+    Args:
+        metrics: of the model.
+        pointer: to production; None, or without the metric: nothing to compare with.
+        metric: that decides.
+        small: whether less of it is better.
+    """
+    if pointer is None or metric not in pointer["metrics"]:
+        return
+    value, serves = metrics[metric], pointer["metrics"][metric]
+    if (value > serves) if small else (value < serves):
+        raise QualityTooLow(
+            f"{metric} is {value:.4g}, {abs(value - serves):.4g} worse than the {serves:.4g} of "
+            f"the model in production, {pointer['training_id']}."
+        )
+
+
+def reject(
+    store: ObjectStore, dag_id: str, training_id: str, made_of: Mapping[str, Any], why: str
+) -> None:
+    """Remembers that what was made of this is not wanted, in ``<results>/<dag id>/rejected.json``.
+
+    Args:
+        training_id: which one it was.
+        made_of: as ``made_of`` gives it.
+        why: for people.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    one = {"training_id": training_id, "made_of": dict(made_of), "why": why, "at": at}
+
+    def change(now: Any) -> Any:
+        known = now["rejected"] if now else []
+        others = [other for other in known if other["made_of"] != one["made_of"]]
+        return {"rejected": [one, *others][:_EVENTS]}
+
+    _replaced(store, _key(dag_id, _REJECTED), change)
+
+
+def rejected(store: ObjectStore, dag_id: str, made_of: Mapping[str, Any]) -> str:
+    """Which model of this was rejected, and why; empty if none was."""
+    found = store.read_version(_key(dag_id, _REJECTED))
+    known = json.loads(found[0])["rejected"] if found else []
+    said = (f"{o['training_id']}, {o['why']}" for o in known if o["made_of"] == made_of)
+    return next(said, "")
+
+
+def _changed(
+    store: ObjectStore, key: str, change: Callable[[Pointer | None], Pointer | None]
+) -> Pointer:
+    """Replaces a pointer by what ``change`` makes of it, and returns what is there then.
+
+    ``change`` is called again when somebody else was faster; None of it leaves all as it is.
+    """
+    mark = uuid.uuid4().hex
+
+    def marked(body: Any) -> Pointer | None:
+        now = None if body is None else _upgraded(body)
+        if now is not None and any(event.get("id") == mark for event in now["history"]):
+            return None  # it is there already: only the answer was lost
+        new = change(now)
+        if new is not None:
+            new["history"][0]["id"] = mark
+        return new
+
+    return _upgraded(_replaced(store, key, marked))
+
+
+def _replaced(store: ObjectStore, key: str, change: Callable[[Any], Any]) -> Any:
+    """Replaces a JSON object, in one order with all others who do, and returns what is there."""
+    deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.01
+    while True:
+        body, version = store.read_version(key) or (b"null", None)
+        now = json.loads(body)
+        new = change(now)
+        if new is None:
+            return now
+        if store.put_if(key, (json.dumps(new, indent=2, sort_keys=True) + "\n").encode(), version):
+            return new
+        if time.monotonic() > deadline:
+            raise StagingError(
+                f"{store.uri}/{key}: others have changed it all the time for {_PATIENCE_S:.0f} s. "
+                "See who does."
+            )
+        time.sleep(random.uniform(0, pause_s))  # noqa: S311
+        pause_s = min(2 * pause_s, 0.5)
+
+
+def _next(
+    store: ObjectStore,
+    now: Pointer | None,
+    publication: str,
+    facts: Mapping[str, Any],
+    event: Mapping[str, str],
+    *,
+    withdraw: bool = False,
+) -> Pointer:
+    training_id = publication.partition("/")[0]
+    before = [] if now is None else [_entry(now, withdraw), *now["before"]]
+    history = [] if now is None else now["history"]
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    number = history[0]["number"] + 1 if history else 1
+    named = {"publication": publication, "training_id": training_id}
+    return {
+        "schema": SCHEMA,
+        **named,
+        "model": f"{store.uri}/{publication}/model",
+        **facts,
+        "set": at,
+        "before": [one for one in before if one["publication"] != publication][:_KEPT],
+        "history": [{"number": number, "at": at, **named, **event}, *history][:_EVENTS],
+    }
+
+
+def _upgraded(pointer: Pointer) -> Pointer:
+    """A pointer as it is written now; one of before has what can be told of it."""
+    for one in (pointer, *pointer["before"]):
+        one.setdefault("publication", one["training_id"])
+        one.setdefault("due", None)
+    if "history" not in pointer:
+        known = (pointer, *pointer["before"])
+        pointer["history"] = [
+            {
+                **{"number": len(known) - index, "event": "promoted", "at": one["set"]},
+                **{"publication": one["publication"], "training_id": one["training_id"]},
+                **{"by": "", "reason": ""},
+            }
+            for index, one in enumerate(known)
+        ]
     return pointer
 
 
-def rollback(store: ObjectStore, dag_id: str, to: str = "") -> dict[str, Any]:
-    """Lets production name the training before, and returns the pointer.
+def _same(one: str, other: str) -> bool:
+    """Whether two publications are of the same training, with the same content."""
+    trainings_and_contents = [
+        (training, name.partition("-")[0])
+        for training, _, name in (one.partition("/"), other.partition("/"))
+    ]
+    return trainings_and_contents[0] == trainings_and_contents[1]
 
-    Args:
-        to: another one that was in production; empty: the newest that was not withdrawn by going
-            back from it.
 
-    Raises:
-        NoSuchModel: there is none before, it was never in production, or it is no longer there.
-    """
-    now = read_pointer(store, dag_id, PRODUCTION)
-    if now is None:
-        raise NoSuchModel(f"{store.uri}/{dag_id}: no training of this DAG was ever in production.")
-    known = {one["training_id"]: one for one in now["before"]}
-    wanted = to or next((name for name, one in known.items() if not one["withdrawn"]), "")
-    if wanted not in known:
-        listed = ", ".join(known) or "none"
-        asked = f"{wanted} was not" if wanted else "no other training was"
-        raise NoSuchModel(
-            f"{store.uri}/{dag_id}: {asked} in production before. There is: {listed}."
-        )
-    if not store.at(wanted).exists(SUCCESS):
-        raise NoSuchModel(f"{store.uri}/{wanted} is no longer there. Choose another with --to.")
-    one = known[wanted]
-    return point(
-        store,
-        dag_id,
-        PRODUCTION,
-        wanted,
-        one["metrics"],
-        made_of=one["made_of"],
-        withdraw=True,
-    )
+def _whole(store: ObjectStore, one: Pointer) -> bool:
+    return not missing_from(store.at(one["publication"]))
 
 
 def _key(dag_id: str, name: str) -> str:
     return f"{dag_id}/{name}.json"
 
 
-def _entry(pointer: Mapping[str, Any], withdrawn: bool) -> dict[str, Any]:
-    kept = {name: pointer[name] for name in ("training_id", "model", "metrics", "made_of", "set")}
-    return kept | {"withdrawn": withdrawn}
+def _entry(pointer: Mapping[str, Any], withdrawn: bool) -> Pointer:
+    fields = ("training_id", "publication", "model", "metrics", "made_of", "due", "set")
+    return {field: pointer[field] for field in fields} | {"withdrawn": withdrawn}

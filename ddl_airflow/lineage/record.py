@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
+_RUN = "run.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
 
 
@@ -46,6 +47,28 @@ def has_part(layout: RunLayout, step: str) -> bool:
     return (layout.state / "lineage" / f"{step}.json").exists()
 
 
+def fix_run(
+    layout: RunLayout, made_of: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Keeps what the run trains with from here on, whatever becomes of the manifest.
+
+    Args:
+        layout: the run's.
+        made_of: dataset (fingerprint), code and manifest (digests) and parameters.
+        steps: settings of each later step, by its name: command, bounds, the manifest's digest.
+    """
+    _write(layout.state / _RUN, {"made_of": made_of, "steps": steps})
+
+
+def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
+    """What ``fix_run`` kept; None if nothing was."""
+    try:
+        fixed: dict[str, Any] = json.loads((layout.state / _RUN).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    return fixed
+
+
 def assemble(
     layout: RunLayout,
     manifest: Mapping[str, Any],
@@ -53,7 +76,7 @@ def assemble(
     files: Mapping[str, Path],
     *,
     tries: int,
-    published: bool = False,
+    published: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The record of a training, also written to ``<run>/ddl/lineage.json``.
 
@@ -63,8 +86,9 @@ def assemble(
         context: Airflow's, for the run.
         files: what is published, by key; each goes in with size and SHA-256.
         tries: of the upload.
-        published: whether that was done before. Then when the run started, and the tries of the
-            upload, stay those of that time: the same results are the same record.
+        published: markers of what was published of the training. When the record of an earlier
+            try is among that, when the run started and the tries of the upload stay those of that
+            time: the same results are the same record.
     """
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -80,7 +104,7 @@ def assemble(
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)
     record["run"]["tries"]["upload_results"] = tries
-    if published and (layout.state / LINEAGE).exists():
+    if _is_published(layout.state / LINEAGE, published):
         before = json.loads((layout.state / LINEAGE).read_text("utf-8"))["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
@@ -91,6 +115,13 @@ def assemble(
     ]
     _write(layout.state / LINEAGE, record)
     return record
+
+
+def _is_published(path: Path, markers: Iterable[Mapping[str, Any]]) -> bool:
+    if not path.exists():
+        return False
+    mine = (LINEAGE, _sha256(path))
+    return any(mine == (file["key"], file["sha256"]) for m in markers for file in m["files"])
 
 
 def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
@@ -119,6 +150,8 @@ def _run(context: Any) -> dict[str, Any]:
         "type": str(getattr(run.run_type, "value", run.run_type)),
         "triggered_by": run.triggering_user_name,
         "logical_date": run.logical_date.isoformat() if run.logical_date else None,
+        # What tells the older of two runs: of a backfill, too, when it would have been due.
+        "due": (run.data_interval_end or run.logical_date or run.run_after).isoformat(),
         "started": run.start_date.isoformat() if run.start_date else None,
         "parameters": dict(context.get("params") or {}),
         "tries": {},

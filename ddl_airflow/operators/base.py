@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
@@ -20,6 +20,7 @@ from ddl_airflow.core.errors import DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.templates import NAMES
 from ddl_airflow.core.parameters import word_of
+from ddl_airflow.lineage.record import fixed_run
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
@@ -31,6 +32,17 @@ def workspace() -> Path:
     if configured:
         return Path(configured).expanduser()
     return Path(conf.get("core", "dags_folder")).parent / "ddl"
+
+
+def layout_of(context: Any) -> RunLayout:
+    """The folder of the run that a task belongs to."""
+    run = context["dag_run"]
+    return RunLayout(
+        workspace(),
+        run.dag_id,
+        training_id(run.dag_id, run.run_id),
+        context["params"].get("experiment_id") or "",
+    )
 
 
 def rank_python(configured: str) -> str:
@@ -79,14 +91,8 @@ class StepOperator(BaseOperator):
     ) -> dict[str, Any]:
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
-        run = context["dag_run"]
         attempts = context["params"].get("attempts", sys.maxsize)
-        layout = RunLayout(
-            workspace(),
-            run.dag_id,
-            training_id(run.dag_id, run.run_id),
-            context["params"].get("experiment_id") or "",
-        )
+        layout = layout_of(context)
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
                 with os_errors(layout.root), self._timeout():
@@ -141,15 +147,27 @@ class StepOperator(BaseOperator):
     # Fields that the run's parameter of that name replaces, if there is one (``ddl_airflow.form``).
     settable: Sequence[str] = ()
 
+    # Fields that a run keeps as they were when it staged its data.
+    fixed: Sequence[str] = ()
+
     # Values that reach the command and the environment, by name.
     parameters: Mapping[str, Any] = MappingProxyType({})
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``."""
+        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``.
+
+        What the manifest said when the run staged its data holds until its end: this task may have
+        been made of one that was edited since.
+        """
+        self.take_fixed(context)
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         # The rules of the manifest say so too; an operator may have been made without one.
         given: Any = {name: value for name, value in context.items() if name in NAMES}
         self._do_render_template_fields(self, self.templated, given, environment, set())
+        for name in self.template_fields:
+            # Of an operator of a Python DAG: what an earlier task has returned.
+            if isinstance(value := getattr(self, name), XComArg):
+                setattr(self, name, value.resolve(context))
         params = context["params"]
         for name in self.settable:
             if name in params:
@@ -157,6 +175,16 @@ class StepOperator(BaseOperator):
         self.parameters = {
             name: params.get(name, self.parameters[name]) for name in self.parameters
         }
+
+    def take_fixed(self, context: Any) -> None:
+        """Takes fields and parameters as the run began with them, if it has staged its data."""
+        begun = fixed_run(layout_of(context))
+        if begun is None:
+            return
+        context["params"] = begun["made_of"]["parameters"]
+        for name, value in begun["steps"].get(self.task_id, {}).items():
+            if name in self.fixed:
+                setattr(self, name, value)
 
     def _rehearse_from_here(self, layout: RunLayout, context: Any) -> None:
         """Rehearses this step and those after it, and has them skipped."""

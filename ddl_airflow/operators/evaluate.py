@@ -11,8 +11,14 @@ from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import PRODUCTION, read_pointer
-from ddl_airflow.lineage.record import read_part, write_part
+from ddl_airflow.lineage.production import (
+    PRODUCTION,
+    Pointer,
+    check_not_worse,
+    read_pointer,
+    reject,
+)
+from ddl_airflow.lineage.record import fixed_run, read_part, write_part
 from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
@@ -44,6 +50,7 @@ class EvaluateOperator(JobOperator):
         "parameters",
     )
     templated = ("command",)
+    fixed = template_fields
     template_fields_renderers = {"command": "bash", "parameters": "json"}
     ui_color = "#f3e9c9"
 
@@ -85,13 +92,22 @@ class EvaluateOperator(JobOperator):
             metrics["accuracy"] = accuracy
         if self.command:
             metrics |= self._measured(layout, try_number)
+        for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
+            if name == self.metric:
+                continue  # it decides, below
+            # JSON has no such numbers: Airflow refuses them, and so do those who read the record.
+            self.log.warning("metric %s is %s and is left out", name, metrics.pop(name))
         now = read_pointer(store_of(self._reference), self.dag_id, PRODUCTION)
         production = now["metrics"] if now else None
         table = _table(metrics, production)
         for line in table.splitlines():
             self.log.info("%s", line)
         if self.metric:
-            self._decide(metrics, production)
+            try:
+                self._decide(metrics, now)
+            except QualityTooLow as low:
+                self._remember(layout, low)
+                raise
         evaluation = {
             "metric": self.metric or None,
             "minimum": self.minimum,
@@ -121,7 +137,13 @@ class EvaluateOperator(JobOperator):
         )
         return _read(layout, self.command)
 
-    def _decide(self, metrics: Mapping[str, float], production: Mapping[str, float] | None) -> None:
+    def _remember(self, layout: RunLayout, low: QualityTooLow) -> None:
+        """So that no schedule trains the same again."""
+        if (begun := fixed_run(layout)) is not None:
+            store = store_of(self._reference)
+            reject(store, self.dag_id, layout.training_id, begun["made_of"], str(low))
+
+    def _decide(self, metrics: Mapping[str, float], production: Pointer | None) -> None:
         if self.metric not in metrics:
             raise EvaluationInvalid(
                 f"evaluation.metric: nobody measured {self.metric!r}. There is: "
@@ -137,16 +159,17 @@ class EvaluateOperator(JobOperator):
         if self.maximum is not None and value > self.maximum:
             beyond = f"{value - self.maximum:.4g} above the maximum {self.maximum:g}"
             raise QualityTooLow(f"{self.metric} is {value:.4g}, {beyond}. {nothing}")
-        if not self.not_worse or production is None or self.metric not in production:
-            return
-        # Whoever bounds a metric from above alone wants it small.
-        small = self.minimum is None and self.maximum is not None
-        serves = production[self.metric]
-        if (value > serves) if small else (value < serves):
-            raise QualityTooLow(
-                f"{self.metric} is {value:.4g}, {abs(value - serves):.4g} worse than the "
-                f"{serves:.4g} of the model in production. {nothing}"
-            )
+        if self.not_worse:
+            small = smaller_is_better(self.minimum, self.maximum)
+            try:
+                check_not_worse(metrics, production, self.metric, small=small)
+            except QualityTooLow as worse:
+                raise QualityTooLow(f"{worse} {nothing}") from None
+
+
+def smaller_is_better(minimum: float | None, maximum: float | None) -> bool:
+    """Whoever bounds a metric from above alone wants it small."""
+    return minimum is None and maximum is not None
 
 
 def _read(layout: RunLayout, command: str) -> dict[str, float]:

@@ -14,18 +14,25 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import check_settings, differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import LATEST, read_pointer
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
+from ddl_airflow.lineage.record import fix_run, forget_part, has_part, write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.code import CodeSnapshot
-    from ddl_airflow.storage.store import ObjectStore, StoredObject
+    from ddl_airflow.storage.store import StoredObject
+
+
+# Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
+_BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
 
 class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
+
+    What the run trains with is fixed here, data, code, parameters and the manifest's other steps:
+    whoever edits the manifest changes the next run, or clears this task.
 
     The cheap checks come first: a command whose script is missing fails here, before a byte of
     data has moved. The dataset is no asset of this task: as an outlet it would start whoever waits
@@ -39,7 +46,8 @@ class StageDataOperator(StepOperator):
         commands: the manifest's commands, checked against the code.
         settings: names of all that a run may set; None if whoever made the DAG decides.
         results: where trainings are published. A run that no person started does nothing if the
-            newest one there was made of the same. None: it always trains.
+            newest one there was made of the same and is whole, or one that was rejected was. None:
+            it always trains.
         manifest: name, digest and dialect of the manifest, for that.
     """
 
@@ -76,6 +84,9 @@ class StageDataOperator(StepOperator):
             check_settings(context["dag_run"].conf or {}, self.settings)
         return super().execute(context)
 
+    def take_fixed(self, context: Any) -> None:
+        """Takes nothing: this is the step that fixes what the run trains with."""
+
     def rehearse(self, layout: RunLayout) -> str:
         """What is there, and how much of it would have to be fetched."""
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
@@ -89,26 +100,41 @@ class StageDataOperator(StepOperator):
             f"them, {_mib(missing)}"
         )
 
-    def _skip_if_trained(self, store: ObjectStore, code: CodeSnapshot, context: Any) -> None:
-        from ddl_airflow.storage.transfer import list_dataset
+    def _skip_if_trained(self, dataset: str, code: CodeSnapshot, context: Any) -> None:
+        from ddl_airflow.storage.transfer import missing_from
 
         run = context["dag_run"]
-        by_a_person = getattr(run.run_type, "value", run.run_type) in ("manual", "backfill")
+        by_a_person = getattr(run.run_type, "value", run.run_type) in _BY_A_PERSON
         always = by_a_person or self.was_cleared(context)
         if self._results is None or always or any(map(differs_by_run, self.commands)):
             return
-        newest = read_pointer(store_of(self._results), self.dag_id, LATEST)
-        made_of = {
-            "dataset": list_dataset(store).fingerprint,
+        results = store_of(self._results)
+        made_of = self._made_of(context, dataset, code)
+        newest = read_pointer(results, self.dag_id, LATEST)
+        if newest is not None and newest["made_of"] == made_of:
+            if gone := missing_from(results.at(newest["publication"])):
+                self.log.warning(
+                    "%s/%s is not as it was published, %s is missing or changed: training again",
+                    *(results.uri, newest["publication"], gone[0]),
+                )
+                return
+            said = f"those of {newest['training_id']}"
+        elif why := rejected(results, self.dag_id, made_of):
+            said = f"those of a model that was rejected: {why}"
+        else:
+            return
+        raise AirflowSkipException(
+            f"Data, code, manifest and parameters are {said}: there is nothing new to train. A "
+            "run that a person triggers trains all the same."
+        )
+
+    def _made_of(self, context: Any, dataset: str, code: CodeSnapshot) -> dict[str, Any]:
+        return {
+            "dataset": dataset,
             "code": code.digest,
             "manifest": self.manifest.get("digest"),
             "parameters": dict(context["params"]),
         }
-        if newest is not None and newest["made_of"] == made_of:
-            raise AirflowSkipException(
-                f"Data, code, manifest and parameters are those of {newest['training_id']}: there "
-                "is nothing new to train. A run that a person triggers trains all the same."
-            )
 
     def _take_code(self, layout: RunLayout) -> CodeSnapshot:
         from ddl_airflow.storage.code import snapshot
@@ -122,16 +148,23 @@ class StageDataOperator(StepOperator):
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
         from ddl_airflow.storage.cache import Cache
-        from ddl_airflow.storage.transfer import stage
+        from ddl_airflow.storage.transfer import list_dataset, stage
 
+        if context["ti"].try_number == 1 and has_part(layout, "stage_data"):
+            # This one has staged nothing yet. What is there is another training.
+            self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
+            layout.to_start_again.touch()
+            forget_part(layout, "train")
         code = self._take_code(layout)
         store = store_of(self._reference)
-        self._skip_if_trained(store, code, context)
+        listing = list_dataset(store)
+        self._skip_if_trained(listing.fingerprint, code, context)
         self.log.info("staging %s to %s", store.uri, layout.staged)
         dataset = stage(
             store,
             Cache(layout.cache),
             layout.staged,
+            listing=listing,
             workers=conf.getint("ddl", "transfer_workers", fallback=8),
             progress=TransferLog(self.log, "staged"),
         )
@@ -146,15 +179,21 @@ class StageDataOperator(StepOperator):
             "files": len(dataset.files),
             "bytes": dataset.nbytes,
         }
-        listing = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
+        files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
         write_part(
             layout,
             "stage_data",
             {
-                "dataset": summary | {"listing": listing},
+                "dataset": summary | {"listing": files},
                 "code": code.record(),
                 "tries": {"stage_data": self.tries(context)},
             },
+        )
+        later = [step for step in self.get_flat_relatives() if isinstance(step, StepOperator)]
+        fix_run(
+            layout,
+            self._made_of(context, dataset.fingerprint, code),
+            {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
         )
         return summary | {"code": code.digest}
 

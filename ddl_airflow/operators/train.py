@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.errors import JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.progress import Progress
+from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import Launcher, Scheduler
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
@@ -72,6 +73,7 @@ class TrainOperator(JobOperator):
         "parameters",
     )
     templated = ("command",)
+    fixed = (*template_fields, "gpu")
     settable = ("nodes", "launcher")
     template_fields_renderers = {
         "command": "bash",
@@ -223,20 +225,21 @@ class TrainOperator(JobOperator):
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
     ) -> dict[str, Any]:
         self._say_communication(layout)
+        told = _told_by_all_tries(layout)
         write_part(
             layout,
             "train",
             {
                 "environment": self._environment(job),
                 "result": {
-                    "metrics": progress.metrics,
-                    "steps": progress.step,
+                    "metrics": told.metrics,
+                    "steps": told.step if progress.step is None else progress.step,
                     "wrote_model": layout.model.exists(),
                 },
                 "tries": {"train": self.tries(context)},
             },
         )
-        return {"world_size": job.world_size, "metrics": progress.metrics}
+        return {"world_size": job.world_size, "metrics": told.metrics}
 
     def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
         """Has a training that goes on go on from the newest checkpoint that can be read."""
@@ -276,6 +279,15 @@ class TrainOperator(JobOperator):
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),
         }
+
+
+def _told_by_all_tries(layout: RunLayout) -> Progress:
+    """The newest of each value, also where this try found the training done and had none."""
+    told = Progress()
+    for text in Tail(layout.progress, 0).read():
+        with suppress(ValueError):  # the try that wrote the line has said so in its log
+            told.feed(text)
+    return told
 
 
 def _place(layout: RunLayout) -> Path:

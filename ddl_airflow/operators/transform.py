@@ -42,6 +42,7 @@ class TransformOperator(JobOperator):
         "parameters",
     )
     templated = ("commands",)
+    fixed = template_fields
     settable = ("checkpoint",)
     template_fields_renderers = {"inputs": "json", "outputs": "json", "parameters": "json"}
     ui_color = "#e4dcf1"

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from airflow.configuration import conf
 
-from ddl_airflow.core.errors import TransformError
+from ddl_airflow.core.errors import QualityTooLow, TransformError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    Pointer,
+    check_not_worse,
+    made_of,
+    point,
+)
 from ddl_airflow.lineage.record import LINEAGE, assemble
 from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
-from ddl_airflow.storage.store import SUCCESS
+from ddl_airflow.storage.store import ObjectStore
 
 
 class UploadResultsOperator(StepOperator):
-    """Publishes results, rank logs and the experiment below ``<results>/<training_id>/``.
+    """Publishes results, rank logs and the experiment below ``<results>/<training_id>/<name>/``.
 
     A reader who finds the marker object ``_SUCCESS`` finds everything; without it there is
-    nothing to read. ``lineage.json`` lies beside ``model/``.
+    nothing to read. ``lineage.json`` lies beside ``model/``. What was published stays as it is:
+    another model of the same training gets another name, and then the pointers name that.
 
     Args:
         results: where to publish. Its keys are never serialised nor rendered.
         manifest: name, digest and dialect of the manifest, for the lineage.
-        promote: whether the model goes into production.
+        promote: whether the model goes into production, unless that of a later run is there.
+        not_worse_in: the metric in which it then must be as good as that in production is at that
+            moment; empty: none.
+        small: whether less of the metric is better.
     """
 
-    template_fields = ("results", "manifest", "promote")
+    template_fields = ("results", "manifest", "promote", "not_worse_in", "small")
+    # Not the results: they go to where they are wanted now.
+    fixed = ("manifest", "promote", "not_worse_in", "small")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)
@@ -42,6 +56,8 @@ class UploadResultsOperator(StepOperator):
         results: StoreReference,
         manifest: Mapping[str, Any],
         promote: bool = False,
+        not_worse_in: str = "",
+        small: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -49,6 +65,8 @@ class UploadResultsOperator(StepOperator):
         self.results = results.view()
         self.manifest = dict(manifest)
         self.promote = promote
+        self.not_worse_in = not_worse_in
+        self.small = small
         # All trainings of this DAG are published below this key prefix.
         self.outlets = [asset_of(f"{results.uri}/{self.dag_id}")]
 
@@ -61,7 +79,7 @@ class UploadResultsOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
-        from ddl_airflow.storage.transfer import publish  # no parse needs it
+        from ddl_airflow.storage.transfer import publications, publish  # no parse needs it
 
         if not (layout.model / "saved_model.pb").is_file():
             raise TransformError(
@@ -76,7 +94,7 @@ class UploadResultsOperator(StepOperator):
             context,
             files,
             tries=self.tries(context),
-            published=store.at(layout.training_id).exists(SUCCESS),
+            published=publications(store.at(layout.training_id)).values(),
         )
         files[LINEAGE] = layout.state / LINEAGE
         self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
@@ -95,30 +113,56 @@ class UploadResultsOperator(StepOperator):
         }
         self.log.info("model: %s", places["model"])
         self.log.info("lineage: %s", places["lineage"])
-        names = (LATEST, PRODUCTION) if self.promote else (LATEST,)
-        for name in names:
-            point(
-                store,
-                self.dag_id,
-                name,
-                layout.training_id,
-                record["result"]["metrics"],
-                made_of={
-                    "dataset": record["dataset"]["fingerprint"],
-                    "code": record["code"]["digest"],
-                    "manifest": self.manifest["digest"],
-                    "parameters": record["run"]["parameters"],
-                },
-            )
-            self.log.info("%s/%s/%s.json names it", store.uri, self.dag_id, name)
+        self._point(store, LATEST, f"{layout.training_id}/{published.name}", record)
+        in_production = self.promote and self._point(
+            store, PRODUCTION, f"{layout.training_id}/{published.name}", record
+        )
         context["outlet_events"][self.outlets[0]].extra = places | {
             "training_id": layout.training_id,
-            "production": self.promote,
+            "production": in_production,
             "dataset": record["dataset"]["fingerprint"],
             "code": record["code"]["digest"],
-            "manifest": self.manifest["digest"],
+            "manifest": record["manifest"]["digest"],
         }
         return places
+
+    def _point(
+        self, store: ObjectStore, name: str, publication: str, record: Mapping[str, Any]
+    ) -> bool:
+        """Whether the pointer then names it."""
+        metrics, run = record["result"]["metrics"], record["run"]
+        due = datetime.fromisoformat(run["due"])
+
+        def check(now: Pointer) -> None:
+            try:
+                check_not_worse(metrics, now, self.not_worse_in, small=self.small)
+            except QualityTooLow as worse:
+                raise QualityTooLow(
+                    f"{worse} That came there after this one was evaluated. {publication} is "
+                    "published, and not in production; `ddl-airflow promote` puts it there."
+                ) from None
+
+        decides = name == PRODUCTION
+        pointer = point(
+            store,
+            self.dag_id,
+            name,
+            publication,
+            metrics,
+            made_of=made_of(record),
+            due=due if decides else None,
+            check=check if decides and self.not_worse_in else None,
+            by=f"{run['triggered_by'] or run['type']}, run {run['run_id']}",
+        )
+        place = f"{store.uri}/{self.dag_id}/{name}.json"
+        if pointer["publication"] == publication:
+            self.log.info("%s names it", place)
+            return True
+        why = "it was named before, and somebody went back from it"
+        if pointer["due"] and datetime.fromisoformat(pointer["due"]) > due:
+            why = f"the run of that was due later, {pointer['due']}"
+        self.log.warning("%s goes on naming %s: %s", place, pointer["publication"], why)
+        return False
 
 
 def _files(folder: Path, prefix: str) -> dict[str, Path]:

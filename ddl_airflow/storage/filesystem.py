@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -25,7 +26,11 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage.store import CHUNK, PART_PREFIX, Advance, StoredObject, check_keys
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 0.1
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+# Far longer than to replace a small file takes.
+_REPLACED_S = 60.0
 
 
 @contextmanager
@@ -100,17 +105,22 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
 
 def _locked(descriptor: int, path: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return _took_lock(descriptor)
     except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if error.errno in _NO_LOCKS:
             raise StagingError(
                 f"{path}: {error.strerror}. The file system locks no files for this host. Mount "
                 "the workspace with locks, else two trainings could work in one place.",
                 retryable=False,
             ) from error
         raise
+
+
+def _took_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 
@@ -215,6 +225,47 @@ class FolderStore:
         """A file's content."""
         with os_errors(self._root):
             return self._path(key).read_bytes()
+
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
+        """A file's content and its SHA-256."""
+        with os_errors(self._root):
+            try:
+                body = self._path(key).read_bytes()
+            except FileNotFoundError:
+                return None
+        return body, hashlib.sha256(body).hexdigest()
+
+    def put_if(self, key: str, body: bytes, version: str | None) -> bool:
+        """Compares and replaces while a lock file beside it is held, on all hosts that lock."""
+        path = self._path(key)
+        with os_errors(path, len(body)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_name(f"{PART_PREFIX}lock-{path.name}").open("a") as lock:
+                self._wait_for(lock.fileno(), path)
+                now = self.read_version(key)
+                if (now and now[1]) != version:
+                    return False
+                self.put_bytes(key, body)
+                return True
+
+    def _wait_for(self, lock: int, path: Path) -> None:
+        deadline = time.monotonic() + _REPLACED_S
+        try:
+            while not _took_lock(lock):
+                if time.monotonic() > deadline:
+                    raise StagingError(
+                        f"{path}: another process has been replacing it for {_REPLACED_S:.0f} s. "
+                        "See which one hangs there, and end it."
+                    )
+                time.sleep(_LOOK_S / 10)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log.warning(
+                "%s: the file system locks no files for this host: of two processes that change "
+                "it at the same moment, one may be lost",
+                path,
+            )
 
     def exists(self, key: str) -> bool:
         """Whether there is such a file."""

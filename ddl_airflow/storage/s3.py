@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,11 @@ PARTS_AT_ONCE = 4  # of one file
 # Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
 USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 100, 128, 256, 512))
 SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
+
+_log = logging.getLogger(__name__)
+_PROBE = ".conditions"  # an empty object beside one that is written on conditions
+# (endpoint, bucket) -> whether the service heeds conditions; asked once in a process.
+_heeds: dict[tuple[str, str], bool] = {}
 
 _MISSING = {"NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NotFound", "404"}
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden"}
@@ -395,6 +401,83 @@ class S3Store:
             answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
             body: bytes = answer["Body"].read()
             return body
+
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
+        """A small object's content and its ETag."""
+        from botocore.exceptions import ClientError
+
+        with self._errors(key):
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+            except ClientError as error:
+                if error.response["Error"]["Code"] == "NoSuchKey":
+                    return None
+                raise
+            return answer["Body"].read(), answer["ETag"].strip('"')
+
+    def put_if(self, key: str, body: bytes, version: str | None) -> bool:
+        """Stores it with ``If-Match`` or ``If-None-Match``, where the service has them.
+
+        Where it says that it has not, or heeds them not, a warning says what that means.
+        """
+        if version is None:
+            return self._put_where(key, body, {"IfNoneMatch": "*"})
+        if self._put_where(key, body, {"IfMatch": f'"{version}"'}):
+            return True
+        now = self.read_version(key)
+        if now is None or now[1] != version:
+            return False
+        # Ceph 16 takes the ETag without quotes only, and any other for that of another version.
+        return self._put_where(key, body, {"IfMatch": version})
+
+    def _put_where(self, key: str, body: bytes, condition: dict[str, str]) -> bool:
+        from botocore.exceptions import ClientError
+
+        name = {"Bucket": self.bucket, "Key": self._key(key)}
+        with self._errors(key, len(body)):
+            if not self._heeds_conditions(key):
+                self._client.put_object(**name, Body=body)
+                return True
+            try:
+                self._client.put_object(**name, Body=body, **condition)
+            except ClientError as error:
+                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                if status == 501:  # Source: Swift's s3api, for If-Match
+                    self._warn_of_no_conditions(key)
+                    self._client.put_object(**name, Body=body)
+                elif status in (404, 409, 412):  # deleted, being changed, or changed meanwhile
+                    return False
+                else:
+                    raise
+        return True
+
+    def _heeds_conditions(self, key: str) -> bool:
+        """Asks once: an object that is there is put once more, if there is none."""
+        from botocore.exceptions import ClientError
+
+        place = (self.endpoint, self.bucket)
+        if place not in _heeds:
+            probe = {"Bucket": self.bucket, "Key": self._key(f"{key}{_PROBE}"), "Body": b""}
+            heeds = False
+            for _ in range(2):  # the first may make it
+                try:
+                    self._client.put_object(**probe, IfNoneMatch="*")
+                except ClientError as error:
+                    status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                    if status not in (409, 412, 501):
+                        raise
+                    heeds = status != 501
+            if not heeds:
+                self._warn_of_no_conditions(key)
+            _heeds[place] = heeds
+        return _heeds[place]
+
+    def _warn_of_no_conditions(self, key: str) -> None:
+        _log.warning(
+            "%s/%s at %s: this service does not write on conditions: of two processes that change "
+            "it at the same moment, one may be lost",
+            *(self.uri, key, self.endpoint),
+        )
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object. By listing: HEAD cannot tell a missing bucket."""

@@ -40,7 +40,7 @@ class ObjectStore(Protocol):
 
     Every call raises the errors of ``core.errors.StagingError`` and its subclasses, each naming the
     object and the store. An object is never visible half-written. May be used by many threads.
-    Does not lock: of two writers of one key, the last wins.
+    Of two writers of one key the last wins, but for ``put_if``.
     """
 
     @property
@@ -76,6 +76,24 @@ class ObjectStore(Protocol):
 
     def read_bytes(self, key: str) -> bytes:
         """A small object's content. Raises SourceMissing if there is none."""
+
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
+        """A small object's content and which version of it that is; None if there is none."""
+
+    def put_if(self, key: str, body: bytes, version: str | None) -> bool:
+        """Stores a small object in place of that version of it, in one step.
+
+        An answer that got lost on the way is asked for again: False may mean that this very call
+        has stored it.
+
+        Args:
+            key: the object.
+            body: its new content; no content that it had before.
+            version: as ``read_version`` gave it; None: there is none.
+
+        Returns:
+            False, with nothing changed, if there is another version by now.
+        """
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -79,8 +80,14 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """What ``publish`` put, sorted by key, without the marker."""
+    """What ``publish`` put, sorted by key, without the marker.
 
+    Attributes:
+        name: of the publication under the prefix that ``publish`` was given.
+        uri: of the publication.
+    """
+
+    name: str
     uri: str
     files: tuple[PublishedFile, ...]
 
@@ -152,6 +159,7 @@ def stage(
     cache: Cache,
     destination: Path,
     *,
+    listing: Listing | None = None,
     workers: int = 8,
     progress: Progress | None = None,
 ) -> StagedDataset:
@@ -161,24 +169,32 @@ def stage(
     again changes nothing. Objects of size 0 whose key ends in "/" stand for folders and are left
     out.
 
+    Args:
+        store: where the data lies.
+        cache: where it is kept.
+        destination: the folder.
+        listing: of the store, where that is known; None: it is listed.
+        workers: transfers at once.
+        progress: see ``Progress``.
+
     Raises:
         SourceMissing: no such bucket or folder, or nothing in it.
         NoSpace: the cache's disk has less room than there is to fetch; nothing was fetched then.
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """
-    listing, digest = list_dataset(store)
-    check_keys([*(obj.key for obj in listing), COMPLETE], store.uri)
-    checks = dict.fromkeys((obj.key for obj in listing), CACHED)
-    nbytes = sum(obj.size for obj in listing)
+    objects, digest = listing or list_dataset(store)
+    check_keys([*(obj.key for obj in objects), COMPLETE], store.uri)
+    checks = dict.fromkeys((obj.key for obj in objects), CACHED)
+    nbytes = sum(obj.size for obj in objects)
     marker = json.dumps({"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}) + "\n"
 
-    if not _is_staged(destination, marker, listing):
-        missing = [obj for obj in listing if not cache.holds(store, obj)]
+    if not _is_staged(destination, marker, objects):
+        missing = [obj for obj in objects if not cache.holds(store, obj)]
         _check_room(cache, store, sum(obj.size for obj in missing))
-        meter = _Meter(progress, nbytes, len(listing))
-        if len(missing) < len(listing):
+        meter = _Meter(progress, nbytes, len(objects))
+        if len(missing) < len(objects):
             held = nbytes - sum(obj.size for obj in missing)
-            meter.advance(held, len(listing) - len(missing))
+            meter.advance(held, len(objects) - len(missing))
 
         def fetch(obj: StoredObject) -> None:
             checks[obj.key] = cache.fetch(store, obj, meter.advance)
@@ -186,16 +202,16 @@ def stage(
 
         _for_each(missing, fetch, workers, meter)
         with os_errors(destination):
-            _link(destination, {obj.key: cache.path(store, obj) for obj in listing}, marker)
+            _link(destination, {obj.key: cache.path(store, obj) for obj in objects}, marker)
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
         uri=store.uri,
-        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in listing),
+        files=tuple(StagedFile(o.key, o.size, o.etag, checks[o.key]) for o in objects),
         nbytes=nbytes,
         fingerprint=digest,
         fetched=fetched,
-        reused=len(listing) - fetched,
+        reused=len(objects) - fetched,
     )
 
 
@@ -267,15 +283,18 @@ def publish(
     workers: int = 8,
     progress: Progress | None = None,
 ) -> PublishedResult:
-    """Puts files under ``prefix`` and, when all are there, the marker object ``_SUCCESS``.
+    """Puts files under ``<prefix>/<name>/`` and, when all are there, the marker ``_SUCCESS``.
 
-    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag. It
-    is taken away before anything else changes, so no reader sees it beside other content. Files
-    that an earlier marker lists and this call does not bring are removed. Published again, the
-    same files are not sent. After an error everything that this call put is gone.
+    The name begins with a digest of keys and contents, and ends with one that no other call has:
+    a publication is written once, by one call, and never changed. So whoever reads one that is
+    whole goes on reading it, whatever is published meanwhile. The same files published again are
+    found, if they are still whole, and not sent. After an error everything that this call put is
+    gone; what a killed process leaves has no marker, and nobody's publication is in it.
+
+    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag.
 
     Args:
-        files: key under ``prefix`` -> file.
+        files: key in the publication -> file.
         store: where to.
         prefix: "" for the store itself.
         marker: facts of the caller for the marker.
@@ -290,27 +309,61 @@ def publish(
         raise StagingError(f"{target.uri}: no files to publish", retryable=False)
     check_keys([*files, SUCCESS], target.uri)
     digests = _digests(files, workers)
-    before = _read_marker(target)
-    stored = _unchanged(target, digests, before)
+    content = _content(digests)
+    for name, found in publications(target).items():
+        if name.partition("-")[0] == content and not missing_from(target.at(name)):
+            same = tuple(PublishedFile(**entry) for entry in found["files"])
+            return PublishedResult(name, target.at(name).uri, same)
+    name = f"{content}-{uuid.uuid4().hex[:8]}"
+    target = target.at(name)
     put: list[str] = []
     try:
-        if stored is None:
-            if before is not None:
-                target.delete([SUCCESS])
-            stored = _upload(files, digests, target, put, workers, progress)
-            target.delete({entry["key"] for entry in (before or {}).get("files", ())} - set(files))
+        stored = _upload(files, digests, target, put, workers, progress)
         result = tuple(
             PublishedFile(key, size, sha256, stored[key].etag)
             for key, (sha256, size) in sorted(digests.items())
         )
         body = json.dumps({**(marker or {}), "files": [asdict(file) for file in result]}, indent=1)
-        if json.loads(body) != before:
-            put.append(SUCCESS)
-            target.put_bytes(SUCCESS, body.encode())
+        put.append(SUCCESS)
+        target.put_bytes(SUCCESS, body.encode())
     except BaseException as exc:  # also a signal that ends the task
         _withdraw(target, put[::-1], exc)  # the marker first
         raise
-    return PublishedResult(target.uri, result)
+    return PublishedResult(name, target.uri, result)
+
+
+def publications(target: ObjectStore) -> dict[str, dict[str, Any]]:
+    """What was published under a prefix and has its marker: name -> marker, the newest first."""
+    try:
+        listed = target.list()
+    except SourceMissing:  # a folder, that is made when something is published
+        return {}
+    marked = [obj for obj in listed if obj.key.endswith(f"/{SUCCESS}") and obj.key.count("/") == 1]
+    marked.sort(key=lambda obj: obj.modified, reverse=True)
+    names = [obj.key.partition("/")[0] for obj in marked]
+    read = {name: _read_marker(target.at(name)) for name in names}
+    return {name: marker for name, marker in read.items() if marker}
+
+
+def missing_from(publication: ObjectStore) -> list[str]:
+    """Keys that a publication says it has, and has not, or not as they were put; the marker too.
+
+    Sizes and ETags are compared, nothing is read but the marker.
+    """
+    marker = _read_marker(publication)
+    if not marker:
+        return [SUCCESS]
+    listed = {obj.key: obj for obj in publication.list()}
+    return [
+        entry["key"]
+        for entry in marker["files"]
+        if listed.get(entry["key"]) != StoredObject(entry["key"], entry["size"], entry["etag"])
+    ]
+
+
+def _content(digests: Mapping[str, tuple[str, int]]) -> str:
+    lines = (json.dumps([key, *digests[key]]) + "\n" for key in sorted(digests))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def _digests(files: Mapping[str, Path], workers: int) -> dict[str, tuple[str, int]]:
@@ -334,25 +387,6 @@ def _read_marker(target: ObjectStore) -> dict[str, Any] | None:
         return found if {"key", "size", "sha256", "etag"} <= set(found["files"][0]) else {}
     except (ValueError, LookupError, TypeError):
         return {}
-
-
-def _unchanged(
-    target: ObjectStore,
-    digests: Mapping[str, tuple[str, int]],
-    before: Mapping[str, Any] | None,
-) -> dict[str, StoredObject] | None:
-    """What is stored, if it is exactly these files as an earlier call left them; else None."""
-    if not before:
-        return None
-    recorded = {entry["key"]: entry for entry in before["files"]}
-    if {key: (entry["sha256"], entry["size"]) for key, entry in recorded.items()} != digests:
-        return None
-    stored = {obj.key: obj for obj in target.list() if obj.key in digests}
-    same = stored.keys() == digests.keys() and all(
-        (obj.size, obj.etag) == (recorded[key]["size"], recorded[key]["etag"])
-        for key, obj in stored.items()
-    )
-    return stored if same else None
 
 
 def _upload(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -15,28 +17,53 @@ from ddl_airflow.core.plan import StoreReference
 _STATE = "fingerprint"  # of what fired last
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """One look at a dataset, of all triggers of the process that want to know.
+
+    Attributes:
+        began: when, by the clock of the event loop.
+        found: what it finds.
+    """
+
+    began: float
+    found: asyncio.Task[dict[str, Any] | None]
+
+
+# By dataset and connection. Triggers of a process run in one event loop.
+_listings: dict[str, _Listing] = {}
+
+
 class DataChangeTrigger(BaseEventTrigger):
     """Lists a dataset now and then, and compares its fingerprint with the one that fired last.
 
     It fires once a change has settled: when two listings one interval apart are the same, so that
-    an upload of many files is one event. What fired is kept in Airflow's state of the asset, so a
-    triggerer that starts again misses nothing and repeats nothing. A dataset that cannot be listed
-    is said in the triggerer's log and looked at again.
+    an upload of many files is one event. What fired is kept in Airflow's state of the asset, an
+    interval after: a triggerer that is killed meanwhile fires again, and a run that finds nothing
+    new does nothing. So no change is lost. A dataset that cannot be listed is said in the
+    triggerer's log and looked at again. Of several triggers over one dataset one lists it.
 
     Args:
         uri: of the dataset.
         connection: ``conn_id``, or endpoint_url and keys as ``${NAME}``: Airflow keeps this in its
             database, so no key may be in it. None for a folder.
         interval_s: between two listings.
+        dag_id: whose run starts. Airflow makes one of two triggers with equal arguments, and has
+            no state for one that fires for two assets.
     """
 
     def __init__(
-        self, uri: str, connection: dict[str, str] | None = None, interval_s: float = 60.0
+        self,
+        uri: str,
+        connection: dict[str, str] | None = None,
+        interval_s: float = 60.0,
+        dag_id: str = "",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uri = uri
         self.connection = connection
         self.interval_s = interval_s
+        self.dag_id = dag_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -44,25 +71,28 @@ class DataChangeTrigger(BaseEventTrigger):
             "uri": self.uri,
             "connection": self.connection,
             "interval_s": self.interval_s,
+            "dag_id": self.dag_id,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields uri, fingerprint, files and bytes of each settled change."""
-        fired = await self._fired_before()
+        kept = fired = await self._fired_before()
         before: dict[str, Any] | None = None
+        listing = None
         while True:
-            try:
-                now = await asyncio.to_thread(self._look)
-            except StagingError as error:
-                self.log.warning("%s: %s", type(error).__name__, error)
-                now = None
-            if now is not None and now == before and now["fingerprint"] != fired:
-                fired = now["fingerprint"]
+            last, listing = listing, self._listing()
+            now = await self._found(listing)
+            if fired != kept:
+                # The event has left this process since: Airflow sends them off every second.
                 if self.asset_state_store is not None:
                     await asyncio.to_thread(self.asset_state_store.set, _STATE, fired)
-                yield TriggerEvent({"uri": self.uri, **now})  # type: ignore[no-untyped-call]
-            before = now
+                kept = fired
+            if listing is not last:
+                if now is not None and now == before and now["fingerprint"] != fired:
+                    fired = now["fingerprint"]
+                    yield TriggerEvent({"uri": self.uri, **now})  # type: ignore[no-untyped-call]
+                before = now
             await asyncio.sleep(self.interval_s)
 
     async def _fired_before(self) -> str | None:
@@ -70,6 +100,27 @@ class DataChangeTrigger(BaseEventTrigger):
             return None
         # In a thread: aget and aset are there from Airflow 3.3.2 on.
         return cast(str | None, await asyncio.to_thread(self.asset_state_store.get, _STATE))
+
+    def _listing(self) -> _Listing:
+        """A new look at the dataset, or one that somebody else began a moment ago."""
+        key = json.dumps([self.uri, self.connection], sort_keys=True)
+        loop = asyncio.get_running_loop()
+        there = _listings.get(key)
+        if (
+            there is None
+            or there.found.get_loop() is not loop
+            or loop.time() - there.began >= 0.9 * self.interval_s
+        ):
+            looking = loop.create_task(asyncio.to_thread(self._look))
+            there = _listings[key] = _Listing(loop.time(), looking)
+        return there
+
+    async def _found(self, listing: _Listing) -> dict[str, Any] | None:
+        try:
+            return await asyncio.shield(listing.found)  # others wait for it too
+        except StagingError as error:
+            self.log.warning("%s: %s", type(error).__name__, error)
+            return None
 
     def _look(self) -> dict[str, Any] | None:
         """Returns None where there is nothing to train on."""

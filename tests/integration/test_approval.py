@@ -81,7 +81,7 @@ def test_a_person_decides_and_production_follows(site, mailbox, folder):
     (asked,), (told,) = mailbox.about("waits for approval"), mailbox.about("was published")
     assert (asked["To"], told["To"]) == ("boss@example.com", "ml@example.com")
     assert "| quality | 0.75 |" in body(asked)
-    assert f"/published/{training_id('approved', first)}/model" in body(told)
+    assert json.loads(pointer.read_text())["model"] in body(told)
 
     second = site.trigger("approved", {"quality": 0.9})
     shown = _answer(site, second, "Reject")

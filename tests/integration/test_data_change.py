@@ -9,6 +9,7 @@ import pytest
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import publish
 
 pytestmark = pytest.mark.integration
 
@@ -98,7 +99,9 @@ def test_another_dags_asset_starts_a_run_which_does_nothing_twice(site, dags_fol
         },
     }
     store = FolderStore(folder / "published")
-    point(store, "downstream", LATEST, "downstream-1", {}, made_of=made_of)
+    done = publish({"manifest": folder / "manifest.yml"}, store, "downstream-1")
+    place = f"downstream-1/{done.name}"
+    point(store, "downstream", LATEST, place, {}, made_of=made_of)
     assert site.wait_for_run("upstream", site.trigger("upstream"), 120) == "success"
     again = _wait(site, "downstream", 2)[1]["dag_run_id"]
     assert site.wait_for_run("downstream", again, 120) == "success"

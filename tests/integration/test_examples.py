@@ -19,6 +19,7 @@ from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.store import open_store
 from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 
@@ -35,9 +36,9 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     assert state == "success", site.task_log(dag_id, run_id, "train")
     places = site.xcom(dag_id, run_id, "upload_results")
     training = training_id(dag_id, run_id)
-    assert places["model"] == f"s3://{RESULTS_BUCKET}/{training}/model"
+    assert places["model"].startswith(f"s3://{RESULTS_BUCKET}/{training}/")
 
-    store = S3Store(object_store.client, RESULTS_BUCKET, training)
+    store = open_store(places["training"], object_store.client)
     keys = {obj.key for obj in store.list()}
     assert {"_SUCCESS", "lineage.json", "model/saved_model.pb", "logs/rank-1.log"} <= keys
     record = json.loads(store.read_bytes("lineage.json"))
@@ -78,7 +79,8 @@ def test_what_was_entered_reaches_the_script_the_ui_and_the_lineage(site, object
     assert "Epoch 3/3" in site.task_log(dag_id, run_id, "train")
     shown = site.task_instances(dag_id, run_id)["train"]["rendered_fields"]
     assert shown["parameters"] == ENTERED[dag_id]
-    store = S3Store(object_store.client, RESULTS_BUCKET, training_id(dag_id, run_id))
+    places = site.xcom(dag_id, run_id, "upload_results")
+    store = open_store(places["training"], object_store.client)
     record = json.loads(store.read_bytes("lineage.json"))
     assert record["run"]["parameters"] == ENTERED[dag_id] | {
         **{"nodes": 2, "launcher": "local", "checkpoint": "latest"},
@@ -121,8 +123,7 @@ def test_lineage_command_checks_the_published_files(site, object_store, finished
     assert json.loads(said.stdout)["run"]["run_id"] == run_id
     assert "files are as recorded" in said.stderr
 
-    published = json.loads(said.stdout)["training_id"]
-    store = S3Store(object_store.client, RESULTS_BUCKET, published)
+    store = open_store(uri.removesuffix("/lineage.json"), object_store.client)
     original = store.read_bytes("logs/rank-1.log")
     store.put_bytes("logs/rank-1.log", b"another run's words")
     said = subprocess.run(command, env=os.environ | keys, capture_output=True, text=True)
@@ -203,7 +204,8 @@ def test_the_wml_document_runs_as_a_dag(site, object_store, dags_folder, finishe
     run_id = site.trigger("tf-mnist")
     state = site.wait_for_run("tf-mnist", run_id, 300)
     assert state == "success", site.task_log("tf-mnist", run_id, "train")
-    store = S3Store(object_store.client, RESULTS_BUCKET, training_id("tf-mnist", run_id))
+    places = site.xcom("tf-mnist", run_id, "upload_results")
+    store = open_store(places["training"], object_store.client)
     record = json.loads(store.read_bytes("lineage.json"))
     assert record["result"]["transform"] == ["python transform.py"]
     assert set(record["result"]["signatures"]) == {"predict_images", "serving_default"}

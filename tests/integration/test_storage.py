@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store, s3_client
-from ddl_airflow.storage.transfer import publish, stage
+from ddl_airflow.storage.transfer import missing_from, publish, stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
 
@@ -146,6 +148,7 @@ def test_round_trip_of_odd_keys_and_large_objects_and_reuse(store, cache, tmp_pa
     }
     files = write_files(tmp_path / "results", contents)
     done = publish(files, store, marker={"training_id": "t"})
+    store = store.at(done.name)
     staged = stage(store, cache, tmp_path / "data")
     found = files_below(tmp_path / "data")
     marker = json.loads(found.pop("_SUCCESS"))
@@ -248,7 +251,7 @@ def test_damaged_download_is_detected_and_nothing_of_it_stays(ceph, keys, store,
     cache = Cache(tmp_path / "cache")
     with DamagingProxy(ceph.endpoint_url, PATTERN, "down") as proxy:
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")
-        with pytest.raises(TransferCorrupt, match="a prefix/f at http.* sha256 is "):
+        with pytest.raises(TransferCorrupt, match="a prefix/.*f at http.* sha256 is "):
             stage(near, cache, tmp_path / "data")
     assert proxy.damaged == 1
     assert not (tmp_path / "data").exists()
@@ -259,7 +262,7 @@ def test_cut_download_is_retryable_and_leaves_no_part(ceph, keys, store, cache, 
     store.put_bytes("f", bytes(200_000) + PATTERN + bytes(200_000))
     with DamagingProxy(ceph.endpoint_url, PATTERN, "down", cut=True) as proxy:
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")
-        with pytest.raises(StagingError, match="a prefix/f at http") as caught:
+        with pytest.raises(StagingError, match="a prefix/.*f at http") as caught:
             stage(near, cache, tmp_path / "data")
     assert caught.value.retryable and proxy.damaged
     assert files_below(tmp_path / "cache" / "blobs") == {}
@@ -270,7 +273,7 @@ def test_damaged_upload_is_detected_and_withdrawn(ceph, keys, store, tmp_path, s
     files = write_files(tmp_path / "results", {"f": (PATTERN + bytes(size))[:size], "g": b"g"})
     with DamagingProxy(ceph.endpoint_url, PATTERN, "up") as proxy:
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")
-        with pytest.raises(TransferCorrupt, match="a prefix/f at http"):
+        with pytest.raises(TransferCorrupt, match="a prefix/.*/f at http"):
             publish(files, near)
     assert proxy.damaged
     assert store.list() == []
@@ -284,16 +287,34 @@ def test_object_replaced_after_listing_is_not_mixed(store, tmp_path):
         store.get(obj, tmp_path / "f", lambda nbytes: None)
 
 
-def test_publish_twice_sends_once_and_changed_content_replaces(store, client, tmp_path):
+def test_publish_twice_sends_once_and_changed_content_goes_elsewhere(store, client, tmp_path):
     files = write_files(tmp_path / "results", {"a": b"1", "b/c": bytes(17 * MIB)})
     first = publish(files, store, "m")
     before = {o.key: o.modified for o in store.list()}
     assert publish(files, store, "m") == first
     assert {o.key: o.modified for o in store.list()} == before
     files = write_files(tmp_path / "results", {"a": b"2", "d": b"3"})
-    publish(files, store, "m")
-    assert [o.key for o in store.list()] == ["m/_SUCCESS", "m/a", "m/d"]
-    assert store.read_bytes("m/a") == b"2"
+    second = publish(files, store, "m")
+    assert [o.key for o in store.at(f"m/{second.name}").list()] == ["_SUCCESS", "a", "d"]
+    assert missing_from(store.at(f"m/{first.name}")) == []
+
+
+def test_pointers_are_replaced_on_conditions(store, client):
+    """In whichever form the gateway takes the ETag."""
+    assert store.read_version("p.json") is None
+    assert store.put_if("p.json", b"1", None)
+    assert not store.put_if("p.json", b"2", None)
+    body, version = store.read_version("p.json")
+    assert body == b"1" and store.put_if("p.json", b"3", version)
+    assert not store.put_if("p.json", b"4", version)
+
+    def pointed(n):
+        point(store, "many", PRODUCTION, f"many-{n}/{n}-0", {})
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(pointed, range(20)))
+    history = read_pointer(store, "many", PRODUCTION)["history"]
+    assert len({event["training_id"] for event in history}) == len(history) == 20
 
 
 def test_publish_beyond_the_quota_leaves_no_object(ceph, tmp_path):
@@ -302,7 +323,7 @@ def test_publish_beyond_the_quota_leaves_no_object(ceph, tmp_path):
     ceph.limit_objects("limited", 3)
     store = S3Store(client, "limited")
     files = write_files(tmp_path / "results", {f"f{n}": bytes([n]) * 1000 for n in range(8)})
-    with pytest.raises(NoSpace, match=r"s3://limited/m/f\d at http.*1,000 bytes to store"):
+    with pytest.raises(NoSpace, match=r"s3://limited/m/.*/f\d at http.*1,000 bytes to store"):
         publish(files, store, "m", workers=2)
     assert store.list() == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -157,7 +158,8 @@ def test_a_cleared_task_does_what_a_person_means(site, training):
     run.clear("train", downstream=True)
     assert run.ends() == "success", run.log("transform", 1)
     assert "found 1" in run.log("train", 2)
-    published = folder / "published" / run.layout.training_id
+    training = folder / "published" / run.layout.training_id
+    (published,) = training.iterdir()
     found = {path.name for path in (published / "checkpoints").iterdir()}
     assert found == {"step-0", "step-1"}
     # Published again: the same.
@@ -170,7 +172,11 @@ def test_a_cleared_task_does_what_a_person_means(site, training):
     run.clear("train", downstream=True)
     assert run.ends() == "success", run.log("transform", 2)
     assert "found 0" in run.log("train", 3)
-    assert [path.name for path in (published / "checkpoints").iterdir()] == ["step-0"]
+    assert before == {path: path.stat().st_mtime_ns for path in published.rglob("*")}
+    (fresh,) = {*training.iterdir()} - {published}
+    assert [path.name for path in (fresh / "checkpoints").iterdir()] == ["step-0"]
+    pointer = json.loads((folder / "published" / "cleared" / "latest.json").read_text())
+    assert pointer["model"] == (fresh / "model").as_uri()
     assert len(list((run.layout.replaced / "result" / "checkpoints").iterdir())) == 2
     assert run.task("transform")["try_number"] == 2
 

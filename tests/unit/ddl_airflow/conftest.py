@@ -321,6 +321,8 @@ def context_of() -> Callable[..., dict[str, Any]]:
             triggering_user_name="a tester",
             conf={},
             logical_date=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
+            data_interval_end=None,
+            run_after=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
             start_date=datetime(2026, 11, 20, 20, 16, tzinfo=UTC),
         )
         ti = SimpleNamespace(try_number=try_number, max_tries=max_tries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -366,6 +367,53 @@ def test_a_folder_that_is_gone_takes_no_dag_with_it(bundle, folder, write_manife
     assert parsed(bundle)["manifest.yml.py"].dag_id == "first"
     folder.with_name("away").rename(folder)
     bundle.refresh()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_empty_mount_point_takes_no_dag_with_it(
+    bundle, make_bundle, folder, write_manifest, restarted
+):
+    write_manifest(folder, "first")
+    write_manifest(folder / "below", "second")
+    bundle.refresh()
+    folder.rename(folder.with_name("away"))
+    folder.mkdir()
+    again = make_bundle() if restarted else bundle
+    with pytest.raises(AirflowException, match=r"the DAGs stay .* is empty, as a mount .* 2 manif"):
+        again.refresh()
+    assert {dag.dag_id for dag in parsed(again).values()} == {"first", "second"}
+    (folder / ".empty").touch()
+    again.refresh()
+    assert parsed(again) == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_folder_that_cannot_be_read_keeps_what_is_in_it(
+    bundle, make_bundle, folder, write_manifest, monkeypatch, caplog, restarted
+):
+    """As on a file server that is away."""
+    write_manifest(folder / "near", "first")
+    write_manifest(folder / "far", "second")
+    bundle.refresh()
+    scandir, dead = os.scandir, folder / "far"
+
+    def stale(path):
+        if Path(path) == dead:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", stale)
+    again = make_bundle() if restarted else bundle
+    again.refresh()
+    found = parsed(again)
+    assert found.pop("near/manifest.yml.py").dag_id == "first"
+    assert found.pop("far/manifest.yml.py").dag_id == "second"
+    assert "far: cannot be read: Stale file handle" in found.pop("far.py") and not found
+    assert "its 1 manifests stay as they were" in caplog.text
+    dead = folder
+    with pytest.raises(AirflowException, match="the DAGs stay as they were.*Stale file handle"):
+        again.refresh()
+    monkeypatch.undo()
 
 
 def test_a_restart_writes_nothing_again(bundle, make_bundle, folder, write_manifest):

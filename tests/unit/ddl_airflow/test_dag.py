@@ -90,6 +90,9 @@ def test_schedules(tmp_path, write_manifest):
     dag = dag_of(tmp_path, write_manifest, "schedule: {on_data_change: true}\n")
     (watcher,) = dag.schedule.watchers
     assert watcher.trigger.uri == (tmp_path / "data").as_uri()
+    assert (
+        watcher.trigger.serialize()[1]["dag_id"] == dag.dag_id
+    )  # another one than its neighbour's
     both = dag_of(tmp_path, write_manifest, "schedule: {cron: '@daily', on_data_change: true}\n")
     assert type(both.schedule).__name__ == "AssetOrTimeSchedule"
     DagSerialization.to_dict(both)

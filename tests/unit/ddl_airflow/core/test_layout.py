@@ -91,3 +91,33 @@ def test_rank_environment_is_the_contract():
         "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
         "DDL_STATS": str(root / "ddl/stats.json"),
     }
+
+
+def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    for killed_at in range(4):
+        layout = RunLayout(tmp_path / str(killed_at), "mnist", "mnist-1")
+        layout.create()
+        layout.experiment.mkdir(parents=True)
+        for path in (layout.checkpoints / "model-10", layout.progress, layout.experiment / "event"):
+            path.write_text("of the training before")
+        layout.to_start_again.touch()
+        moves, replace = iter(range(100)), Path.replace
+
+        def moved(self, target):
+            if next(moves) == killed_at:  # noqa: B023
+                raise Killed
+            return replace(self, target)  # noqa: B023
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", moved)
+            try:
+                layout.start_again()
+            except Killed:
+                layout.create()  # the next try
+                layout.start_again()
+        kept = {p.relative_to(layout.replaced).as_posix() for p in layout.replaced.rglob("*")}
+        assert {"result/checkpoints/model-10", "progress.jsonl", "mnist-1/event"} <= kept
+        assert not layout.progress.exists() and list(layout.checkpoints.iterdir()) == []

@@ -1,13 +1,41 @@
 from __future__ import annotations
 
+import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
+from moto.server import ThreadedMotoServer
 
 from ddl_airflow import cli
-from ddl_airflow.core.errors import NoSuchModel
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
+from ddl_airflow.core.errors import NoSuchModel, QualityTooLow
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    check_not_worse,
+    point,
+    promote,
+    read_pointer,
+    rollback,
+)
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.transfer import publish
+
+
+def published(store, tmp_path, training_id, dag_id="digits"):
+    """A whole publication of a training; returns its place in the store."""
+    facts = {
+        "dataset": {"fingerprint": "d"},
+        "code": {"digest": "c"},
+        "manifest": {"digest": "m"},
+        "run": {"dag_id": dag_id, "parameters": {}, "due": "2026-11-20T20:15:00+00:00"},
+        "result": {"metrics": {"accuracy": 0.5}},
+    }
+    record = tmp_path / f"{training_id}.json"
+    record.write_text(json.dumps(facts))
+    return f"{training_id}/{publish({'lineage.json': record}, store, training_id).name}"
 
 
 @pytest.fixture
@@ -15,8 +43,8 @@ def results(tmp_path):
     """Three published trainings, in production one after the other."""
     store = FolderStore(tmp_path / "results")
     for number in (1, 2, 3):
-        store.put_bytes(f"digits-{number}/_SUCCESS", b"{}")
-        point(store, "digits", PRODUCTION, f"digits-{number}", {"accuracy": 0.9 + number / 100})
+        place = published(store, tmp_path, f"digits-{number}")
+        point(store, "digits", PRODUCTION, place, {"accuracy": 0.9 + number / 100})
     return store
 
 
@@ -30,56 +58,174 @@ def test_nothing_is_named_before_something_is_published(tmp_path):
 def test_the_newest_is_named_and_those_before_are_kept(results):
     now = read_pointer(results, "digits", PRODUCTION)
     assert now["training_id"] == "digits-3"
-    assert now["model"] == f"{results.uri}/digits-3/model"
+    place = now["publication"]
+    assert now["model"] == f"{results.uri}/{place}/model" and place.startswith("digits-3/")
     assert now["metrics"] == {"accuracy": 0.93}
     assert [one["training_id"] for one in now["before"]] == ["digits-2", "digits-1"]
-    assert point(results, "digits", PRODUCTION, "digits-3", {"accuracy": 0.93}) == now
+    assert point(results, "digits", PRODUCTION, place, {"accuracy": 0.93}) == now
     assert read_pointer(results, "digits", LATEST) is None
     assert read_pointer(results, "other", PRODUCTION) is None
 
 
 def test_what_is_published_again_takes_its_place_back_only_if_it_was_trained_again(results):
-    now = rollback(results, "digits")
-    assert point(results, "digits", PRODUCTION, "digits-3", {"accuracy": 0.93}) == now
-    assert point(results, "digits", PRODUCTION, "digits-1", {"accuracy": 0.91}) == now
-    now = point(results, "digits", PRODUCTION, "digits-2", {"accuracy": 0.99})
-    assert (now["training_id"], now["metrics"]) == ("digits-2", {"accuracy": 0.99})
-    assert [one["training_id"] for one in now["before"]] == ["digits-3", "digits-1"]
-    now = point(results, "digits", PRODUCTION, "digits-1", {"accuracy": 0.95})
-    assert now["training_id"] == "digits-1"
+    third, second = (
+        read_pointer(results, "digits", PRODUCTION)["publication"],
+        rollback(results, "digits")["publication"],
+    )
+    now = read_pointer(results, "digits", PRODUCTION)
+    assert point(results, "digits", PRODUCTION, third, {"accuracy": 0.93}) == now
+    # The same files under another name, as two uploads at the same moment would leave them.
+    assert point(results, "digits", PRODUCTION, f"{third[:-8]}00000000", {}) == now
+    now = point(results, "digits", PRODUCTION, "digits-3/another-content", {"accuracy": 0.99})
+    assert (now["training_id"], now["metrics"]) == ("digits-3", {"accuracy": 0.99})
+    assert [one["publication"] for one in now["before"]][:2] == [second, third]
+
+
+def test_a_model_that_was_damaged_gives_way_to_the_same_one(results, tmp_path):
+    place = read_pointer(results, "digits", PRODUCTION)["publication"]
+    results.put_bytes(f"{place}/lineage.json", b"damaged")
+    whole = published(results, tmp_path, "digits-3")
+    assert whole != place and whole[:-8] == place[:-8]
+    assert point(results, "digits", PRODUCTION, whole, {})["publication"] == whole
+
+
+def test_a_run_that_was_due_before_does_not_overtake(results):
+    def due(day):
+        return datetime(2026, 11, day, tzinfo=UTC)
+
+    now = point(results, "digits", PRODUCTION, "digits-5/a-1", {}, due=due(5))
+    assert point(results, "digits", PRODUCTION, "digits-4/b-1", {}, due=due(4)) == now
+    now = point(results, "digits", PRODUCTION, "digits-6/c-1", {}, due=due(6))
+    assert now["training_id"] == "digits-6"
+
+
+def test_a_check_sees_the_pointer_as_it_is_when_it_changes(results, monkeypatch):
+    """Both beat .93; the one that is worse looks first, and writes last."""
+    metrics = {"accuracy": 0.94}
+    put_if = FolderStore.put_if
+
+    def overtaken(self, key, body, version):
+        monkeypatch.undo()
+        point(results, "digits", PRODUCTION, "digits-5/b-1", {"accuracy": 0.97})
+        return put_if(self, key, body, version)
+
+    monkeypatch.setattr(FolderStore, "put_if", overtaken)
+    with pytest.raises(QualityTooLow, match="0.03 worse than the 0.97 .* production, digits-5"):
+        point(
+            *(results, "digits", PRODUCTION, "digits-4/a-1", metrics),
+            check=lambda now: check_not_worse(metrics, now, "accuracy", small=False),
+        )
+    assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-5"
+
+
+def all_in_one_order(store, writers):
+    with ThreadPoolExecutor(writers) as pool:
+        list(
+            pool.map(
+                lambda n: point(store, "many", PRODUCTION, f"many-{n}/{n}-0", {}), range(writers)
+            )
+        )
+    history = read_pointer(store, "many", PRODUCTION)["history"]
+    assert {event["training_id"] for event in history} == {f"many-{n}" for n in range(writers)}
+    assert [event["number"] for event in history] == [*range(writers, 0, -1)]
+
+
+def test_of_a_hundred_who_write_at_the_same_time_each_is_in_the_history(tmp_path):
+    all_in_one_order(FolderStore(tmp_path), 100)
+
+
+def test_so_it_is_in_an_object_store():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        client = s3_client("http://{}:{}".format(*server.get_host_and_port()), "k", "s")
+        client.create_bucket(Bucket="pointers")
+        all_in_one_order(S3Store(client, "pointers"), 25)
+        client.close()
+    finally:
+        server.stop()
+
+
+def test_a_pointer_of_before_is_read_and_gone_back_from(results, tmp_path):
+    """As written when each training was published in one place."""
+    old = {"metrics": {}, "made_of": {}, "set": "2026-11-01T00:00:00+00:00"}
+    body = {
+        "schema": "ddl-airflow/pointer/1",
+        **{"training_id": "old-2", "model": f"{results.uri}/old-2/model", **old},
+        "before": [
+            {"training_id": "old-1", "model": f"{results.uri}/old-1/model", "withdrawn": False}
+            | old
+        ],
+    }
+    results.put_bytes("old/production.json", json.dumps(body).encode())
+    file = {"key": "model/x", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    etag = results.put_bytes("old-1/model/x", b"x").etag
+    results.put_bytes("old-1/_SUCCESS", json.dumps({"files": [file | {"etag": etag}]}).encode())
+    assert read_pointer(results, "old", PRODUCTION)["publication"] == "old-2"
+    now = rollback(results, "old", by="me", reason="worse in the afternoon")
+    assert now["model"] == f"{results.uri}/old-1/model"
+    assert [(e["number"], e["event"], e["training_id"]) for e in now["history"]] == [
+        (3, "rolled back", "old-1"),
+        (2, "promoted", "old-2"),
+        (1, "promoted", "old-1"),
+    ]
+    assert (now["history"][0]["by"], now["history"][0]["reason"]) == (
+        "me",
+        "worse in the afternoon",
+    )
 
 
 def test_going_back_goes_on_going_back(results):
     assert rollback(results, "digits")["training_id"] == "digits-2"
     now = rollback(results, "digits")
     assert (now["training_id"], now["metrics"]) == ("digits-1", {"accuracy": 0.91})
-    with pytest.raises(NoSuchModel, match="no other training was.*There is: digits-2, digits-3"):
+    with pytest.raises(
+        NoSuchModel, match="no other training was.*There is: digits-2/.*, digits-3/"
+    ):
         rollback(results, "digits")
     assert rollback(results, "digits", "digits-3")["training_id"] == "digits-3"
 
 
 def test_what_is_gone_is_not_put_into_production(results):
-    results.delete(["digits-2/_SUCCESS"])
-    with pytest.raises(NoSuchModel, match="digits-2 is no longer there"):
+    (second,) = [
+        one["publication"]
+        for one in read_pointer(results, "digits", PRODUCTION)["before"]
+        if one["training_id"] == "digits-2"
+    ]
+    results.delete([f"{second}/lineage.json"])
+    with pytest.raises(NoSuchModel, match=f"{second} is no longer there"):
         rollback(results, "digits")
+    with pytest.raises(NoSuchModel, match=f"{second} is not there"):
+        promote(results, "digits", second)
     with pytest.raises(NoSuchModel, match="digits-9 was not in production"):
         rollback(results, "digits", "digits-9")
+    with pytest.raises(NoSuchModel, match="is a model of digits, not of others"):
+        promote(results, "others", "digits-1")
     assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-3"
 
 
 def test_many_are_kept_but_not_all(results):
     for number in range(4, 40):
-        point(results, "digits", PRODUCTION, f"digits-{number}", {})
-    before = read_pointer(results, "digits", PRODUCTION)["before"]
-    assert [one["training_id"] for one in before] == [f"digits-{n}" for n in range(38, 18, -1)]
+        point(results, "digits", PRODUCTION, f"digits-{number}/a-1", {})
+    now = read_pointer(results, "digits", PRODUCTION)
+    kept = [one["training_id"] for one in now["before"]]
+    assert kept == [f"digits-{n}" for n in range(38, 18, -1)]
+    assert len(now["history"]) == 39
 
 
 def test_commands(results, capsys):
     place = f"{results.uri}/digits"
     assert cli.main(["production", place]) == 0
     assert json.loads(capsys.readouterr().out)["training_id"] == "digits-3"
-    assert cli.main(["rollback", place]) == 0
-    assert capsys.readouterr().out == f"in production again: {results.uri}/digits-2/model\n"
+    assert cli.main(["rollback", place, "--reason", "too slow"]) == 0
+    assert f"in production again: {results.uri}/digits-2/" in capsys.readouterr().out
+    event = read_pointer(results, "digits", PRODUCTION)["history"][0]
+    assert (event["event"], event["reason"]) == ("rolled back", "too slow") and event["by"]
     assert cli.main(["rollback", place, "--to", "digits-9"]) == 1
     assert "digits-9 was not in production" in capsys.readouterr().err
+    # What was never in production, or is there no longer, or was due before: a person may.
+    assert cli.main(["promote", place, "--to", "digits-1", "--reason", "best of all"]) == 0
+    assert f"in production: {results.uri}/digits-1/" in capsys.readouterr().out
+    now = read_pointer(results, "digits", PRODUCTION)
+    assert (now["metrics"], now["made_of"]["dataset"]) == ({"accuracy": 0.5}, "d")
     assert cli.main(["production", f"{results.uri}/other"]) == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,7 @@ def test_parts_come_together_with_the_run_and_the_files(layout, files, context_o
         "type": "manual",
         "triggered_by": "a tester",
         "logical_date": "2026-11-20T20:15:00+00:00",
+        "due": "2026-11-20T20:15:00+00:00",
         "started": "2026-11-20T20:16:00+00:00",
         "parameters": {"epochs": 3},
         "experiment": "mnist-1",
@@ -94,6 +96,8 @@ def test_a_run_without_dates_or_a_person_has_null(layout, files, context_of):
         run_type="scheduled",
         triggering_user_name=None,
         logical_date=None,
+        data_interval_end=None,
+        run_after=datetime(2026, 11, 20, tzinfo=UTC),
         start_date=None,
     )
     context["params"] = None

@@ -125,5 +125,16 @@ def test_nan_is_never_good_enough(evaluate):
         evaluate(script, metric="f1", minimum=0)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_decides_nothing_and_is_no_number_is_left_out(evaluate, layout, value, capsys):
+    measured = f"{{'f1': float('{value}'), 'f2': 1}}"
+    script = f"import json, os; json.dump({measured}, open(os.environ['EVALUATION'], 'w'))"
+    said = evaluate(script, metric="accuracy", minimum=0.5)
+    assert said["metrics"] == {"accuracy": 0.9, "f2": 1.0, "loss": 0.25}
+    json.dumps(said, allow_nan=False)  # as XCom wants it
+    assert read_part(layout, "evaluate")["result"]["metrics"] == said["metrics"]
+    assert f"metric f1 is {value} and is left out" in capsys.readouterr().out
+
+
 def test_without_bounds_it_only_shows(evaluate, layout):
     assert json.loads(json.dumps(evaluate()))["metrics"] == {"accuracy": 0.9, "loss": 0.25}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
@@ -10,8 +12,12 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import LATEST, point
+from ddl_airflow.lineage.record import write_part
+from ddl_airflow.operators.approve import ApproveOperator
+from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import publish
 
 
 @pytest.fixture
@@ -85,7 +91,9 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
         "manifest": "m1",
         "parameters": {"epochs": 3},
     }
-    point(results, "staging", LATEST, "staging-1", {}, made_of=made_of)
+    (tmp_path / "model").write_text("m")
+    done = publish({"model": tmp_path / "model"}, results, "staging-1")
+    point(results, "staging", LATEST, f"staging-1/{done.name}", {}, made_of=made_of)
     with pytest.raises(AirflowSkipException, match="are those of staging-1: there is nothing new"):
         task.execute(context)
     # Cleared: a person wants it all the same.
@@ -95,13 +103,56 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
     task.commands = ["python train.py --until {{ ds }}"]
     assert task.execute(context) == said
     task.commands = ["python train.py"]
-    for by_a_person in ("manual", "backfill"):
+    for by_a_person in ("manual", "backfill", "asset_materialization"):
         context["dag_run"].run_type.value = by_a_person
         assert task.execute(context) == said
     context["dag_run"].run_type.value = "scheduled"
     for name, value in (("parameters", {}), ("manifest", "m2"), ("code", "c"), ("dataset", "d")):
         point(results, "staging", LATEST, f"by {name}", {}, made_of={**made_of, name: value})
         assert task.execute(context) == said, name
+    # What was published is not there any more: it is worth training.
+    (tmp_path / "model").write_text("another")
+    done = publish({"model": tmp_path / "model"}, results, "staging-2")
+    point(results, "staging", LATEST, f"staging-2/{done.name}", {}, made_of=made_of)
+    with pytest.raises(AirflowSkipException, match="are those of staging-2"):
+        task.execute(context)
+    results.delete([f"staging-2/{done.name}/model"])
+    assert task.execute(context) == said
+
+
+def test_what_was_rejected_is_not_trained_again_by_a_schedule(stage, layout, context_of, tmp_path):
+    task = stage()
+    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
+    context = context_of("staging")
+    context["dag_run"].run_type.value = "scheduled"
+    said = task.execute(context)
+    write_part(layout, "train", {"result": {"metrics": {"f1": 0.25}}, "tries": {}})
+    write_part(layout, "transform", {"result": {}, "tries": {}})
+    with DAG("staging", schedule=None):
+        gate = EvaluateOperator(task_id="evaluate", results=task._results, metric="f1", minimum=0.5)
+    with pytest.raises(AirflowFailException, match="0.25 below the minimum"):
+        gate.execute(context)
+    with pytest.raises(AirflowSkipException, match="that was rejected: staging-.*f1 is 0.25, 0.25"):
+        task.execute(context)
+    context["dag_run"].run_type.value = "manual"
+    assert task.execute(context) == said
+    # Other bounds are another manifest.
+    context["dag_run"].run_type.value, task.manifest = "scheduled", {"digest": "m2"}
+    assert task.execute(context) == said
+    # Now a person.
+    with DAG("staging", schedule=None):
+        approve = ApproveOperator(task_id="approve", results=task._results, subject="?")
+    context["ti"], context["task"] = (
+        SimpleNamespace(map_index=-1, try_number=1, max_tries=0),
+        approve,
+    )
+    answer = {"params_input": {}, "responded_at": datetime.now(UTC), "timedout": False}
+    answer["responded_by_user"] = {"id": "1", "name": "the boss"}
+    for option in ("Approve", "Reject"):
+        task.execute(context)
+        approve.execute_complete(context, answer | {"chosen_options": [option]})
+    with pytest.raises(AirflowSkipException, match="staging-.*, the boss rejected it"):
+        task.execute(context)
 
 
 def test_staging_again_gives_the_same_and_changed_code_another_digest(

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -19,7 +19,10 @@ from airflow.sdk.exceptions import (
 
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
+from ddl_airflow.lineage.record import read_part
+from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.storage.filesystem import alone_in
 
@@ -54,6 +57,64 @@ SCRIPT = """
         file.write(os.environ["TRAINING_ID"] + " " + os.environ["LEARNER_ID"])
 """
 METRICS = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"loss= (\S+)"}]
+
+
+def test_a_run_made_again_under_its_id_is_another_training(layout, context_of, tmp_path, train):
+    """Deleted and triggered with the same run id: new data and code, and no old checkpoints."""
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "a").write_text("1")
+    (tmp_path / "scripts").mkdir()
+    script = (
+        "import os\nfolder = os.environ['CHECKPOINT_DIR']\n"
+        "print(len(os.listdir(folder)), 'found')\nopen(folder + '/step-1', 'w').close()\n"
+    )
+    (tmp_path / "scripts" / "train.py").write_text(script)
+    with DAG("training", schedule=None):
+        stage = StageDataOperator(
+            task_id="stage_data",
+            dataset=StoreReference((tmp_path / "input").as_uri()),
+            code=tmp_path / "scripts",
+            commands=["python train.py"],
+        )
+    task = train(script, nodes=1)
+    for try_number, found in ((1, 0), (1, 0), (2, 1)):
+        stage.execute(context_of("training", try_number))
+        layout.checkpoints.mkdir(parents=True, exist_ok=True)
+        (layout.logs / "rank-0.log").unlink(missing_ok=True)
+        task.execute(context_of("training", 2))  # went on after a first try
+        assert f"{found} found" in (layout.logs / "rank-0.log").read_text()
+
+
+def test_nodes_may_be_what_an_earlier_task_returned(train, context_of, monkeypatch):
+    task = train(SCRIPT)
+    many = BaseOperator(task_id="counts", dag=task.dag).output
+    task.nodes = many  # as its constructor keeps it
+    monkeypatch.setattr(type(many), "resolve", lambda self, context: 1)
+    context = context_of("training")
+    task.render_template_fields(context)
+    assert task.execute(context)["world_size"] == 1
+
+
+def test_metrics_of_all_tries_count(train, layout, context_of):
+    """The first try trains, and fails after; the second finds that it is done."""
+    task = train(
+        """
+        import os, sys
+        done = os.environ["RESULT_DIR"] + "/done"
+        if os.path.exists(done):
+            print("nothing left to do")
+        elif os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+            print("loss= 0.25")
+            open(done, "w").close()
+            sys.exit(1)
+        """,
+        metrics=METRICS,
+        nodes=1,
+    )
+    with pytest.raises(AirflowException):
+        task.execute(context_of("training", try_number=1))
+    assert task.execute(context_of("training", try_number=2))["metrics"] == {"loss": 0.25}
+    assert read_part(layout, "train")["result"]["metrics"] == {"loss": 0.25}
 
 
 def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, context_of):

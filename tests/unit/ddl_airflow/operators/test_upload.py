@@ -6,6 +6,7 @@ import hashlib
 import json
 import textwrap
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import (
@@ -17,6 +18,7 @@ from airflow.sdk.exceptions import (
 from ddl_airflow import cli
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.filesystem import FolderStore
@@ -97,7 +99,7 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     dag, context, layout = trained
     places = dag.get_task("upload_results").execute(context)
     results = tmp_path / "dags" / "results"
-    training = results / layout.training_id
+    (training,) = (results / layout.training_id).iterdir()
     assert places == {
         "training": training.as_uri(),
         "model": training.as_uri() + "/model",
@@ -143,7 +145,8 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
 
     # What the command line says about it, before and after somebody changed a file.
     capsys.readouterr()
-    for uri in (str(training), places["lineage"], places["model"], places["training"] + "/"):
+    whole = str(training.parent)  # of which it is the newest
+    for uri in (str(training), places["lineage"], places["model"], training.as_uri() + "/", whole):
         assert cli.main(["lineage", uri]) == 0
         printed = capsys.readouterr()
         assert json.loads(printed.out) == record
@@ -168,12 +171,11 @@ def test_half_published_results_have_no_marker(trained, tmp_path):
     dag, context, layout = trained
     results = tmp_path / "dags" / "results"
     results.mkdir()
-    # A file stands where a folder has to be: not all can be published.
-    (results / layout.training_id).mkdir()
-    (results / layout.training_id / "model").write_text("in the way")
+    # A file stands where a folder has to be: nothing can be published.
+    (results / layout.training_id).write_text("in the way")
     with pytest.raises(AirflowException):
         dag.get_task("upload_results").execute(context)
-    assert not (results / layout.training_id / "_SUCCESS").exists()
+    assert not list(results.rglob("_SUCCESS")) and not list(results.rglob("*.json"))
 
 
 def test_published_again_is_the_same(trained, tmp_path, context_of):
@@ -191,14 +193,82 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     dag.get_task("train").execute(context_of("road", try_number=3, max_tries=4, epochs=3))
     layout.model.mkdir()
     (layout.model / "saved_model.pb").write_text("another graph")
-    assert task.execute(again) == places
-    training = tmp_path / "dags" / "results" / layout.training_id
+    fresh = task.execute(again)
+    assert fresh["model"] != places["model"]
+    assert [obj for obj in store.list() if "/_" not in obj.key] != there
+    assert {obj for obj in there if not obj.key.startswith("road/")} <= set(store.list())
+    training = Path(fresh["training"].removeprefix("file://"))
     assert (training / "model" / "saved_model.pb").read_text() == "another graph"
     assert not (training / "model" / "variables" / "v").exists()
+    pointer = read_pointer(store, "road", LATEST)
+    assert pointer["model"] == fresh["model"]
+    assert [one["model"] for one in pointer["before"]] == [places["model"]]
     record = json.loads((training / "lineage.json").read_text())
     assert record["run"]["tries"] == {
         **{"stage_data": 2, "train": 1, "transform": 2, "upload_results": 2},
     }
+
+
+def test_a_run_keeps_the_manifest_that_it_began_with(tmp_path, workspace, write_manifest, run_task):
+    """Edited between two of its steps, as a loader's DAG, or a bundle's newest version, has it."""
+    more = "evaluation: {metric: loss, maximum: 1}\nparameters: {epochs: 3}\n" + MORE
+    script = textwrap.dedent(TRAIN)
+    path = write_manifest(tmp_path / "dags", "road", more=more, script=script)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("25 75\n")
+    began = load_manifest(path)
+    assert run_task(dag_from(began, path).get_task("stage_data")).state == "success"
+
+    text = path.read_text().replace("python train.py", "python none.py")
+    path.write_text(text.replace("epochs: 3", "epochs: 4").replace("maximum: 1", "maximum: 0.125"))
+    edited = load_manifest(path)
+    assert edited.digest != began.digest
+    dag = dag_from(edited, path)
+    assert run_task(dag.get_task("train")).state == "success"
+    (layout,) = (RunLayout(workspace, "road", p.name) for p in (workspace / "runs/road").iterdir())
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("graph")
+    write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+    assert run_task(dag.get_task("evaluate")).state == "success"
+    assert run_task(dag.get_task("upload_results")).state == "success"
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["manifest"] == began.digest
+    assert pointer["made_of"]["parameters"]["epochs"] == 3
+    # So the edited one is news; and who clears stage_data gets it in this run.
+    again = run_task(dag.get_task("stage_data"))
+    assert again.state == "failed" and "none.py" in str(again.error)
+
+
+def test_production_is_asked_again_when_it_changes(trained, tmp_path):
+    dag, context, layout = trained
+    task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
+    task.promote, task.not_worse_in, task.small = True, "loss", True
+    # As set while this one was evaluated, or a person thought about it.
+    point(store, "road", PRODUCTION, "road-9/a-1", {"loss": 0.125})
+    with pytest.raises(AirflowFailException, match="0.125 worse than the 0.125 .* road-9.* is pub"):
+        task.execute(context)
+    latest = read_pointer(store, "road", LATEST)
+    assert latest["training_id"] == layout.training_id
+    assert read_pointer(store, "road", PRODUCTION)["training_id"] == "road-9"
+    event = read_pointer(store, "road", LATEST)["history"][0]
+    assert event["by"] == f"a tester, run {context['dag_run'].run_id}"
+
+
+def test_a_backfill_does_not_overtake(trained, tmp_path, capsys):
+    dag, context, _ = trained
+    task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
+    task.promote = True
+    later = context["dag_run"].logical_date + timedelta(days=1)
+    point(store, "road", PRODUCTION, "road-9/a-1", {}, due=later)
+    task.execute(context)
+    assert read_pointer(store, "road", PRODUCTION)["training_id"] == "road-9"
+    assert context["outlet_events"][task.outlets[0]].extra["production"] is False
+    assert "production.json goes on naming road-9/a-1: the run of that was due later" in (
+        capsys.readouterr().out
+    )
+    context["dag_run"].logical_date = later
+    task.execute(context)
+    assert context["outlet_events"][task.outlets[0]].extra["production"] is True
 
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):

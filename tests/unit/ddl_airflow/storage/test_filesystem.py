@@ -222,3 +222,22 @@ def test_a_process_that_inherits_it_keeps_others_out_after_its_starter_left(tmp_
         heir.wait()
     with alone_in(tmp_path / "a", "two"):
         pass
+
+
+def test_a_file_is_replaced_only_in_the_version_that_was_read(tmp_path):
+    store = FolderStore(tmp_path / "not there yet")
+    assert store.read_version("a/p") is None
+    assert store.put_if("a/p", b"1", None) and not store.put_if("a/p", b"2", None)
+    body, version = store.read_version("a/p")
+    assert body == b"1" and store.put_if("a/p", b"3", version)
+    assert not store.put_if("a/p", b"4", version)
+    assert [(obj.key, obj.size) for obj in store.list()] == [("a/p", 1)]
+
+
+def test_a_file_system_without_locks_is_said_and_written_to(tmp_path, monkeypatch, caplog):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert FolderStore(tmp_path).put_if("p", b"1", None)
+    assert "locks no files for this host: of two processes" in caplog.text

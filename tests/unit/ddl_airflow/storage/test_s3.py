@@ -7,9 +7,11 @@ checks neither digests nor keys.
 from __future__ import annotations
 
 import hashlib
+import io
 
 import botocore.exceptions as aws
 import pytest
+from botocore.awsrequest import AWSResponse
 from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import (
@@ -174,3 +176,47 @@ def test_config_fits_services_other_than_amazons():
     assert config.request_checksum_calculation == "when_required"
     assert config.response_checksum_validation == "when_required"
     assert s3_config(None).s3["addressing_style"] == "auto"
+
+
+def test_an_object_is_replaced_only_in_the_version_that_was_read(client):
+    store = S3Store(client, "bucket", "conditions")
+    assert store.read_version("p") is None
+    assert store.put_if("p", b"1", None) and not store.put_if("p", b"2", None)
+    body, version = store.read_version("p")
+    assert body == b"1" and store.put_if("p", b"3", version)
+    assert not store.put_if("p", b"4", version)
+    assert store.read_bytes("p") == b"3"
+
+
+class Empty(io.BytesIO):
+    """A body as botocore reads it."""
+
+    def stream(self, **_):
+        yield self.read()
+
+
+@pytest.mark.parametrize("kind", ["ignores", "refuses"])
+def test_a_service_without_conditions_is_said_and_written_to(client, monkeypatch, caplog, kind):
+    monkeypatch.setattr("ddl_airflow.storage.s3._heeds", {})
+
+    def without(params, **_):
+        for name in ("If-None-Match", "If-Match"):
+            if params["headers"].pop(name, None) and kind == "refuses":
+                params["headers"]["x-amz-copy-source-if-match"] = "nonsense"
+
+    def refuse(request, **_):
+        if "x-amz-copy-source-if-match" in request.headers:
+            return AWSResponse(request.url, 501, {}, Empty())
+        return None
+
+    client.meta.events.register("before-call.s3.PutObject", without)
+    client.meta.events.register("before-send.s3.PutObject", refuse)
+    try:
+        store = S3Store(client, "bucket", f"no-conditions-{kind}")
+        assert store.put_if("p", b"1", None)
+        assert store.put_if("p", b"2", "of long ago")
+    finally:
+        client.meta.events.unregister("before-call.s3.PutObject", without)
+        client.meta.events.unregister("before-send.s3.PutObject", refuse)
+    assert store.read_bytes("p") == b"2"
+    assert "does not write on conditions: of two processes" in caplog.text

@@ -13,7 +13,7 @@ from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, Transf
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.store import StoredObject
-from ddl_airflow.storage.transfer import publish, stage
+from ddl_airflow.storage.transfer import missing_from, publications, publish, stage
 
 
 class BreakingFolder(FolderStore):
@@ -232,7 +232,7 @@ def results(tmp_path):
 def test_publish_puts_all_and_a_marker_that_lists_them(tmp_path, results):
     store = FolderStore(tmp_path / "out")
     done = publish(results, store, "m/1", marker={"training_id": "t1"})
-    found = contents(tmp_path / "out" / "m" / "1")
+    found = contents(tmp_path / "out" / "m" / "1" / done.name)
     marker = json.loads(found.pop("_SUCCESS"))
     assert found == {key: path.read_bytes() for key, path in results.items()}
     assert marker["training_id"] == "t1"
@@ -240,8 +240,10 @@ def test_publish_puts_all_and_a_marker_that_lists_them(tmp_path, results):
         (key, index + 1, hashlib.sha256(bytes([index]) * (index + 1)).hexdigest())
         for index, key in enumerate(sorted(results))
     ]
-    assert done.uri == store.uri + "/m/1"
+    assert done.uri == f"{store.uri}/m/1/{done.name}"
     assert [f.key for f in done.files] == sorted(results)
+    assert publications(store.at("m/1")) == {done.name: marker}
+    assert missing_from(store.at(f"m/1/{done.name}")) == []
 
 
 def test_publish_again_sends_nothing(tmp_path, results):
@@ -250,28 +252,53 @@ def test_publish_again_sends_nothing(tmp_path, results):
     inodes = {p: p.stat().st_ino for p in (tmp_path / "out").rglob("*")}
     assert publish(results, store, "m", marker={"n": 1}) == first
     assert {p: p.stat().st_ino for p in (tmp_path / "out").rglob("*")} == inodes
-    publish(results, store, "m", marker={"n": 2})
-    assert json.loads(store.read_bytes("m/_SUCCESS"))["n"] == 2
 
 
-def test_publish_mends_an_object_changed_behind_its_back(tmp_path, results):
+def test_publish_puts_another_beside_one_that_was_changed_behind_its_back(tmp_path, results):
     store = FolderStore(tmp_path / "out")
-    publish(results, store)
-    store.put_bytes("model/v 2", b"bad")
-    publish(results, store)
-    assert store.read_bytes("model/v 2") == results["model/v 2"].read_bytes()
+    first = publish(results, store)
+    store.put_bytes(f"{first.name}/model/v 2", b"bad")
+    assert missing_from(store.at(first.name)) == ["model/v 2"]
+    second = publish(results, store)
+    assert second.name != first.name
+    assert missing_from(store.at(second.name)) == []
+    store.delete([f"{first.name}/_SUCCESS"])
+    assert missing_from(store.at(first.name)) == ["_SUCCESS"]
 
 
-def test_publish_other_content_replaces_the_old_and_spares_strangers(tmp_path, results):
+def test_publish_of_other_content_leaves_what_was_published(tmp_path, results):
     store = FolderStore(tmp_path / "out")
-    publish(results, store)
-    store.put_bytes("theirs", b"theirs")
+    first = publish(results, store)
+    before = contents(tmp_path / "out" / first.name)
     results["model/v 1"].write_bytes(b"changed")
     results["new"] = results.pop("model/v 5")
-    publish(results, store)
-    found = contents(tmp_path / "out")
+    second = publish(results, store)
+    assert contents(tmp_path / "out" / first.name) == before
+    found = contents(tmp_path / "out" / second.name)
     assert found["model/v 1"] == b"changed"
-    assert set(found) == {*results, "theirs", "_SUCCESS"}
+    assert set(found) == {*results, "_SUCCESS"}
+    assert set(publications(store)) == {first.name, second.name}
+
+
+def test_what_a_killed_publication_left_is_no_publication_and_in_nobodys_way(tmp_path, results):
+    """As after SIGKILL: no handler runs, so nothing is taken back."""
+    store = FolderStore(tmp_path / "out")
+
+    class Dies(FolderStore):
+        def at(self, prefix):
+            return Dies(self.path, f"{self.prefix}/{prefix}")
+
+        def put_bytes(self, key, body):
+            raise SystemExit  # before the marker
+
+        def delete(self, keys):
+            """Nobody is left who could."""
+
+    with pytest.raises(SystemExit):
+        publish({**results, "old": results["model/v 1"]}, Dies(tmp_path / "out"), "m")
+    assert publications(store.at("m")) == {}
+    done = publish(results, store, "m")
+    assert set(contents(tmp_path / "out" / "m" / done.name)) == {*results, "_SUCCESS"}
 
 
 @pytest.mark.parametrize("broken", ["file", "marker"])
@@ -285,18 +312,19 @@ def test_publish_that_fails_leaves_nothing_and_raises_the_first_error(tmp_path, 
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_publish_that_fails_over_an_older_one_leaves_no_marker(tmp_path, results):
+def test_publish_that_fails_leaves_what_was_published_before(tmp_path, results):
     publish(results, FolderStore(tmp_path / "out"))
+    before = contents(tmp_path / "out")
     results["bad"] = results["model/v 3"]
     with pytest.raises(StagingError, match="lost"):
         publish(results, BreakingFolder(tmp_path / "out"))
-    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert contents(tmp_path / "out") == before
 
 
 def test_publish_whose_files_all_fail_half_way_leaves_no_folder(tmp_path, results):
     class Garbles(FolderStore):
         def at(self, prefix):
-            return Garbles(self.path, prefix)
+            return Garbles(self.path, f"{self.prefix}/{prefix}")
 
         def put(self, path, key, sha256, advance):
             return super().put(path, key, "0" * 64, advance)
@@ -340,7 +368,7 @@ def test_publish_of_nothing_is_refused(tmp_path):
 def test_publish_sees_a_listing_that_differs(tmp_path, results):
     class Loses(FolderStore):
         def at(self, prefix):
-            return self
+            return Loses(self.path, f"{self.prefix}/{prefix}")
 
         def list(self):
             return super().list()[1:]

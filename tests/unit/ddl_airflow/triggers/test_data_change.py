@@ -87,3 +87,80 @@ def test_it_comes_out_of_airflows_database_as_it_went_in():
     module, _, name = path.rpartition(".")
     again = getattr(import_module(module), name)(**arguments)
     assert (again.uri, again.connection, again.interval_s) == ("s3://b/p", connection, 5.0)
+    # Two of one dataset are two to Airflow, which hashes the arguments.
+    other = DataChangeTrigger("s3://b/p", connection, 5.0, "other").serialize()
+    assert other[1] != arguments
+
+
+class Killed(BaseException):
+    """SIGKILL of the triggerer."""
+
+
+class Triggerer:
+    """Airflow's, killed at one of its operations; None: it runs on until there was time for all.
+
+    What it has got from a trigger is in the database one interval later.
+    """
+
+    def __init__(self, data, state, kill_at):
+        self.state, self.kill_at, self.count = state, kill_at, 0
+        self.queued, self.sent = [], []
+        self.trigger = DataChangeTrigger(data.as_uri(), interval_s=0.001)
+        self.trigger.asset_state_store = self
+        look = self.trigger._look
+        self.trigger._look = lambda: self.does(look)
+
+    def does(self, operation):
+        if self.count == (12 if self.kill_at is None else self.kill_at):
+            raise Killed
+        self.count += 1
+        return operation()
+
+    def get(self, key, default=None):
+        return self.does(lambda: self.state.get(key, default))
+
+    def set(self, key, value):
+        self.does(lambda: self.state.set(key, value))
+
+    async def runs(self):
+        try:
+            async for event in self.trigger.run():
+                self.does(lambda: None)
+                self.queued.append(event.payload["fingerprint"])
+                looks = self.trigger._look
+                self.trigger._look = lambda looks=looks: (self.does(self.send), looks())[1]
+        except Killed:
+            pass
+
+    def send(self):
+        self.sent += self.queued
+        self.queued.clear()
+
+
+def test_a_change_is_not_lost_wherever_the_triggerer_is_killed(data):
+    for kill_at in range(12):
+        state, sent = State(), []
+        for at in (kill_at, None):
+            triggerer = Triggerer(data, state, at)
+            asyncio.run(triggerer.runs())
+            sent += triggerer.sent
+        assert len(set(sent)) == 1, kill_at
+        assert set(sent) == set(state.kept.values()), kill_at
+
+
+def test_fifty_over_one_dataset_list_it_once_each_interval(data):
+    looks = []
+
+    async def fires(trigger):
+        look = trigger._look
+        trigger._look = lambda: (looks.append(1), look())[1]
+        trigger.asset_state_store = State()
+        async for event in trigger.run():
+            return event.payload["files"]
+
+    async def all_fire():
+        triggers = [DataChangeTrigger(data.as_uri(), None, 0.5, f"dag-{n}") for n in range(50)]
+        return await asyncio.gather(*map(fires, triggers))
+
+    assert asyncio.run(all_fire()) == [1] * 50
+    assert 2 <= len(looks) <= 10

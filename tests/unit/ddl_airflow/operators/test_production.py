@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
+from ddl_airflow.operators.base import asset_of
+from ddl_airflow.operators.production import production_dag
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import publish
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two models of a DAG, in production one after the other, and one that never was."""
+    store = FolderStore(tmp_path / "results")
+    for number in (1, 2, 3):
+        record = tmp_path / f"{number}.json"
+        made = {"dataset": {"fingerprint": "d"}, "code": {"digest": "c"}}
+        made |= {"manifest": {"digest": "m"}, "result": {"metrics": {}}}
+        record.write_text(json.dumps(made | {"run": {"dag_id": "digits", "parameters": {}}}))
+        done = publish({"lineage.json": record}, store, f"digits-{number}")
+        if number < 3:
+            point(store, "digits", PRODUCTION, f"digits-{number}/{done.name}", {})
+    return store
+
+
+@pytest.fixture
+def decide(results, run_task):
+    """decide(**params) -> how the task ended, as triggered with these."""
+
+    def run(**params):
+        task = production_dag(results.uri).get_task("set_production")
+        for name, value in params.items():
+            task.params[name] = task.dag.params[name] = value
+        return run_task(task)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("params", "said", "names"),
+    [
+        ({}, "rolled back", "digits-1"),
+        ({"action": "promote", "to": "digits-3"}, "promoted", "digits-3"),
+    ],
+)
+def test_a_person_moves_production_in_the_ui_and_others_are_told(
+    decide, results, params, said, names
+):
+    ended = decide(model="digits", reason="too slow", **params)
+    assert ended.state == "success", ended.error
+    pointer = read_pointer(results, "digits", PRODUCTION)
+    event = pointer["history"][0]
+    assert (pointer["training_id"], event["event"]) == (names, said)
+    assert (event["reason"], event["number"]) == ("too slow", 3)
+    assert event["by"].startswith("a tester, run manual__")
+    (told,) = ended.message("SucceedTask").outlet_events
+    assert told["dest_asset_key"]["uri"] == asset_of(f"{results.uri}/digits").uri
+    assert told["extra"]["model"] == pointer["model"] and told["extra"]["event"] == said
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"model": "others"}, "no training of this DAG was ever in production"),
+        ({"model": "digits", "action": "promote"}, "to: which one?"),
+        ({"model": "digits", "to": "digits-3"}, "digits-3 was not in production before"),
+    ],
+)
+def test_what_cannot_be_is_said_and_changes_nothing(decide, results, params, words):
+    ended = decide(**params)
+    assert ended.state == "failed" and words in str(ended.error)
+    assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-2"
+
+
+def test_airflow_stores_the_dag(tmp_path):
+    shown = json.dumps(DagSerialization.to_dict(production_dag("s3://results", "my_s3")))
+    assert "my_s3" in shown and "production of s3://results" in shown
