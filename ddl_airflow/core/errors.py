@@ -23,6 +23,7 @@
     ├── NoSuchModel              to be put into production              permanent
     ├── TimedOut                 a step took longer than it may
     ├── SettingUnknown           a run was given what its form has not  permanent
+    ├── SettingInvalid           a run was given an unusable value      permanent
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
         └── ModelRejected        written, reloaded, and does not predict
@@ -193,6 +194,10 @@ class TimedOut(DdlError):
 
 class SettingUnknown(DdlError):
     """A run was given a parameter or setting that its trigger form does not have."""
+
+
+class SettingInvalid(DdlError):
+    """A run was given a value that cannot be used."""
 
 
 class TransformError(DdlError):

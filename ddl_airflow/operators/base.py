@@ -16,9 +16,9 @@ from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.errors import DdlError, TimedOut
+from ddl_airflow.core.errors import CommandInvalid, DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.core.manifest.templates import NAMES
+from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import word_of
 from ddl_airflow.storage.filesystem import os_errors
 
@@ -147,9 +147,12 @@ class StepOperator(BaseOperator):
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``."""
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
-        # The rules of the manifest say so too; an operator may have been made without one.
-        given: Any = {name: value for name, value in context.items() if name in NAMES}
-        self._do_render_template_fields(self, self.templated, given, environment, set())
+        with airflow_errors():
+            # The rules of the manifest say so too; an operator may have been made without one.
+            for name in self.templated:
+                _check_templates(name, getattr(self, name))
+            given: Any = _plain_values(context)
+            self._do_render_template_fields(self, self.templated, given, environment, set())
         params = context["params"]
         for name in self.settable:
             if name in params:
@@ -175,6 +178,22 @@ class StepOperator(BaseOperator):
     @abstractmethod
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """The step's work. Returns what goes to XCom; raises DdlError."""
+
+
+def _check_templates(name: str, value: str | Sequence[str]) -> None:
+    for found in command_findings(name, [value] if isinstance(value, str) else value):
+        raise CommandInvalid(f"{found.field}: {found.message}. {found.fix}")
+
+
+def _plain_values(context: Any) -> dict[str, Any]:
+    """What templates may name, and of Airflow's objects no more than they may ask for."""
+    given: dict[str, Any] = {name: context[name] for name in VALUES if name in context}
+    given["params"] = dict(context["params"])
+    for name, attributes in ATTRIBUTES.items():
+        if name in context:
+            of = context[name]
+            given[name] = {one: getattr(of, one) for one in attributes if hasattr(of, one)}
+    return given
 
 
 class TransferLog:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.templates import template_findings
+from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import AnyText, Text, Whole
 
 MAX_DAG_ID = 200
@@ -164,5 +164,9 @@ def command_can_be_split(at: str, command: str) -> Findings:
 
 
 @_rule("model_definition.execution.command")
-def command_names_what_templates_may(at: str, command: str) -> Findings:
-    yield from template_findings(at, command)
+def command_has_values_as_words_only(at: str, command: str) -> Findings:
+    try:
+        commands = split_commands(command)
+    except ValueError:  # said by another rule
+        return
+    yield from command_findings(at, commands)

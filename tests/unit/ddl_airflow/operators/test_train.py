@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time import macros
 
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, training_id
@@ -92,6 +93,35 @@ def test_parameters_of_the_run_reach_the_script_and_are_shown(train, layout, con
     assert task.execute(context)["world_size"] == 1
     said = (layout.logs / "rank-0.log").read_text()
     assert said == "a b; echo $HOME 0.5 ['0.5', 'a b; echo $HOME', 'false']\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'python train.py --name "{{ params.who }}"',
+        "python train.py {{ macros.uuid.os.environ['PLANTED'] }}",
+        "{{ params.who }} train.py",
+    ],
+)
+def test_values_are_no_commands_and_templates_see_no_environment(
+    train, layout, context_of, command, monkeypatch
+):
+    monkeypatch.setenv("PLANTED", "of Airflow's process")
+    task = train("import sys; print(sys.argv[1:])", command=command, nodes=1)
+    who = f"$(touch {layout.result}/planted)"
+    context = context_of("training", who=who) | {"macros": macros}
+    with pytest.raises(AirflowFailException, match=r"CommandInvalid: command: "):
+        task.render_template_fields(context)
+        task.execute(context)
+    assert not (layout.result / "planted").exists()
+
+
+def test_templates_get_the_runs_values_only(train, layout, context_of):
+    command = "python train.py {{ dag_run.run_id }} {{ macros.ds_add('2026-01-01', 2) }}"
+    task = train("import sys; print(sys.argv[1:])", command=command, nodes=1)
+    context = context_of("training") | {"macros": macros}
+    task.render_template_fields(context)
+    assert task.command == f"python train.py {context['dag_run'].run_id} 2026-01-03"
 
 
 def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):
