@@ -11,6 +11,7 @@
     │   ├── AccessDenied         wrong keys, or keys without the right  permanent
     │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
     │   ├── TransferCorrupt      bytes that arrived are not those listed
+    │   ├── FileRefused          a link, or the like, that a training left  permanent
     │   └── NoSpace              the disk or the store is full
     ├── LaunchError              starting and watching ranks
     │   ├── CommandInvalid       command or script does not exist       permanent
@@ -124,6 +125,12 @@ class TransferCorrupt(StagingError):
 
 class NoSpace(StagingError):
     """The disk, or the store, is full."""
+
+
+class FileRefused(StagingError):
+    """What a training left where a file of its own should be is not opened."""
+
+    retryable = False
 
 
 class LaunchError(DdlError):

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.errors import FileRefused
+
 # Not metrics of the model: about the run itself.
 _ABOUT_RUN = frozenset(
     {
@@ -39,22 +42,35 @@ class Tail:
     Args:
         path: the file; it need not be there yet.
         offset: where to begin, in bytes; by default at what is its end now.
+        root: no link beneath it is followed; by default the file's folder.
     """
 
-    def __init__(self, path: Path, offset: int | None = None) -> None:
+    def __init__(self, path: Path, offset: int | None = None, root: Path | None = None) -> None:
         self.path = path
+        self._root = path.parent if root is None else root
+        self._refused = False
         if offset is None:
-            offset = path.stat().st_size if path.exists() else 0
+            offset = path.lstat().st_size if path.exists() else 0
         self._offset = offset
 
     def read(self, *, ended: bool = False) -> Iterator[str]:
         """Whole lines up to what is the file's end now, in pieces that fit into memory.
 
         At the end also what has no line end. A line longer than a piece is cut.
+
+        Raises:
+            FileRefused: it is a link or no regular file; said once, then nothing is read.
         """
-        if not self.path.exists():
+        if self._refused:
             return
-        with self.path.open("rb") as file:
+        try:
+            opened = open_beneath(self.path, self._root)
+        except FileNotFoundError:
+            return
+        except FileRefused:
+            self._refused = True
+            raise
+        with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             while self._offset < end:
                 file.seek(self._offset)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddl_airflow.core.beneath import open_beneath, write_beneath
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import tasks, tether
@@ -96,7 +97,9 @@ class LocalLauncher:
         job.log_dir.mkdir(parents=True, exist_ok=True)
         tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv]
         try:
-            with (job.log_dir / "launcher.log").open("ab") as log:
+            root = Path(os.path.commonpath([job.record_dir, job.log_dir]))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with open(open_beneath(job.log_dir / "launcher.log", root, flags), "ab") as log:
                 process = subprocess.Popen(
                     tethered,
                     cwd=job.folder,
@@ -114,7 +117,7 @@ class LocalLauncher:
             self.kind, job.job_id, process.pid, job.world_size, job.record_dir, job.log_dir
         )
         facts = {"kind": self.kind, "job_id": job.job_id, "pid": process.pid}
-        (job.record_dir / "job.json").write_text(json.dumps(facts), "utf-8")
+        write_beneath(job.record_dir / "job.json", root, json.dumps(facts).encode())
         return handle
 
     def status(self, handle: JobHandle) -> JobStatus:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.storage.store import ObjectStore
 
@@ -26,14 +27,12 @@ def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
     folder = layout.state / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{step}.json", facts)
+    _write(layout, folder / f"{step}.json", facts)
 
 
 def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     """What a step kept. Raises FileNotFoundError if it has not run."""
-    path = layout.state / "lineage" / f"{step}.json"
-    part: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return part
+    return read_object(layout.state / "lineage" / f"{step}.json", layout.workspace)
 
 
 def forget_part(layout: RunLayout, step: str) -> None:
@@ -81,7 +80,7 @@ def assemble(
             record.setdefault(section, {}).update(facts)
     record["run"]["tries"]["upload_results"] = tries
     if published and (layout.state / LINEAGE).exists():
-        before = json.loads((layout.state / LINEAGE).read_text("utf-8"))["run"]
+        before = read_object(layout.state / LINEAGE, layout.workspace)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
@@ -89,7 +88,7 @@ def assemble(
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())
     ]
-    _write(layout.state / LINEAGE, record)
+    _write(layout, layout.state / LINEAGE, record)
     return record
 
 
@@ -130,7 +129,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
-    partial.replace(path)
+def _write(layout: RunLayout, path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    write_beneath(path, layout.workspace, text.encode())

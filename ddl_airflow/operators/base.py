@@ -16,6 +16,7 @@ from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.beneath import check_folder
 from ddl_airflow.core.errors import CommandInvalid, DdlError, TimedOut
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
@@ -91,6 +92,8 @@ class StepOperator(BaseOperator):
             try:
                 with os_errors(layout.root), self._timeout():
                     layout.create()
+                    for folder in layout.folders:
+                        check_folder(folder, layout.workspace)
                     return work(layout, context)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.

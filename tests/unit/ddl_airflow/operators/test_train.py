@@ -124,6 +124,38 @@ def test_templates_get_the_runs_values_only(train, layout, context_of):
     assert task.command == f"python train.py {context['dag_run'].run_id} 2026-01-03"
 
 
+PLANTS = """
+    import os
+    for path in (os.environ["DDL_PROGRESS"], os.environ["DDL_STATS"],
+                 os.environ["LOG_DIR"] + "/rank-0.log"):
+        if os.path.exists(path):
+            os.unlink(path)
+        os.symlink("{victim}/secret", path)
+    os.symlink("{victim}", os.environ["JOB_STATE_DIR"] + "/lineage")
+"""
+
+
+def test_links_that_a_training_plants_are_not_followed(train, layout, context_of, tmp_path, capsys):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "secret").write_text('{"step": 1, "secret": "of another"}\n')
+    task = train(PLANTS.format(victim=victim), nodes=1)
+    with pytest.raises(AirflowFailException, match=r"FileRefused: .*lineage"):
+        task.execute(context_of("training"))
+    said = capsys.readouterr().out
+    assert "of another" not in said and "rank-0.log is a link" in said
+    (secret,) = victim.iterdir()
+    assert secret.read_text() == '{"step": 1, "secret": "of another"}\n'
+
+
+def test_a_run_folder_that_became_a_link_is_refused(train, layout, context_of, tmp_path):
+    task = train("pass", nodes=1)
+    layout.root.rename(tmp_path / "elsewhere")
+    layout.root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AirflowFailException, match="No link beneath a run's folder is followed"):
+        task.execute(context_of("training"))
+
+
 def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):
     script = """
         import os, sys

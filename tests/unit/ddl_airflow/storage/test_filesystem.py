@@ -17,7 +17,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.filesystem import FolderStore, alone_in, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors
 
 
 def ignore(nbytes):
@@ -222,3 +222,11 @@ def test_a_process_that_inherits_it_keeps_others_out_after_its_starter_left(tmp_
         heir.wait()
     with alone_in(tmp_path / "a", "two"):
         pass
+
+
+def test_a_link_in_place_of_the_lock_has_nothing_truncated(tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    lock_of(tmp_path / "state").symlink_to(tmp_path / "victim")
+    with pytest.raises(StagingError, match="is a link"), alone_in(tmp_path / "state", "one"):
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"
