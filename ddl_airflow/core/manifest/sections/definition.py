@@ -114,8 +114,9 @@ def split_commands(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: quotes that do not close, or a backslash at the end.
     """
-    pieces, quote, escaped = [""], "", False
-    for char in text.replace("\\\n", " "):
+    pieces, start, quote, escaped = [], 0, "", False
+    text = text.replace("\\\n", " ")
+    for i, char in enumerate(text):
         if escaped:
             escaped = False
         elif char == "\\" and quote != "'":
@@ -125,11 +126,11 @@ def split_commands(text: str) -> tuple[str, ...]:
         elif char in "'\"":
             quote = char
         elif char in ";\n":
-            pieces.append("")
-            continue
-        pieces[-1] += char
+            pieces.append(text[start:i])
+            start = i + 1
     if quote or escaped:
         raise ValueError("ends in a backslash" if escaped else f"has a {quote} that never closes")
+    pieces.append(text[start:])
     return tuple(piece.strip() for piece in pieces if piece.strip())
 
 
