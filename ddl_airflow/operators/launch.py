@@ -80,6 +80,7 @@ class RunningJob:
         self._log = log
         self._handle: JobHandle | None = None
         self._cancelled = False
+        self._said_wrong = False
         self.progress = Progress()
 
     def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
@@ -131,7 +132,9 @@ class RunningJob:
                 self._log.warning("%s", error)
             if status.ended:
                 echo.end()
-            fresh |= reports is not None and self._report(reports)
+            if reports is not None:
+                fresh |= self._report(reports)
+                self._say_wrong(ended=status.ended)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
                 self._log.info("progress | %s", self.progress.line())
                 said, fresh = time.monotonic(), False
@@ -142,9 +145,18 @@ class RunningJob:
     def _report(self, reports: Tail) -> bool:
         try:
             return any([self.progress.feed(text) for text in reports.read()])
-        except (ValueError, FileRefused) as error:  # not worth a training; worth a line
+        except FileRefused as error:  # said once; not worth a training
             self._log.warning("progress.jsonl: %s", error)
         return False
+
+    def _say_wrong(self, *, ended: bool) -> None:
+        """The first line that is no progress at once, and at the end how many there were."""
+        wrong, first = self.progress.wrong, self.progress.first_wrong
+        if wrong and not self._said_wrong:
+            self._log.warning("progress.jsonl: a line is no progress and left out: %s", first)
+            self._said_wrong = True
+        if ended and wrong > 1:
+            self._log.warning("progress.jsonl: %d lines were no progress", wrong)
 
     def _conclude(self, started: StartedJob, status: JobStatus) -> None:
         handle = started.handle

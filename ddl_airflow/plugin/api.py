@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,14 @@ from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.manifest.sections.definition import slug
+from ddl_airflow.core.progress import read_line
 from ddl_airflow.links import tensorboard
 from ddl_airflow.operators.base import workspace
 
 _PAGE = Path(__file__).with_name("training.html")
 _MOST_BYTES = 1024 * 1024
 _PIECE = 64 * 1024
+_LARGEST = 2**62  # place in a file
 
 
 def app() -> FastAPI:
@@ -37,7 +38,7 @@ def app() -> FastAPI:
     @api.get("/progress/{dag_id}/{run_id:path}", dependencies=[may_read])
     def progress(dag_id: str, run_id: str, offset: int = 0) -> dict[str, Any]:
         layout = _layout(dag_id, run_id)
-        return read_progress(layout.progress, layout.workspace, max(0, offset)) | {
+        return read_progress(layout.progress, layout.workspace, min(max(0, offset), _LARGEST)) | {
             "tensorboard": tensorboard(),
             "ranks": ranks_with_logs(layout.logs),
         }
@@ -89,7 +90,7 @@ def ranks_with_logs(folder: Path) -> list[int]:
 
 
 def read_progress(path: Path, root: Path, offset: int) -> dict[str, Any]:
-    """Whole lines from an offset on, at most 1 MiB of them. What is no JSON object is left out.
+    """Whole lines from an offset on, at most 1 MiB of them. What is no progress is left out.
 
     Returns:
         ``lines`` (objects) and ``offset`` (bytes), to ask again from.
@@ -102,13 +103,7 @@ def read_progress(path: Path, root: Path, offset: int) -> dict[str, Any]:
         file.seek(offset)
         new = file.read(_MOST_BYTES)
     whole = new.rfind(b"\n") + 1
-    lines = [_object(line) for line in new[:whole].splitlines()]
+    if not whole and len(new) == _MOST_BYTES:
+        whole = len(new)  # a line that is longer is none, and must not stand in the others' way
+    lines = [read_line(line) for line in new[:whole].split(b"\n")]
     return {"lines": [line for line in lines if line], "offset": offset + whole}
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line, parse_constant=lambda _word: None)  # NaN is no JSON
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -181,7 +181,7 @@ class JobTrigger(BaseTrigger):
             fresh = [self._progress.feed(text) for text in reports.read()]
             if any(fresh):
                 self.log.info("progress | %s", self._progress.line())
-        except (ValueError, OSError, FileRefused) as error:  # not worth a training; worth a line
+        except (OSError, FileRefused) as error:  # not worth a training; worth a line
             if str(error) != self._wrong:
                 self._wrong = str(error)
                 self.log.warning("progress.jsonl: %s", error)

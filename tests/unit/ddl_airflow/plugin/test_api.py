@@ -107,6 +107,21 @@ def test_a_line_that_is_no_json_does_not_hide_the_others(read_progress, tmp_path
     assert [one["step"] for one in read_progress(path, 0)["lines"]] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "odd", ['{"note": "\\ud800"}', "[" * 100_000, '{"step": ' + "1" * 4000 + "}", "x" * 3_000_000]
+)
+def test_no_line_stops_the_answers_or_makes_one_that_cannot_be_sent(read_progress, tmp_path, odd):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(f"{line(1)}{odd}\n{line(2)}", "utf-8")
+    steps, offset = [], 0
+    for _ in range(6):
+        answer = read_progress(path, offset)
+        json.dumps(answer, ensure_ascii=False).encode()  # as the web framework does
+        steps += [one["step"] for one in answer["lines"]]
+        offset = answer["offset"]
+    assert (steps, offset) == ([1, 2], path.stat().st_size)
+
+
 def test_ranks_with_logs_in_order(tmp_path):
     from ddl_airflow.plugin.api import ranks_with_logs
 
