@@ -17,10 +17,11 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.beneath import check_folder
-from ddl_airflow.core.errors import CommandInvalid, DdlError, TimedOut
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.errors import CommandInvalid, DdlError, SettingInvalid, TimedOut
+from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
-from ddl_airflow.core.parameters import word_of
+from ddl_airflow.core.parameters import check_settings, word_of
+from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
@@ -69,7 +70,18 @@ class StepOperator(BaseOperator):
 
     A step keeps nothing in memory for the next: what later steps and tries need lies in the run
     directory (``ddl_airflow.core.layout``). XCom carries places and digests, never data.
+
+    Args:
+        settings: names of all that a run may set; None if whoever made the DAG decides.
+        experiment: the experiment that the manifest names.
     """
+
+    def __init__(
+        self, *, settings: Sequence[str] | None = None, experiment: str = "", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.settings = None if settings is None else list(settings)
+        self.experiment = experiment
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
@@ -90,7 +102,11 @@ class StepOperator(BaseOperator):
         )
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
+                # Airflow takes any name in a run's conf, and makes a parameter of it.
+                check_settings(run.conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
+                    if layout.experiment_id:
+                        self._claim(layout)
                     layout.create()
                     for folder in layout.folders:
                         check_folder(folder, layout.workspace)
@@ -100,6 +116,15 @@ class StepOperator(BaseOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _claim(self, layout: RunLayout) -> None:
+        name = layout.experiment_id
+        if not is_experiment(name):
+            raise SettingInvalid(
+                f"experiment_id: {ascii(name[:60])} is no name. Use A-Z, a-z, 0-9, _, . and -."
+            )
+        in_manifest = name == self.experiment
+        claim(layout.workspace, name, layout.dag_id, in_manifest=in_manifest)
 
     def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         if context["params"].get("dry_run"):
