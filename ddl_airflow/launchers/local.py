@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,10 +28,15 @@ _INHERITED = frozenset(
     DDL_TRANSPORT DDL_HOSTID DDL_GPU
     """.split()
 )
+# Not all of TF_*, which is Terraform's too, nor of NVIDIA_*.
 _INHERITED_PREFIXES = (
-    *("LC_", "CUDA_", "NVIDIA_", "NCCL_", "TF_", "XLA_", "OMP_", "KERAS_"),
-    *("OMPI_MCA_", "PRTE_MCA_"),
+    *("LC_", "CUDA_", "NCCL_", "XLA_", "OMP_", "KERAS_", "OMPI_MCA_", "PRTE_MCA_"),
+    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+    *("TF_CPP_", "TF_NUM_", "TF_GPU_", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_XLA_", "TF_ENABLE_"),
+    *("TF_DISABLE_", "TF_CUDNN_", "TF_CUDA", "TF_DETERMINISTIC_", "TF_USE_", "TF_AUTOTUNE_"),
+    *("TF_DUMP_", "TF_LITE_", "TF_DATA_", "TF_PER_DEVICE_MEMORY_LIMIT_MB", "TF_MIN_GPU_"),
 )
+_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE")
 _POLL_S = 0.05
 # ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
 DEFAULT_OPTIONS = "-mode p"
@@ -41,7 +47,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _INHERITED or name.startswith(_INHERITED_PREFIXES)) and name != "TF_CONFIG"
+        if name in _INHERITED or (name.startswith(_INHERITED_PREFIXES) and not _SECRET.search(name))
     }
 
 

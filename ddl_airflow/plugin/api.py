@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import requires_access_dag
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from ddl_airflow.core.beneath import open_beneath
@@ -28,12 +30,22 @@ _LARGEST = 2**62  # place in a file
 
 def app() -> FastAPI:
     """The app. A user who may read the run's task logs may read its progress and rank logs."""
-    api = FastAPI(title="DDL training", docs_url=None, redoc_url=None)
+    api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
+    page = _PAGE.read_text("utf-8")
+    headers = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
     may_read = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
 
     @api.get("/training", response_class=HTMLResponse)
     def training() -> str:
-        return _PAGE.read_text("utf-8")
+        return page
+
+    @api.middleware("http")
+    async def with_headers(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        response = await call_next(request)
+        response.headers.update(headers)
+        return response
 
     @api.get("/progress/{dag_id}/{run_id:path}", dependencies=[may_read])
     def progress(dag_id: str, run_id: str, offset: int = 0) -> dict[str, Any]:
@@ -52,6 +64,17 @@ def app() -> FastAPI:
         return StreamingResponse(_pieces(log), media_type="text/plain; charset=utf-8")
 
     return api
+
+
+def _policy(page: str) -> str:
+    """What a browser may do with the page: run its one script, and ask where it came from."""
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'self'"
+    )
 
 
 def _layout(dag_id: str, run_id: str) -> RunLayout:

@@ -200,6 +200,22 @@ def test_progress_and_logs_are_refused_without_a_login(get, path):
     assert "lines" not in text
 
 
+def test_a_browser_runs_the_pages_own_script_only(workspace):
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.plugin import api
+
+    client = TestClient(api.app())
+    for path in ("/training", "/log/0/a/b", "/none"):
+        headers = client.get(path).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    page = client.get("/training").text
+    assert page.count("<script") == 1 and "onclick" not in page
+    assert client.get("/openapi.json").status_code == 404
+
+
 def test_there_is_no_other_route(get):
     for path in ("/ddl/docs", "/ddl/redoc", "/ddl/", "/ddl/progress"):
         assert get(path)[0] == 404
