@@ -31,6 +31,7 @@ from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
 from ddl_airflow.core.manifest.rules import RULES
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
+from ddl_airflow.core.manifest.values import WRITTEN_SECRET
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.ffdl.translate import Translation
@@ -176,6 +177,7 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
+    text = WRITTEN_SECRET.sub(r"\1***", text)
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
     if "\\" not in text and not any(name in text for name in names):
         return text  # without a backslash a name can be written in one way only

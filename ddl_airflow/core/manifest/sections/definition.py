@@ -11,7 +11,7 @@ from pydantic import Field
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.templates import command_findings
-from ddl_airflow.core.manifest.values import AnyText, Text, Whole
+from ddl_airflow.core.manifest.values import WRITTEN_SECRET, AnyText, Text, Whole
 
 MAX_DAG_ID = 200
 RULES: list[Rule] = []
@@ -171,3 +171,10 @@ def command_has_values_as_words_only(at: str, command: str) -> Findings:
     except ValueError:  # said by another rule
         return
     yield from command_findings(at, commands)
+
+
+@_rule("model_definition.execution.command", warning=True)
+def command_has_no_secret(at: str, command: str) -> Findings:
+    if WRITTEN_SECRET.search(command):
+        message = "may hold a secret; what a command sets is in logs and in the list of processes"
+        yield Finding(at, message, "Have the script read it where only it may.")
