@@ -35,20 +35,22 @@ def open_beneath(path: Path, root: Path, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         FileRefused: a part of the path is a link, or no folder; or the file is not regular, or
-            neither of root's owner nor of this process's user.
+            neither of its folder's or root's owner nor of this process's user.
         OSError: as ``os.open``.
     """
     with _folder_of(path, root) as folder, _refusing(path):
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
+        # Where Airflow's tasks run as users of their own, a run's folders are such a user's.
+        owners = {os.geteuid(), os.stat(root).st_uid, os.fstat(folder).st_uid}
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise FileRefused(f"{path} is no regular file. Nothing else is read there: remove it.")
-    if found.st_uid not in (os.geteuid(), os.stat(root).st_uid):
+    if found.st_uid not in owners:
         os.close(descriptor)
         raise FileRefused(
-            f"{path} belongs to user id {found.st_uid}, and its run to another. Copy it there."
+            f"{path} belongs to user id {found.st_uid}, and its folder to another. Copy it there."
         )
     return descriptor
 
