@@ -134,7 +134,7 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         if wanted is not None and not may_have_dag_id(content, wanted):
             continue
         try:
-            manifest = load_manifest_text(content, source, _site_compute())
+            manifest = _manifest(content, source)
         except ManifestError as error:
             broken.append(error)
             continue
@@ -190,7 +190,7 @@ def dag_of_stub(
         if unreadable:
             raise _unreadable(source, unreadable)
         content = copy.read_bytes()
-        manifest = load_manifest_text(content, source, _site_compute())
+        manifest = _manifest(content, source)
         claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
         if claimed_by:
             raise _claimed_twice(claim, claimed_by)
@@ -198,6 +198,18 @@ def dag_of_stub(
         return _built(claim, redacted if redacted.exists() else copy)
     except ManifestError as error:
         return BrokenManifest(error)
+
+
+def _manifest(content: bytes, source: str) -> Manifest:
+    try:
+        return load_manifest_text(content, source, _site_compute())
+    except ManifestError:
+        raise
+    except Exception as error:  # the boundary: one manifest must not take the others along
+        _log.exception("%s", source)
+        message = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
+        fix = "Report this; the traceback is in the log of Airflow's DAG processor."
+        raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
 
 
 def _site_compute() -> Mapping[str, Compute]:

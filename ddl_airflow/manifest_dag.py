@@ -205,9 +205,11 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
 
 
 def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
+    common: dict[str, Any] = {"settings": settings, "experiment": steps.experiment}
     train, transform = steps.train, steps.transform
     stage_data = StageDataOperator(
         **_named(steps, "stage_data"),
+        **common,
         task_display_name="stage-data",
         dataset=steps.stage_data.dataset,
         code=steps.stage_data.code,
@@ -218,12 +220,12 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
             *transform.commands,
             *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
         ],
-        settings=settings,
         results=steps.upload_results.results,
         manifest=steps.manifest,
     )
     trained = TrainOperator(
         **_named(steps, "train"),
+        **common,
         command=train.command,
         nodes=train.nodes,
         slots=train.slots,
@@ -239,6 +241,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     )
     transformed = TransformOperator(
         **_named(steps, "transform"),
+        **common,
         commands=transform.commands,
         checkpoint=transform.checkpoint,
         inputs=transform.inputs,
@@ -250,6 +253,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     )
     uploaded = UploadResultsOperator(
         **_named(steps, "upload_results"),
+        **common,
         task_display_name="upload-results",
         results=steps.upload_results.results,
         manifest=steps.manifest,
@@ -260,7 +264,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     stage_data >> trained >> transformed
     last: BaseOperator = transformed
     if steps.evaluate is not None:
-        last = last >> _evaluated(steps, steps.evaluate)
+        last = last >> _evaluated(steps, steps.evaluate, common)
     if steps.approve:
         last = last >> _approved(steps, manifest)
     last >> uploaded
@@ -274,9 +278,10 @@ def _bound(evaluate: EvaluateStep | None) -> dict[str, Any]:
     return {"not_worse_in": evaluate.metric, "small": small}
 
 
-def _evaluated(steps: Plan, evaluate: EvaluateStep) -> EvaluateOperator:
+def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> EvaluateOperator:
     return EvaluateOperator(
         **_named(steps, "evaluate"),
+        **common,
         results=steps.upload_results.results,
         command=evaluate.command,
         metric=evaluate.metric,

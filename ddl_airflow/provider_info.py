@@ -124,6 +124,16 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/etc/airflow/compute.yml",
                         "version_added": "0.1.0",
                     },
+                    "manifest_variables": {
+                        "description": (
+                            "Environment variables that manifests may read with ${NAME} in a "
+                            "connection, separated by commas; * is any text. Never Airflow's own."
+                        ),
+                        "type": "string",
+                        "default": "DDL_*, S3_*",
+                        "example": "S3_*, TEAM_STORE_*",
+                        "version_added": "0.1.0",
+                    },
                     "tensorboard_url": {
                         "description": (
                             "Address of a TensorBoard over the workspace's experiments, as "

@@ -11,6 +11,7 @@
     │   ├── AccessDenied         wrong keys, or keys without the right  permanent
     │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
     │   ├── TransferCorrupt      bytes that arrived are not those listed
+    │   ├── FileRefused          a link, or the like, that a training left  permanent
     │   └── NoSpace              the disk or the store is full
     ├── LaunchError              starting and watching ranks
     │   ├── CommandInvalid       command or script does not exist       permanent
@@ -23,6 +24,7 @@
     ├── NoSuchModel              to be put into production              permanent
     ├── TimedOut                 a step took longer than it may
     ├── SettingUnknown           a run was given what its form has not  permanent
+    ├── SettingInvalid           a run was given an unusable value      permanent
     └── TransformError           checkpoint to SavedModel
         ├── CheckpointMissing    no checkpoint, or not at that step     permanent
         └── ModelRejected        written, reloaded, and does not predict
@@ -125,6 +127,12 @@ class NoSpace(StagingError):
     """The disk, or the store, is full."""
 
 
+class FileRefused(StagingError):
+    """What a training left where a file of its own should be is not opened."""
+
+    retryable = False
+
+
 class LaunchError(DdlError):
     """Ranks could not be started or watched."""
 
@@ -193,6 +201,10 @@ class TimedOut(DdlError):
 
 class SettingUnknown(DdlError):
     """A run was given a parameter or setting that its trigger form does not have."""
+
+
+class SettingInvalid(DdlError):
+    """A run was given a value that cannot be used."""
 
 
 class TransformError(DdlError):

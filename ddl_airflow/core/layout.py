@@ -155,9 +155,14 @@ class RunLayout:
         """What is known of the job that a scheduler runs for the training."""
         return self.state / "job.json"
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Those that are made before the steps begin."""
+        return (self.code, self.result, self.checkpoints, self.logs, self.state)
+
     def create(self) -> None:
         """Makes the folders that ranks write to."""
-        for folder in (self.code, self.result, self.checkpoints, self.logs, self.state):
+        for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
 
     def start_again(self) -> None:

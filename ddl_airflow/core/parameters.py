@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddl_airflow.core.errors import SettingUnknown
+from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 
 
 def check_settings(given: Iterable[str], known: Iterable[str] | None) -> None:
@@ -35,16 +34,33 @@ def differs_by_run(command: str) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A parameter's value as a script reads it: ``true`` and ``false``, numbers, text as it is."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A parameter's value as a script reads it: ``true`` and ``false``, numbers, text as it is.
+
+    Raises:
+        SettingInvalid: it has a character that no process can be given.
+    """
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    odd = re.search("[\0\ud800-\udfff]", text)
+    if odd is not None:
+        raise SettingInvalid(
+            f"the run's setting {ascii(text[:60])} has the character U+{ord(odd[0]):04X}, which "
+            "no command and no environment can hold. Trigger the run without it."
+        )
+    return text
 
 
 def word_of(value: Any) -> str:
     """What ``{{ params.x }}`` puts into a command: one word of it, whatever characters it has.
 
-    Who may trigger a run may choose values, not commands.
+    Who may trigger a run may choose values, not commands: where a word may stand is decided when
+    the manifest is read (``ddl_airflow.core.manifest.shell``). A value that begins with ``-`` is a
+    word that the script may take for an option.
     """
-    return shlex.quote(text_of(value))
+    text = text_of(value)
+    # shlex.quote leaves more bare: but shells read NAME=text, and some expand {a,b}.
+    if re.fullmatch(r"[\w@%+:./-]+", text, re.ASCII):
+        return text
+    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:

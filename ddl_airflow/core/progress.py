@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.errors import FileRefused
 
 # Not metrics of the model: about the run itself.
 _ABOUT_RUN = frozenset(
@@ -22,15 +25,47 @@ _WINDOW_S = 30.0
 _PIECE = 1 << 20
 
 
-def _numbers(line: object) -> dict[str, Any]:
-    """The line without what is no number: a loss that became NaN has no newest value."""
-    if not isinstance(line, dict):
-        raise ValueError("not a JSON object")
-    return {
-        name: value
-        for name, value in line.items()
-        if not isinstance(value, float) or math.isfinite(value)
-    }
+# A script writes these lines, and may write anything: what is beyond is no progress.
+MAX_LINE = 16 * 1024
+_MAX_FIELDS = 100
+_MAX_TEXT = 200
+_LARGEST = 2**63
+_MAX_RECENT = 10_000
+
+
+def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
+    """Returns the numbers and short texts of a progress line by name; None if it is none.
+
+    A loss that became NaN is left out, since it has no newest value. A line with more or other
+    than numbers, short texts and null is none at all.
+    """
+    if len(line) > MAX_LINE:
+        return None
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or len(said) > _MAX_FIELDS:
+        return None
+    fields: dict[str, float | int | str] = {}
+    for name, value in said.items():
+        if not _is_text(name):
+            return None
+        if isinstance(value, (bool, int, float)):
+            if abs(value) <= _LARGEST:  # not so NaN
+                fields[name] = value
+            elif isinstance(value, int):
+                return None
+        elif isinstance(value, str) and _is_text(value):
+            fields[name] = value
+        elif value is not None:
+            return None
+    return fields
+
+
+def _is_text(value: str) -> bool:
+    """Whether it is short, and can be written as UTF-8."""
+    return len(value) <= _MAX_TEXT and not re.search("[\ud800-\udfff]", value)
 
 
 class Tail:
@@ -39,22 +74,35 @@ class Tail:
     Args:
         path: the file; it need not be there yet.
         offset: where to begin, in bytes; by default at what is its end now.
+        root: no link beneath it is followed; by default the file's folder.
     """
 
-    def __init__(self, path: Path, offset: int | None = None) -> None:
+    def __init__(self, path: Path, offset: int | None = None, root: Path | None = None) -> None:
         self.path = path
+        self._root = path.parent if root is None else root
+        self._refused = False
         if offset is None:
-            offset = path.stat().st_size if path.exists() else 0
+            offset = path.lstat().st_size if path.exists() else 0
         self._offset = offset
 
     def read(self, *, ended: bool = False) -> Iterator[str]:
         """Whole lines up to what is the file's end now, in pieces that fit into memory.
 
         At the end also what has no line end. A line longer than a piece is cut.
+
+        Raises:
+            FileRefused: it is a link or no regular file; said once, then nothing is read.
         """
-        if not self.path.exists():
+        if self._refused:
             return
-        with self.path.open("rb") as file:
+        try:
+            opened = open_beneath(self.path, self._root)
+        except FileNotFoundError:
+            return
+        except FileRefused:
+            self._refused = True
+            raise
+        with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             while self._offset < end:
                 file.seek(self._offset)
@@ -78,6 +126,8 @@ class Progress:
         step, steps, epoch: steps done, steps in all, epoch; None while unknown.
         metrics: newest value of each metric of the script.
         comm_s: seconds that rank 0 spent in collectives.
+        wrong: how many lines were no progress.
+        first_wrong: the beginning of the first of them.
     """
 
     step: int | None = None
@@ -86,28 +136,33 @@ class Progress:
     examples_per_s: float | None = None
     comm_s: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    _recent: deque[tuple[float, int]] = field(default_factory=deque, repr=False)
+    wrong: int = 0
+    first_wrong: str = ""
+    _recent: deque[tuple[float, int]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_RECENT), repr=False
+    )
     _rest: str = field(default="", repr=False)
     _script_counts: bool = field(default=False, repr=False)
 
     def feed(self, text: str) -> bool:
         """Takes what was appended to the file since the last call; true if a whole line came.
 
-        Raises:
-            ValueError: a complete line is not a JSON object. The others have been taken.
+        A line that is no progress is counted, and changes nothing else.
         """
-        *lines, self._rest = (self._rest + text).split("\n")
-        wrong = []
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = rest[: MAX_LINE + 1]  # of one that is too long, enough to tell
         for line in filter(None, lines):
-            try:
-                self._take(_numbers(json.loads(line)))
-            except ValueError as error:
-                wrong.append(f"{line[:80]!r}: {error}")
-        if wrong:
-            raise ValueError(f"{len(wrong)} lines are no progress; the first: {wrong[0]}")
+            fields = read_line(line)
+            if fields is None or not self._take(fields):
+                self.wrong += 1
+                self.first_wrong = self.first_wrong or ascii(line[:80])
         return bool(lines)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, line: Mapping[str, Any]) -> bool:
+        """Returns whether the fields are what they should be; if not nothing is taken."""
+        counts = ("t", "step", "steps", "epoch", "examples_per_s", "comm_s")
+        if any(isinstance(line.get(name), str) for name in counts):
+            return False
         source = line.get("source")
         step = line.get("step")
         if step is not None:
@@ -129,8 +184,10 @@ class Progress:
             if line.get(name) is not None:
                 setattr(self, name, float(line[name]))
         for name, value in line.items():
-            if name not in _ABOUT_RUN and isinstance(value, (int, float)):
+            known = name in self.metrics or len(self.metrics) < _MAX_FIELDS
+            if name not in _ABOUT_RUN and isinstance(value, (int, float)) and known:
                 self.metrics[name] = float(value)
+        return True
 
     @property
     def steps_per_s(self) -> float | None:

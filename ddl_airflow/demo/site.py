@@ -198,6 +198,7 @@ class AirflowSite:
         self.home.mkdir(parents=True, exist_ok=True)
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
+        passwords.chmod(0o600)  # also one that was there
         passwords.write_text(json.dumps({USER: self.password}), "utf-8")
         migrate = subprocess.run(
             _airflow("db", "migrate"), env=self._env, capture_output=True, text=True

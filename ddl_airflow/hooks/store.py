@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.storage.store import ObjectStore, open_store
 
@@ -74,7 +77,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
 
     Raises:
         ConnectionInvalid: the Airflow connection, an environment variable or the endpoint is
-            missing or malformed.
+            missing, malformed, or not for manifests (``[ddl] manifest_variables``).
     """
     connection = reference.connection
     if connection is None:
@@ -83,7 +86,8 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri, _client_of_connection(connection.conn_id))
     from ddl_airflow.storage.s3 import s3_client
 
-    keys = connection.resolve(os.environ)
+    may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
+    keys = connection.resolve(os.environ, [one for one in re.split(r"[\s,]+", may_read) if one])
     mask_secret(keys.access_key_id)
     mask_secret(keys.secret_access_key)
     client = s3_client(

@@ -9,13 +9,24 @@ success from mpirun's exit code: see ``ranks_status``.
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import signal
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, RankFailure, Submission
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import FileRefused, LaunchError
+from ddl_airflow.core.job import (
+    JobHandle,
+    JobSpec,
+    JobState,
+    JobStatus,
+    RankFailure,
+    StartedJob,
+    Submission,
+)
+from ddl_airflow.core.progress import Tail
 
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 GRACE_S = 3.0
@@ -27,6 +38,15 @@ _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow
 # What the ops, and TensorFlow's servers, raise on the others when a rank dies; docs/ops.md.
 _CONSEQUENCES = frozenset({"AbortedError", "UnavailableError"})
 _COMMAND_NOT_FOUND = 127
+# Fields of a rank's record, and what they hold; docs/process-contract.md.
+_RECORD: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("started", "ended", "asked_to_end", "released"), (int, float)),
+    **dict.fromkeys(("host", "task", "reason"), str),
+    **dict.fromkeys(("versions", "exception"), dict),
+    "exit_code": int,
+    "gpus": list,
+}
+_LONGEST = 10_000
 _NOT_EXECUTABLE = 126
 
 
@@ -73,13 +93,57 @@ class Scheduler(Launcher, Protocol):
         ...
 
 
-def _read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
+def read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
+    """What the ranks of a job have recorded so far, by rank; fields of another type are left out.
+
+    Raises:
+        LaunchError: a record is a link, or holds no JSON object.
+    """
     records = {}
     for rank in range(handle.world_size):
         path = handle.record_dir / f"rank-{rank}.json"
-        if path.exists():
-            records[rank] = json.loads(path.read_text("utf-8"))
+        try:
+            records[rank] = _sound(read_object(path, run_folder(handle))) | {"rank": rank}
+        except FileNotFoundError:
+            continue
+        except FileRefused as error:
+            raise LaunchError(f"rank {rank}: {error}", retryable=False) from error
     return records
+
+
+def run_folder(handle: JobHandle, *others: Path) -> Path:
+    """The folder beneath which no link is followed: that of the run, with records and logs."""
+    return Path(os.path.commonpath([handle.record_dir, handle.log_dir, *others]))
+
+
+def reports_of(started: StartedJob) -> Tail | None:
+    """What a job reports from its start on, if its script may report."""
+    if started.progress is None:
+        return None
+    path, offset = started.progress
+    return Tail(path, offset, run_folder(started.handle, path.parent))
+
+
+def _sound(said: dict[str, Any]) -> dict[str, Any]:
+    """A record without what has not the type that it should have: scripts may write there too."""
+    record: dict[str, Any] = {"host": ""}
+    for name, kind in _RECORD.items():
+        value = said.get(name)
+        if isinstance(value, kind) and not isinstance(value, bool):
+            record[name] = value
+    if not 0 <= record.get("exit_code", 0) <= 255:
+        del record["exit_code"]
+    if isinstance(exception := record.get("exception"), dict):
+        raised = exception.get("t")
+        bases = exception.get("bases")
+        record["exception"] = {
+            "t": raised if type(raised) in (int, float) else 0.0,
+            "line": exception.get("line") if type(exception.get("line")) is int else 0,
+            "bases": [str(one) for one in bases] if isinstance(bases, list) else [],
+            **{name: str(exception.get(name, ""))[:_LONGEST] for name in ("type", "message")},
+            "file": str(exception.get("file") or "")[:_LONGEST],
+        }
+    return record
 
 
 def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
@@ -94,7 +158,7 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     """
     if running:
         return JobStatus(JobState.RUNNING)
-    records = _read_records(handle)
+    records = read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
         return JobStatus(JobState.SUCCEEDED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddl_airflow.core.beneath import open_beneath, write_beneath
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import session_directory, tasks, tether
@@ -26,10 +28,15 @@ _INHERITED = frozenset(
     DDL_TRANSPORT DDL_HOSTID DDL_GPU
     """.split()
 )
+# Not all of TF_*, which is Terraform's too, nor of NVIDIA_*.
 _INHERITED_PREFIXES = (
-    *("LC_", "CUDA_", "NVIDIA_", "NCCL_", "TF_", "XLA_", "OMP_", "KERAS_"),
-    *("OMPI_MCA_", "PRTE_MCA_"),
+    *("LC_", "CUDA_", "NCCL_", "XLA_", "OMP_", "KERAS_", "OMPI_MCA_", "PRTE_MCA_"),
+    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+    *("TF_CPP_", "TF_NUM_", "TF_GPU_", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_XLA_", "TF_ENABLE_"),
+    *("TF_DISABLE_", "TF_CUDNN_", "TF_CUDA", "TF_DETERMINISTIC_", "TF_USE_", "TF_AUTOTUNE_"),
+    *("TF_DUMP_", "TF_LITE_", "TF_DATA_", "TF_PER_DEVICE_MEMORY_LIMIT_MB", "TF_MIN_GPU_"),
 )
+_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE")
 _POLL_S = 0.05
 # ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
 DEFAULT_OPTIONS = "-mode p"
@@ -40,7 +47,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _INHERITED or name.startswith(_INHERITED_PREFIXES)) and name != "TF_CONFIG"
+        if name in _INHERITED or (name.startswith(_INHERITED_PREFIXES) and not _SECRET.search(name))
     }
 
 
@@ -96,7 +103,9 @@ class LocalLauncher:
         job.log_dir.mkdir(parents=True, exist_ok=True)
         tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv]
         try:
-            with (job.log_dir / "launcher.log").open("ab") as log:
+            root = Path(os.path.commonpath([job.record_dir, job.log_dir]))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with open(open_beneath(job.log_dir / "launcher.log", root, flags), "ab") as log:
                 process = subprocess.Popen(
                     tethered,
                     cwd=job.folder,
@@ -114,7 +123,7 @@ class LocalLauncher:
             self.kind, job.job_id, process.pid, job.world_size, job.record_dir, job.log_dir
         )
         facts = {"kind": self.kind, "job_id": job.job_id, "pid": process.pid}
-        (job.record_dir / "job.json").write_text(json.dumps(facts), "utf-8")
+        write_beneath(job.record_dir / "job.json", root, json.dumps(facts).encode())
         return handle
 
     def status(self, handle: JobHandle) -> JobStatus:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.storage.store import ObjectStore
 
@@ -27,14 +28,12 @@ def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
     folder = layout.state / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{step}.json", facts)
+    _write(layout, folder / f"{step}.json", facts)
 
 
 def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     """What a step kept. Raises FileNotFoundError if it has not run."""
-    path = layout.state / "lineage" / f"{step}.json"
-    part: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return part
+    return read_object(layout.state / "lineage" / f"{step}.json", layout.workspace)
 
 
 def forget_part(layout: RunLayout, step: str) -> None:
@@ -57,16 +56,15 @@ def fix_run(
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
     """
-    _write(layout.state / _RUN, {"made_of": made_of, "steps": steps})
+    _write(layout, layout.state / _RUN, {"made_of": made_of, "steps": steps})
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
     """What ``fix_run`` kept; None if nothing was."""
     try:
-        fixed: dict[str, Any] = json.loads((layout.state / _RUN).read_text("utf-8"))
+        return read_object(layout.state / _RUN, layout.workspace)
     except FileNotFoundError:
         return None
-    return fixed
 
 
 def assemble(
@@ -105,7 +103,7 @@ def assemble(
             record.setdefault(section, {}).update(facts)
     record["run"]["tries"]["upload_results"] = tries
     if _is_published(layout.state / LINEAGE, published):
-        before = json.loads((layout.state / LINEAGE).read_text("utf-8"))["run"]
+        before = read_object(layout.state / LINEAGE, layout.workspace)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
@@ -113,7 +111,7 @@ def assemble(
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())
     ]
-    _write(layout.state / LINEAGE, record)
+    _write(layout, layout.state / LINEAGE, record)
     return record
 
 
@@ -163,7 +161,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
-    partial.replace(path)
+def _write(layout: RunLayout, path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    write_beneath(path, layout.workspace, text.encode())

@@ -16,11 +16,13 @@ from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.errors import DdlError, TimedOut
-from ddl_airflow.core.layout import RunLayout, training_id
-from ddl_airflow.core.manifest.templates import NAMES
-from ddl_airflow.core.parameters import word_of
+from ddl_airflow.core.beneath import check_folder
+from ddl_airflow.core.errors import CommandInvalid, DdlError, SettingInvalid, TimedOut
+from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
+from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
+from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.lineage.record import fixed_run
+from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
@@ -80,7 +82,18 @@ class StepOperator(BaseOperator):
 
     A step keeps nothing in memory for the next: what later steps and tries need lies in the run
     directory (``ddl_airflow.core.layout``). XCom carries places and digests, never data.
+
+    Args:
+        settings: names of all that a run may set; None if whoever made the DAG decides.
+        experiment: the experiment that the manifest names.
     """
+
+    def __init__(
+        self, *, settings: Sequence[str] | None = None, experiment: str = "", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.settings = None if settings is None else list(settings)
+        self.experiment = experiment
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
@@ -95,14 +108,29 @@ class StepOperator(BaseOperator):
         layout = layout_of(context)
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
+                # Airflow takes any name in a run's conf, and makes a parameter of it.
+                check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
+                    if layout.experiment_id:
+                        self._claim(layout)
                     layout.create()
+                    for folder in layout.folders:
+                        check_folder(folder, layout.workspace)
                     return work(layout, context)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _claim(self, layout: RunLayout) -> None:
+        name = layout.experiment_id
+        if not is_experiment(name):
+            raise SettingInvalid(
+                f"experiment_id: {ascii(name[:60])} is no name. Use A-Z, a-z, 0-9, _, . and -."
+            )
+        in_manifest = name == self.experiment
+        claim(layout.workspace, name, layout.dag_id, in_manifest=in_manifest)
 
     def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         if context["params"].get("dry_run"):
@@ -161,9 +189,12 @@ class StepOperator(BaseOperator):
         """
         self.take_fixed(context)
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
-        # The rules of the manifest say so too; an operator may have been made without one.
-        given: Any = {name: value for name, value in context.items() if name in NAMES}
-        self._do_render_template_fields(self, self.templated, given, environment, set())
+        with airflow_errors():
+            # The rules of the manifest say so too; an operator may have been made without one.
+            for name in self.templated:
+                _check_templates(name, getattr(self, name))
+            given: Any = _plain_values(context)
+            self._do_render_template_fields(self, self.templated, given, environment, set())
         for name in self.template_fields:
             # Of an operator of a Python DAG: what an earlier task has returned.
             if isinstance(value := getattr(self, name), XComArg):
@@ -203,6 +234,22 @@ class StepOperator(BaseOperator):
     @abstractmethod
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """The step's work. Returns what goes to XCom; raises DdlError."""
+
+
+def _check_templates(name: str, value: str | Sequence[str]) -> None:
+    for found in command_findings(name, [value] if isinstance(value, str) else value):
+        raise CommandInvalid(f"{found.field}: {found.message}. {found.fix}")
+
+
+def _plain_values(context: Any) -> dict[str, Any]:
+    """What templates may name, and of Airflow's objects no more than they may ask for."""
+    given: dict[str, Any] = {name: context[name] for name in VALUES if name in context}
+    given["params"] = dict(context["params"])
+    for name, attributes in ATTRIBUTES.items():
+        if name in context:
+            of = context[name]
+            given[name] = {one: getattr(of, one) for one in attributes if hasattr(of, one)}
+    return given
 
 
 class TransferLog:

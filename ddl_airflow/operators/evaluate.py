@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddl_airflow.core.errors import EvaluationInvalid, QualityTooLow
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import EvaluationInvalid, FileRefused, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
@@ -174,13 +174,11 @@ def smaller_is_better(minimum: float | None, maximum: float | None) -> bool:
 
 def _read(layout: RunLayout, command: str) -> dict[str, float]:
     try:
-        said = json.loads(layout.evaluation.read_text("utf-8"))
-        if not isinstance(said, dict):
-            raise ValueError("is no object")
+        said = read_object(layout.evaluation, layout.workspace)
         return {str(name): float(value) for name, value in said.items()}
     except FileNotFoundError:
         problem = "wrote no $EVALUATION"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, FileRefused) as error:
         problem = f"wrote no JSON object of numbers to $EVALUATION: {error}"
     raise EvaluationInvalid(
         f'evaluation.command {command!r} {problem}. Write {{"accuracy": 0.97}}.'

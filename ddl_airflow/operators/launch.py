@@ -15,15 +15,15 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.errors import DdlError, JobFailed, JobLost, LaunchError
+from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
+from ddl_airflow.core.errors import DdlError, FileRefused, JobFailed, JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Scheduler
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Scheduler, reports_of, run_folder
 
 _POLL_S = 0.1
 _ASK_S = 1.0
@@ -80,6 +80,7 @@ class RunningJob:
         self._log = log
         self._handle: JobHandle | None = None
         self._cancelled = False
+        self._said_wrong = False
         self.progress = Progress()
 
     def run(self, job: JobSpec, progress_path: Path | None = None) -> JobHandle:
@@ -116,28 +117,46 @@ class RunningJob:
 
     def _follow(self, started: StartedJob, known: JobStatus | None = None) -> JobStatus:
         """Says what the job says, until its end; to the end at once if that is known."""
-        output = Tail(started.handle.log_dir / "rank-0.log", started.sizes.get("rank-0.log", 0))
-        reports = Tail(*started.progress) if started.progress else None
+        path = started.handle.log_dir / "rank-0.log"
+        output = Tail(path, started.sizes.get("rank-0.log", 0), run_folder(started.handle))
+        reports = reports_of(started)
         said = time.monotonic()
         fresh = False
         echo = _Echo(self._log, output.path)
         while True:
             status = known or self._launcher.status(started.handle)
-            for text in output.read(ended=status.ended):
-                echo.say(text)
+            try:
+                for text in output.read(ended=status.ended):
+                    echo.say(text)
+            except FileRefused as error:  # said once; not worth a training
+                self._log.warning("%s", error)
             if status.ended:
                 echo.end()
-            for text in reports.read() if reports is not None else ():
-                try:
-                    fresh |= self.progress.feed(text)
-                except ValueError as error:  # not worth a training; worth a line
-                    self._log.warning("progress.jsonl: %s", error)
+            if reports is not None:
+                fresh |= self._report(reports)
+                self._say_wrong(ended=status.ended)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
                 self._log.info("progress | %s", self.progress.line())
                 said, fresh = time.monotonic(), False
             if status.ended:
                 return status
             time.sleep(_POLL_S)
+
+    def _report(self, reports: Tail) -> bool:
+        try:
+            return any([self.progress.feed(text) for text in reports.read()])
+        except FileRefused as error:  # said once; not worth a training
+            self._log.warning("progress.jsonl: %s", error)
+        return False
+
+    def _say_wrong(self, *, ended: bool) -> None:
+        """The first line that is no progress at once, and at the end how many there were."""
+        wrong, first = self.progress.wrong, self.progress.first_wrong
+        if wrong and not self._said_wrong:
+            self._log.warning("progress.jsonl: a line is no progress and left out: %s", first)
+            self._said_wrong = True
+        if ended and wrong > 1:
+            self._log.warning("progress.jsonl: %d lines were no progress", wrong)
 
     def _conclude(self, started: StartedJob, status: JobStatus) -> None:
         handle = started.handle
@@ -148,7 +167,7 @@ class RunningJob:
         failure = status.failure
         if failure is None:
             said = handle.log_dir / "launcher.log"
-            self._show(said, started.sizes)
+            self._show(said, started)
             why = status.reason or (
                 f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
                 "itself."
@@ -158,7 +177,7 @@ class RunningJob:
                 retryable=not status.permanent,
             )
         path = self._launcher.log(handle, failure.rank)
-        self._show(path, started.sizes)
+        self._show(path, started)
         where = f" on {failure.host}" if failure.host else ""
         rank = f"rank {failure.rank} of {handle.world_size}"
         raise JobFailed(
@@ -170,12 +189,17 @@ class RunningJob:
             retryable=not failure.permanent,
         )
 
-    def _show(self, path: Path, sizes: Mapping[str, int]) -> None:
-        if not path.exists():
+    def _show(self, path: Path, started: StartedJob) -> None:
+        try:
+            opened = open_beneath(path, run_folder(started.handle))
+        except FileNotFoundError:
             return
-        with path.open("rb") as file:
+        except FileRefused as error:
+            self._log.error("%s", error)
+            return
+        with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(sizes.get(path.name, 0), end - _LAST_BYTES))
+            file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
             last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
@@ -185,9 +209,16 @@ class RunningJob:
 
 def kept_job(path: Path) -> StartedJob | None:
     """The job that an earlier process noted there, if its end was not dealt with."""
-    if not path.exists():
+    try:
+        return StartedJob.load(read_object(path, path.parent.parent))
+    except FileNotFoundError:
         return None
-    return StartedJob.load(json.loads(path.read_text("utf-8")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LaunchError(
+            f"{path} does not say which job runs for the training ({type(error).__name__}: "
+            f"{error}). End what runs of it, and delete the file.",
+            retryable=False,
+        ) from error
 
 
 class ScheduledJob(RunningJob):
@@ -302,16 +333,15 @@ class ScheduledJob(RunningJob):
             time.sleep(_ASK_S)
 
     def _keep(self, started: StartedJob) -> None:
-        unfinished = self._kept.with_suffix(".new")
-        unfinished.write_text(json.dumps(started.dump()), "utf-8")
-        os.replace(unfinished, self._kept)
+        said = json.dumps(started.dump()).encode()
+        write_beneath(self._kept, self._kept.parent.parent, said)
 
 
 def _sizes(job: JobSpec) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in job.log_dir.glob("*.log")}
+    return {path.name: path.lstat().st_size for path in job.log_dir.glob("*.log")}
 
 
 def _end_of(path: Path | None) -> tuple[Path, int] | None:
     if path is None:
         return None
-    return path, path.stat().st_size if path.exists() else 0
+    return path, path.lstat().st_size if path.exists() else 0

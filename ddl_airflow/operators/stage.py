@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowSkipException
 
-from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.parameters import check_settings, differs_by_run
+from ddl_airflow.core.parameters import differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
@@ -44,7 +43,6 @@ class StageDataOperator(StepOperator):
         not_code: folders in it that are not copied, data and results among them.
         python: the ranks' Python, for the checks; empty for the site's.
         commands: the manifest's commands, checked against the code.
-        settings: names of all that a run may set; None if whoever made the DAG decides.
         results: where trainings are published. A run that no person started does nothing if the
             newest one there was made of the same and is whole, or one that was rejected was. None:
             it always trains.
@@ -62,7 +60,6 @@ class StageDataOperator(StepOperator):
         commands: Sequence[str],
         not_code: Sequence[Path] = (),
         python: str = "",
-        settings: Sequence[str] | None = None,
         results: StoreReference | None = None,
         manifest: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -74,15 +71,8 @@ class StageDataOperator(StepOperator):
         self.commands = list(commands)
         self.python = python
         self.not_code = [str(folder) for folder in not_code]
-        self.settings = None if settings is None else list(settings)
         self._results = results
         self.manifest = dict(manifest or {})
-
-    def execute(self, context: Any) -> dict[str, Any]:
-        """Runs the step, if all that was set for the run is known: Airflow takes any name."""
-        with airflow_errors():
-            check_settings(context["dag_run"].conf or {}, self.settings)
-        return super().execute(context)
 
     def take_fixed(self, context: Any) -> None:
         """Takes nothing: this is the step that fixes what the run trains with."""

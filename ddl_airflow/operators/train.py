@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,13 +12,14 @@ from typing import Any, NoReturn
 from airflow.configuration import conf
 from airflow.sdk.exceptions import TaskDeferralError
 
+from ddl_airflow.core.beneath import read_beneath
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
-from ddl_airflow.core.errors import JobLost, LaunchError
+from ddl_airflow.core.errors import FileRefused, JobLost, LaunchError
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import Launcher, Scheduler
+from ddl_airflow.launchers.base import Launcher, Scheduler, read_records
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
 from ddl_airflow.links import TensorBoardLink, TrainingLink
@@ -31,6 +31,8 @@ from ddl_airflow.storage.filesystem import alone_in, lock_of
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
+# What may come of reading statistics that a script has written itself.
+_ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, FileRefused)
 # More than it takes to end ranks that were told to.
 _OTHERS_END_S = 30.0
 
@@ -254,20 +256,21 @@ class TrainOperator(JobOperator):
 
     def _say_communication(self, layout: RunLayout) -> None:
         # A script that never starts ddl leaves none; one that ends without the others an empty one.
-        if not layout.statistics.exists() or not layout.statistics.stat().st_size:
-            return
         try:
-            line = communication_line(json.loads(layout.statistics.read_text("utf-8")))
-        except (ValueError, KeyError) as error:  # not worth a training; worth a line
+            said = read_beneath(layout.statistics, layout.workspace)
+            if not said:
+                return
+            line = communication_line(json.loads(said))
+        except FileNotFoundError:
+            return
+        except _ODD as error:  # not worth a training; worth a line
             self.log.warning("%s: %s: %s", layout.statistics, type(error).__name__, error)
         else:
             self.log.info("communication | %s", line)
 
     def _environment(self, job: JobHandle) -> dict[str, Any]:
-        ranks = [
-            json.loads((job.record_dir / f"rank-{n}.json").read_text("utf-8"))
-            for n in range(job.world_size)
-        ]
+        records = read_records(job)
+        ranks = [records[n] for n in range(job.world_size)]
         return {
             "framework": self.framework,
             "launcher": job.kind,
@@ -284,9 +287,8 @@ class TrainOperator(JobOperator):
 def _told_by_all_tries(layout: RunLayout) -> Progress:
     """The newest of each value, also where this try found the training done and had none."""
     told = Progress()
-    for text in Tail(layout.progress, 0).read():
-        with suppress(ValueError):  # the try that wrote the line has said so in its log
-            told.feed(text)
+    for text in Tail(layout.progress, 0, layout.workspace).read():
+        told.feed(text)
     return told
 
 

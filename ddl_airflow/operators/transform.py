@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddl_airflow.core import errors
+from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import has_part, read_part, write_part
 from ddl_airflow.operators.base import rank_python
@@ -141,11 +141,12 @@ class TransformOperator(JobOperator):
                 env,
             )
         except errors.JobFailed as failed:
-            if layout.transform_report.exists():
-                said = json.loads(layout.transform_report.read_text("utf-8"))
-                if "error" in said:
-                    kind = _KINDS.get(said.get("kind", ""), errors.TransformError)
-                    raise kind(said["error"]) from failed
+            try:
+                said = read_object(layout.transform_report, layout.workspace)
+            except (FileNotFoundError, errors.FileRefused):
+                raise failed from None
+            if "error" in said:
+                kind = _KINDS.get(str(said.get("kind")), errors.TransformError)
+                raise kind(str(said["error"])) from failed
             raise
-        report: dict[str, Any] = json.loads(layout.transform_report.read_text("utf-8"))
-        return report
+        return read_object(layout.transform_report, layout.workspace)

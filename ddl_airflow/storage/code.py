@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from ddl_airflow.core.manifest import looks_like_manifest
 from ddl_airflow.storage.filesystem import os_errors
 
 _MOST_BYTES = 256 * 2**20
+_MOST_REFERENCES = 8 * 2**20  # bytes of git's packed-refs
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 
@@ -27,14 +28,13 @@ class CodeSnapshot:
     Attributes:
         digest: ``sha256:…`` over the sorted files' names and contents.
         files: relative names.
-        commit: the git commit that the folder stood at, or empty.
-        modified: whether it differed from that commit.
+        commit: the git commit that is checked out there, or empty. The files may differ from it;
+            what they were is in the digest.
     """
 
     digest: str
     files: tuple[str, ...]
     commit: str
-    modified: bool
 
     def record(self) -> dict[str, Any]:
         """For the lineage."""
@@ -42,7 +42,6 @@ class CodeSnapshot:
             "digest": self.digest,
             "files": list(self.files),
             "git_commit": self.commit or None,
-            "git_modified": self.modified if self.commit else None,
         }
 
 
@@ -76,8 +75,7 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
         raise SourceMissing(f"code: {source} holds no file. Set `code:` in the manifest.")
     with os_errors(destination, total):
         digest = _copy(source, names, destination)
-    commit, modified = _git(source)
-    return CodeSnapshot(f"sha256:{digest}", tuple(names), commit, modified)
+    return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source))
 
 
 def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
@@ -122,17 +120,45 @@ def _scripts(source: Path, seen: set[Path]) -> list[str]:
     return sorted(names)
 
 
-def _git(folder: Path) -> tuple[str, bool]:
-    """The commit, and whether the folder differs from it; nothing where git has no answer."""
+def _commit(folder: Path) -> str:
+    """The commit that is checked out in a folder or around it, or empty.
+
+    Git itself is not asked: it runs programs that the repository's configuration names
+    (``core.fsmonitor``, filters), here with Airflow's environment. Source: gitrepository-layout(5).
+    """
+    for around in (folder, *folder.parents):
+        where = around / ".git"
+        if where.is_file():  # a worktree or a submodule
+            where = around / _said(where).removeprefix("gitdir:").strip()
+        if where.is_dir():
+            break
+    else:
+        return ""
+    head = _said(where / "HEAD")
+    if not head.startswith("ref:"):
+        return _as_commit(head)
+    reference = head.removeprefix("ref:").strip()
+    if not re.fullmatch(r"refs(/[^/\0.][^/\0]*)+", reference):
+        return ""
+    common = where / (_said(where / "commondir") or ".")
+    for place in (where, common):
+        if commit := _as_commit(_said(place / reference)):
+            return commit
+    for line in _said(common / "packed-refs", _MOST_REFERENCES).splitlines():
+        if line.endswith(f" {reference}"):
+            return _as_commit(line.partition(" ")[0])
+    return ""
+
+
+def _said(path: Path, most: int = 4096) -> str:
+    """The text of a small file; nothing where there is none, or it cannot be read."""
     try:
-        commit = _ask_git(folder, "rev-parse", "HEAD")
-        return commit, bool(_ask_git(folder, "status", "--porcelain", "--", "."))
-    except (OSError, subprocess.SubprocessError):
-        return "", False
+        # Not to wait for the other end of a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(most).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
-def _ask_git(folder: Path, *words: str) -> str:
-    answer = subprocess.run(
-        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=30
-    )
-    return answer.stdout.strip()
+def _as_commit(text: str) -> str:
+    return text if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else ""

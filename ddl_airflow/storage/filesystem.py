@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
     AccessDenied,
     NoSpace,
@@ -85,10 +86,12 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
             that has no locks.
     """
     with os_errors(folder):
-        lock = lock_of(folder).open("a+")
-    with lock:
+        path = lock_of(folder)
+        # A link there would have another file truncated below.
+        opened = open_beneath(path, path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    with open(opened, "a+") as lock:
         deadline = time.monotonic() + wait_s
-        while not _locked(lock.fileno(), Path(lock.name)):
+        while not _locked(lock.fileno(), path):
             if time.monotonic() > deadline:
                 lock.seek(0)
                 raise StagingError(

@@ -12,10 +12,10 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow.utils.state import TaskInstanceState
 from asgiref.sync import sync_to_async
 
-from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, reports_of
 
 _AGAIN_S = 2.0
 _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
@@ -72,7 +72,7 @@ class JobTrigger(BaseTrigger):
 
     async def _wait(self) -> tuple[JobStatus, bool]:
         """The job's end, and whether it is one because it took too long."""
-        reports = Tail(*self._started.progress) if self._started.progress else None
+        reports = reports_of(self._started)
         while True:
             status = await asyncio.to_thread(self._look, reports)
             waited_s = time.time() - self._started.started
@@ -181,7 +181,7 @@ class JobTrigger(BaseTrigger):
             fresh = [self._progress.feed(text) for text in reports.read()]
             if any(fresh):
                 self.log.info("progress | %s", self._progress.line())
-        except (ValueError, OSError) as error:  # not worth a training; worth a line
+        except (OSError, FileRefused) as error:  # not worth a training; worth a line
             if str(error) != self._wrong:
                 self._wrong = str(error)
                 self.log.warning("progress.jsonl: %s", error)

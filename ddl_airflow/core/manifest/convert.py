@@ -68,7 +68,7 @@ def _variables(manifest: Manifest) -> tuple[dict[str, str], dict[str, str]]:
     data, results = (getattr(manifest, name).connection for name in _REFERENCES)
     same = data is None or results is None
     same = same or all(getattr(data, n) == getattr(results, n) for n in SECRET_FIELDS)
-    prefixes = ("S3", "S3") if same else ("DATA_S3", "RESULTS_S3")
+    prefixes = ("S3", "S3") if same else ("S3_DATA", "S3_RESULTS")
     first, second = ({n: f"{prefix}_{n.upper()}" for n in SECRET_FIELDS} for prefix in prefixes)
     return first, second
 

@@ -181,12 +181,14 @@ def mask_fields(text: str, source: str, names: Collection[str], keep: re.Pattern
                 walk(item, secret or key.value in names)
 
     walk(_compose(text, source), False)
-    for start in sorted(hidden, reverse=True):
+    pieces, done = [], 0
+    for start in sorted(hidden):
         scalar = hidden[start]
         breaks = "".join(_NEWLINE.findall(text, start, scalar.end))
         anchor = f"&{scalar.anchor} " if scalar.anchor else ""
-        text = f"{text[:start]}{anchor}'***'{breaks}{text[scalar.end :]}"
-    return text
+        pieces += [text[done:start], f"{anchor}'***'{breaks}"]
+        done = scalar.end
+    return "".join([*pieces, text[done:]])
 
 
 def _compose(text: str, source: str) -> Node:

@@ -31,6 +31,7 @@ from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
 from ddl_airflow.core.manifest.rules import RULES
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
+from ddl_airflow.core.manifest.values import WRITTEN_SECRET
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.ffdl.translate import Translation
@@ -176,12 +177,35 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
+    text = WRITTEN_SECRET.sub(r"\1***", text)
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
     if "\\" not in text and not any(name in text for name in names):
         return text  # without a backslash a name can be written in one way only
     text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
-    # A field that was commented out is no longer YAML, but its value is no less secret.
-    return re.sub(rf"(#.*?\b(?:{'|'.join(names)})\W*?:).*", r"\1 '***'", text)
+    return _without_keys_in_comments(text, names)
+
+
+def _without_keys_in_comments(text: str, names: Sequence[str]) -> str:
+    """Masks what follows a field in a comment: it is no YAML any more, but no less secret.
+
+    Reads each line once: a line may be all that a manifest is, and all of one character.
+    """
+    field = re.compile(rf"\b(?:{'|'.join(names)})[^\w\n]*?[:=]")
+    lines = text.split("\n")
+    follows = False  # a value that stands below its field
+    for i, line in enumerate(lines):
+        start = line.find("#")
+        if start < 0:
+            follows = follows and not line.strip()
+            continue
+        found = field.search(line, start)
+        if found is not None:
+            follows = not line[found.end() :].strip()
+            lines[i] = line if follows else f"{line[: found.end()]} '***'"
+        elif line[start:].strip("# \t"):
+            lines[i] = f"{line[:start]}# '***'" if follows else line
+            follows = False
+    return "\n".join(lines)
 
 
 _SECTIONS = re.compile(

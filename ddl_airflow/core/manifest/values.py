@@ -24,6 +24,15 @@ from ddl_airflow.core.units import parse_duration
 _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
+# NAME=value and --name=value of a secret in a command; what a shell or a template puts in is none.
+WRITTEN_SECRET = re.compile(
+    r"((?:secret|token|password|passwd|pwd|credentials?|(?:api|access|secret)[_-]?key)"
+    r"(?:[_-]?id)?=[\"']?)"
+    r"(?![\s$\"'{]|\Z)[^\s\"';]+",
+    re.IGNORECASE,
+)
+
+
 def _tidy(value: Any) -> Any:
     """Text without surrounding space: a block scalar brings a newline that nobody meant."""
     if isinstance(value, str):

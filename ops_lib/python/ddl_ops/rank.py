@@ -45,6 +45,11 @@ _LOOK_S = 0.1
 # A script that is released, or whose mpirun has ended, and will not listen to SIGTERM is killed
 # after that.
 _GRACE_S = 1.5
+# Of a line, for metrics: what is longer is data.
+_LONGEST = 4096
+# CPU time of one search, and how often it may be exceeded.
+_SEARCH_S = 0.1
+_SLOW_LINES = 5
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -138,8 +143,20 @@ def _die_with_parent() -> None:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class _TooSlow(Exception):
+    """A regular expression took more time on a line than it may."""
+
+
+def _too_slow(_signum: int, _frame: FrameType | None) -> None:
+    raise _TooSlow
+
+
 class MetricReader:
     """Finds the manifest's ``metrics:`` in a rank's output.
+
+    In the first 4,096 characters of each line. An expression that takes long, as some do on some
+    lines, is no longer searched: the script waits while its output is not read. Python's own
+    engine looks for signals as it searches, so a timer ends it. Source: ``Modules/_sre``.
 
     Args:
         definitions: pairs of name and regular expression with one group, as SageMaker's metric
@@ -147,7 +164,11 @@ class MetricReader:
     """
 
     def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
-        self._patterns = [(d["name"], re.compile(d["regex"])) for d in definitions]
+        self._patterns = {d["name"]: re.compile(d["regex"]) for d in definitions}
+        self._slow: dict[str, int] = {}
+        self._notes: list[str] = []
+        if self._patterns:
+            signal.signal(signal.SIGVTALRM, _too_slow)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
 
@@ -160,12 +181,12 @@ class MetricReader:
             return []
         text = self._rest + self._decoder.decode(chunk, final=not chunk)
         *lines, self._rest = re.split(r"[\r\n]", text if chunk else text + "\n")
-        self._rest = self._rest[-65536:]  # a script that never ends a line must not fill memory
+        self._rest = self._rest[:_LONGEST]  # a script that never ends a line must not fill memory
         found = []
         for line in lines:
             values: dict[str, Any] = {}
-            for name, pattern in self._patterns:
-                if match := pattern.search(line):
+            for name in tuple(self._patterns):
+                if match := self._search(name, line[:_LONGEST]):
                     try:
                         values[name] = float(match.group(1))
                     except (TypeError, ValueError):
@@ -173,6 +194,29 @@ class MetricReader:
             if values:
                 found.append(values)
         return found
+
+    def notes(self) -> list[str]:
+        """What there is to say since the last call: a line for each expression given up."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _search(self, name: str, line: str) -> re.Match[str] | None:
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_VIRTUAL, _SEARCH_S)
+                return self._patterns[name].search(line)
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        except _TooSlow:
+            self._slow[name] = self._slow.get(name, 0) + 1
+            if self._slow[name] == _SLOW_LINES:
+                del self._patterns[name]
+                self._notes.append(
+                    f"metric {name!r}: its regular expression takes more than {_SEARCH_S} s on "
+                    f"each of {_SLOW_LINES} lines and is no longer searched. Write it without .* "
+                    "or nested + and *."
+                )
+            return None
 
 
 def _gpus() -> list[str]:
@@ -263,6 +307,8 @@ def _pump(child: subprocess.Popen[bytes], log: BinaryIO, metrics: MetricReader) 
         if chunk or ended:
             for values in metrics.feed(chunk):
                 progress.append(values, source="metrics")
+            for note in metrics.notes():
+                log.write(f"ddl: {note}\n".encode())
         if ended and not chunk:
             return
         if readable and not chunk:

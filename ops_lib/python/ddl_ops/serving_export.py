@@ -404,7 +404,7 @@ def _load_keras(checkpoint: Checkpoint) -> Any:
 
     try:
         # Without the optimizer: it may be one that only the training script knows.
-        return keras.models.load_model(checkpoint.path, compile=False)
+        return keras.models.load_model(checkpoint.path, compile=False, safe_mode=True)
     except Exception as error:  # Keras lets through whatever a layer's own constructor raises
         raise TransformError(
             f"{checkpoint.path}: Keras cannot load it without the training script "

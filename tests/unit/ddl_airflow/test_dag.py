@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
 from ddl_airflow.manifest_dag import dag_from
 
@@ -213,6 +213,25 @@ def test_what_leads_to_connections_is_in_no_template(tmp_path, write_manifest):
     write_manifest(tmp_path, more=more)
     (said,) = map(said_by, broken_in(dags_from(tmp_path)).values())
     assert "arguments.subject: names 'var' in a template" in said
+
+
+def test_a_manifest_that_none_of_our_rules_foresaw_takes_no_other_along(
+    tmp_path, write_manifest, monkeypatch
+):
+    write_manifest(tmp_path / "good", "good")
+    path = write_manifest(tmp_path / "deep", "deep", command="python x {{ " + "(" * 500 + " }}")
+    assert good_in(dags_from(tmp_path)) == ["good"]
+    write_manifest(tmp_path / "deep", "deep")
+
+    def reading(content, source, compute):
+        if "deep" in source:
+            raise RecursionError("maximum recursion depth exceeded")
+        return load_manifest_text(content, source, compute)
+
+    monkeypatch.setattr("ddl_airflow.dag.load_manifest_text", reading)
+    dags = dags_from(tmp_path)
+    assert good_in(dags) == ["good"]
+    assert "RecursionError: maximum" in said_by(broken_in(dags)[f"{path.parent.name}/{path.name}"])
 
 
 def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifest):

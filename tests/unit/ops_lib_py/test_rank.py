@@ -216,6 +216,31 @@ def test_metric_reader_leaves_out_what_is_no_number():
     assert reader.feed(b"loss=high acc=0.5\nacc=\nloss=1e-3\n") == [{"acc": 0.5}, {"loss": 0.001}]
 
 
+@pytest.mark.parametrize(
+    ("regex", "line"),
+    [
+        (r"loss.*acc.*= ([0-9.]+)", "loss acc " * 7000),
+        (r"(?:a+)+b([0-9]+)", "a" * 60),
+        (r"a.*a.*a.*a.*= ([0-9.]+)", "a" * 4000),
+    ],
+)
+def test_an_expression_that_takes_long_on_a_line_does_not_hold_the_training(regex, line):
+    reader = MetricReader([{"name": "slow", "regex": regex}, {"name": "x", "regex": r"x=(\d+)"}])
+    began = time.process_time()
+    found = reader.feed(f"{line}\nx=1\n".encode() * 100)
+    assert found == [{"x": 1.0}] * 100
+    assert time.process_time() - began < 5
+    assert [note for note in reader.notes() if "'slow'" in note] or len(line) > 4096
+    assert reader.notes() == []
+
+
+def test_a_value_is_searched_in_the_beginning_of_a_long_line():
+    reader = MetricReader([{"name": "x", "regex": r"x=(\d+)"}])
+    text = "x=1" + " " * 5000 + "\n" + " " * 5000 + "x=2\n" + "y" * 100_000
+    assert reader.feed(text.encode()) == [{"x": 1.0}]
+    assert reader.feed(b"\nx=3\n") == [{"x": 3.0}]
+
+
 def metrics_of(one: Shim) -> list[dict]:
     assert (one.end().code, one.errors) == (0, "")
     path = one.folder / "progress.jsonl"

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.templates import template_findings
-from ddl_airflow.core.manifest.values import AnyText, Text, Whole
+from ddl_airflow.core.manifest.templates import command_findings
+from ddl_airflow.core.manifest.values import WRITTEN_SECRET, AnyText, Text, Whole
 
 MAX_DAG_ID = 200
 RULES: list[Rule] = []
@@ -114,8 +114,9 @@ def split_commands(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: quotes that do not close, or a backslash at the end.
     """
-    pieces, quote, escaped = [""], "", False
-    for char in text.replace("\\\n", " "):
+    pieces, start, quote, escaped = [], 0, "", False
+    text = text.replace("\\\n", " ")
+    for i, char in enumerate(text):
         if escaped:
             escaped = False
         elif char == "\\" and quote != "'":
@@ -125,11 +126,11 @@ def split_commands(text: str) -> tuple[str, ...]:
         elif char in "'\"":
             quote = char
         elif char in ";\n":
-            pieces.append("")
-            continue
-        pieces[-1] += char
+            pieces.append(text[start:i])
+            start = i + 1
     if quote or escaped:
         raise ValueError("ends in a backslash" if escaped else f"has a {quote} that never closes")
+    pieces.append(text[start:])
     return tuple(piece.strip() for piece in pieces if piece.strip())
 
 
@@ -164,5 +165,16 @@ def command_can_be_split(at: str, command: str) -> Findings:
 
 
 @_rule("model_definition.execution.command")
-def command_names_what_templates_may(at: str, command: str) -> Findings:
-    yield from template_findings(at, command)
+def command_has_values_as_words_only(at: str, command: str) -> Findings:
+    try:
+        commands = split_commands(command)
+    except ValueError:  # said by another rule
+        return
+    yield from command_findings(at, commands)
+
+
+@_rule("model_definition.execution.command", warning=True)
+def command_has_no_secret(at: str, command: str) -> Findings:
+    if WRITTEN_SECRET.search(command):
+        message = "may hold a secret; what a command sets is in logs and in the list of processes"
+        yield Finding(at, message, "Have the script read it where only it may.")

@@ -16,6 +16,8 @@ from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, template_find
 from ddl_airflow.core.manifest.values import Argument, Text
 
 SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+_SECRET_NAME = re.compile(r"passw|pwd|secret|token|api_?key|credential|webhook_url", re.I)
+_PASSWORD_IN_URL = re.compile(r"://[^\s/:@]{0,200}:[^\s/@]{1,200}@")
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -25,6 +27,12 @@ def _notification(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return {"arguments": {"to": value}} if "@" in value else {"notifier": value}
+
+
+def _has_password(value: Any) -> bool:
+    """Whether an argument is, or has among its items, an address with user and password."""
+    texts = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(text, str) and _PASSWORD_IN_URL.search(text) for text in texts)
 
 
 class Notification(Section):
@@ -80,7 +88,7 @@ def notifications_have_a_reason_and_no_secret(
                 message = f"{one.notifier[:60]!r} is neither a mail address nor a class path"
                 yield Finding(f"{field}.notifier", message, fix)
             for name in one.arguments:
-                if re.search(r"passw|secret|token|api_?key|credential|webhook_url", name, re.I):
+                if _SECRET_NAME.search(name) or _has_password(one.arguments[name]):
                     fix = "Put it into an Airflow connection, and give the notifier its id."
                     yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
 

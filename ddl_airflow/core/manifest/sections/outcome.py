@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
-from ddl_airflow.core.manifest.templates import template_findings
+from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import Checkpoint, Text, number, truth
 
 SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
@@ -138,6 +138,6 @@ def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Fin
 
 
 @_rule("evaluation")
-def evaluation_names_what_templates_may(at: str, evaluation: Evaluation | None) -> Findings:
+def evaluation_has_values_as_words_only(at: str, evaluation: Evaluation | None) -> Findings:
     if evaluation is not None and evaluation.command:
-        yield from template_findings(f"{at}.command", evaluation.command)
+        yield from command_findings(f"{at}.command", [evaluation.command])

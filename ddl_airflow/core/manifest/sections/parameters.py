@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.templates import MAX_CHARACTERS
 from ddl_airflow.core.manifest.values import AnyText, Value
 
 # Names in the trigger form that are ours.
@@ -125,6 +126,8 @@ def command_uses_known_parameters(
     at: str, parameters: Mapping[str, Parameter], command: str
 ) -> Findings:
     known = {*parameters, *RUN_SETTINGS}
+    if len(command) > MAX_CHARACTERS:
+        return  # said by another rule, if there is a template in it
     for expression in re.findall(r"\{\{.*?\}\}", command, re.DOTALL):
         for name in re.findall(r"\bparams(?:\.|\[\s*['\"])(\w+)", expression):
             if name not in known:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
+# Variables that ``${NAME}`` may read where the site says nothing else.
+MANIFEST_VARIABLES = ("DDL_*", "S3_*")
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -36,7 +39,8 @@ class Connection(Section):
     """Access to an object store: an Airflow connection, or an endpoint and keys.
 
     Each of endpoint_url, access_key_id, secret_access_key and region_name may be ``${NAME}``: the
-    environment variable of the machine that runs the task, read when it runs.
+    environment variable of the machine that runs the task, read when it runs. The site says which
+    variables may be read so: all others are not the manifest's.
     """
 
     conn_id: Text | None = Field(
@@ -68,33 +72,57 @@ class Connection(Section):
                 values[name] = text
         return values
 
-    def resolve(self, environ: Mapping[str, str]) -> Credentials:
+    def resolve(
+        self, environ: Mapping[str, str], may_read: Sequence[str] = MANIFEST_VARIABLES
+    ) -> Credentials:
         """Returns the values themselves, with every ``${NAME}`` replaced from environ.
 
+        Args:
+            environ: variables by name.
+            may_read: names of those that a manifest may read; ``*`` is any text. Never Airflow's.
+
         Raises:
-            ConnectionInvalid: variables that are not set, or empty (all of them are named); or a
-                connection by conn_id, which only Airflow can look up.
+            ConnectionInvalid: variables that may not be read, are not set, or are empty (all of
+                them are named); a variable that holds no address or region, without what it
+                holds; or a connection by conn_id, which only Airflow can look up.
         """
         if self.conn_id is not None:
             raise ConnectionInvalid(f"conn_id: {self.conn_id}: only Airflow knows its values.")
         values: dict[str, str] = {}
-        missing: list[str] = []
+        wrong: list[str] = []
         for name, value in self:
             text = value.get_secret_value() if isinstance(value, SecretStr) else value or ""
             if reference := REFERENCE.fullmatch(text):
-                text = environ.get(reference[1], "").strip()
-                if not text:
-                    missing.append(f"{name}: environment variable {reference[1]} is not set")
+                variable = f"environment variable {reference[1]}"
+                if not _may_be_read(reference[1], may_read):
+                    wrong.append(f"{name}: {variable} is not one that manifests may read")
+                elif not (text := environ.get(reference[1], "").strip()):
+                    wrong.append(f"{name}: {variable} is not set")
+                elif name == "endpoint_url" and any(_url_findings("", text)):
+                    wrong.append(
+                        f"{name}: {variable} does not hold an address such as https://host"
+                    )
+                elif name == "region_name" and not re.fullmatch(r"[A-Za-z0-9-]{1,63}", text):
+                    wrong.append(f"{name}: {variable} does not hold a region")
             values[name] = text
-        if missing:
-            fix = "Set what is missing where the task runs, or use conn_id."
-            raise ConnectionInvalid(f"{'; '.join(missing)}. {fix}")
+        if wrong:
+            fix = (
+                f"Manifests may read {', '.join(may_read) or 'none'} ([ddl] manifest_variables), "
+                "where the task runs; or use conn_id."
+            )
+            raise ConnectionInvalid(f"{'; '.join(wrong)}. {fix}")
         return Credentials(
             values["endpoint_url"],
             values["access_key_id"],
             values["secret_access_key"],
             values["region_name"] or None,
         )
+
+
+def _may_be_read(variable: str, may_read: Sequence[str]) -> bool:
+    if variable.upper().startswith("AIRFLOW"):
+        return False
+    return any(fnmatchcase(variable, pattern) for pattern in may_read)
 
 
 class Location(Section):

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from ddl_airflow.core.errors import SettingUnknown
+from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
 from ddl_airflow.core.parameters import (
     check_settings,
     differs_by_run,
@@ -23,6 +23,9 @@ from ddl_airflow.core.parameters import (
         ("", "''"),
         ("a b; rm -rf $HOME", "'a b; rm -rf $HOME'"),
         ("it's", "'it'\"'\"'s'"),
+        ("LD_PRELOAD=x", "'LD_PRELOAD=x'"),
+        ("a,b", "'a,b'"),
+        ("ß", "'ß'"),
     ],
 )
 def test_a_value_is_one_word_of_the_command(value, word):
@@ -42,6 +45,14 @@ def test_a_value_is_one_word_of_the_command(value, word):
 )
 def test_a_command_differs_by_run_if_it_uses_more_than_parameters(command, differs):
     assert differs_by_run(command) is differs
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_what_no_process_can_be_given_is_refused(value):
+    with pytest.raises(SettingInvalid, match=r"has the character U\+"):
+        word_of(value)
+    with pytest.raises(SettingInvalid, match="Trigger the run without it"):
+        parameter_environment({"note": value})
 
 
 def test_scripts_find_them_in_their_environment():

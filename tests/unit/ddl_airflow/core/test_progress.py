@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddl_airflow.core import progress as progress_module
 from ddl_airflow.core.progress import Progress, Tail
@@ -118,10 +121,58 @@ def test_newest_of_each_metric_stays_and_null_is_no_value():
     assert progress.line() == "epoch 2 · 812 examples/s · loss 0.5 · accuracy 0.1"
 
 
-@pytest.mark.parametrize("bad", ["half a line", "3", "[1, 2]", '"text"', "null"])
-def test_a_line_that_is_no_object_is_a_value_error(bad):
-    with pytest.raises(ValueError):
-        Progress().feed(bad + "\n")
+ODD = [
+    *("half a line", "3", "[1, 2]", '"text"', "null", "[" * 100_000, '{"a":' * 20_000),
+    *('{"step": [1]}', '{"step": {"a": 1}}', '{"step": "one"}', '{"t": "now", "step": 1}'),
+    '{"step": ' + "1" * 4000 + "}",
+    '{"loss": ' + "1" * 5000 + "}",
+    '{"loss": 1e400, "step": ' + "9" * 30 + "}",
+    '{"note": "\\ud800"}',
+    '{"\\ud800": 1}',
+    json.dumps({f"metric{n}": n for n in range(200)}),
+    "x" * 100_000,
+]
+
+
+@pytest.mark.parametrize("bad", ODD, ids=lambda bad: bad[:20])
+def test_a_line_that_is_no_progress_is_counted_and_the_others_are_taken(bad):
+    progress = Progress()
+    text = lines(step(1.0, 1)) + f"{bad}\n" + lines(step(2.0, 2)) + f"{bad}\n"
+    for i in range(0, len(text), 7000):
+        progress.feed(text[i : i + 7000])
+    assert (progress.step, progress.wrong) == (2, 2)
+    assert progress.first_wrong[1:9] == ascii(bad)[1:9]
+    assert progress.line() == "step 2 · 1.0 steps/s"
+
+
+@settings(max_examples=int(os.environ.get("DDL_GENERATED", "300")), deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(ODD),
+            st.dictionaries(
+                st.sampled_from(["t", "source", "step", "steps", "epoch", "loss", "comm_s", "x"]),
+                st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+            ).map(json.dumps),
+            st.text(),
+        ),
+        max_size=20,
+    ).map("\n".join),
+    st.integers(500, 5000),
+)
+def test_whatever_a_script_writes_the_reader_goes_on(text, size):
+    progress = Progress()
+    for i in range(0, len(text), size):
+        progress.feed(text[i : i + size])
+    progress.feed("\n" + lines(step(9e9, 77, "script", loss=0.5)))
+    assert (progress.step, progress.metrics["loss"]) == (77, 0.5)
+    json.dumps([progress.line(), progress.metrics], allow_nan=False).encode()
+
+
+def test_metrics_of_a_thousand_names_are_not_all_kept():
+    progress = Progress()
+    progress.feed(lines(*({f"metric{n}": n} for n in range(1000))))
+    assert len(progress.metrics) == 100
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])

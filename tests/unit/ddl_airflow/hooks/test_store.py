@@ -49,6 +49,7 @@ def test_references_are_read_from_the_environment_when_used(monkeypatch):
     names = {"URL": ENDPOINT, "ID": "AKIDHOOKTESTTWO", "SECRET": "hookTestSecretTwo"}
     for name, value in names.items():
         monkeypatch.setenv(f"UNIT_{name}", value)
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_VARIABLES", "S3_*, UNIT_*")
     store = s3(
         endpoint_url="${UNIT_URL}",
         access_key_id="${UNIT_ID}",
@@ -62,9 +63,16 @@ def test_references_are_read_from_the_environment_when_used(monkeypatch):
 
 
 def test_references_that_are_not_set_are_named(monkeypatch):
-    monkeypatch.delenv("UNIT_UNSET", raising=False)
-    with pytest.raises(ConnectionInvalid, match="UNIT_UNSET is not set"):
-        s3(endpoint_url=ENDPOINT, access_key_id="${UNIT_UNSET}", secret_access_key="x")
+    monkeypatch.delenv("S3_UNSET", raising=False)
+    with pytest.raises(ConnectionInvalid, match="S3_UNSET is not set"):
+        s3(endpoint_url=ENDPOINT, access_key_id="${S3_UNSET}", secret_access_key="x")
+
+
+def test_other_variables_of_airflows_environment_are_not_read(monkeypatch):
+    monkeypatch.setenv("DB_URL", "planted-value")
+    with pytest.raises(ConnectionInvalid, match="DB_URL is not one .* DDL_\\*, S3_\\*") as refused:
+        s3(endpoint_url=ENDPOINT, access_key_id="${DB_URL}", secret_access_key="x")
+    assert "planted-value" not in str(refused.value)
 
 
 def test_endpoint_that_is_none_is_refused_without_its_keys():

@@ -15,7 +15,7 @@ import pytest
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobState
-from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
+from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher, inherited
 from ddl_airflow.launchers.processes import kill_marked, marked
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -412,3 +412,18 @@ def test_once_blames_the_exception(job):
     one = job(script="raise OSError('full')", launcher=OnceLauncher(), nodes=1).start()
     failure = one.wait(SOON_S).failure
     assert (failure.rank, failure.exception, failure.permanent) == (0, "OSError", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *(("TF_CPP_MIN_LOG_LEVEL", True), ("TF_GPU_ALLOCATOR", True), ("NCCL_DEBUG", True)),
+        *(("NVIDIA_VISIBLE_DEVICES", True), ("CUDA_VISIBLE_DEVICES", True), ("PATH", True)),
+        *(("TF_TOKEN_app_terraform_io", False), ("TF_VAR_db_password", False)),
+        *(("NVIDIA_API_KEY", False), ("TF_CONFIG", False), ("KERAS_HUB_TOKEN", False)),
+        *(("AIRFLOW_CONN_MYDB", False), ("AIRFLOW__CORE__FERNET_KEY", False)),
+        *(("AWS_SECRET_ACCESS_KEY", False), ("CUDA_SECRET", False)),
+    ],
+)
+def test_ranks_inherit_settings_and_no_secrets(name, given):
+    assert (name in inherited({name: "x"})) is given

@@ -114,3 +114,22 @@ def test_transfer_log_speaks_now_and_then(monkeypatch, caplog):
         "staged 2/10 files · 2.0/10.0 MiB · 0.8 MiB/s · ETA 10 s",
         "staged 4/10 files · 4.0/10.0 MiB · 0.8 MiB/s · ETA 8 s",
     ]
+
+
+def test_conf_that_the_form_does_not_know_is_refused_by_every_step(workspace, context_of):
+    context = context_of("some-dag", experiment_id="of-another")
+    context["dag_run"].conf = {"experiment_id": "of-another"}
+    with pytest.raises(
+        AirflowFailException, match="SettingUnknown: .*'experiment_id' is not known"
+    ):
+        Step(task_id="t", settings=["nodes"]).execute(context)
+    assert not (workspace / "experiments").exists()
+    Step(task_id="t", settings=["nodes", "experiment_id"]).execute(context)
+
+
+def test_a_run_goes_on_with_no_experiment_of_another_dag(workspace, context_of):
+    Step(task_id="t").execute(context_of("one", experiment_id="wide"))
+    with pytest.raises(AirflowFailException, match="'wide' is an experiment of one"):
+        Step(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
+    with pytest.raises(AirflowFailException, match="is no name"):
+        Step(task_id="t").execute(context_of("two", experiment_id="../../two"))

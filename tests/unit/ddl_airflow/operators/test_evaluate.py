@@ -110,7 +110,7 @@ def test_the_manifests_own_command_measures(evaluate):
     ("script", "words"),
     [
         ("pass", "wrote no \\$EVALUATION"),
-        ("import os; open(os.environ['EVALUATION'], 'w').write('[1]')", "is no object"),
+        ("import os; open(os.environ['EVALUATION'], 'w').write('[1]')", "holds no JSON object"),
         ("import os; open(os.environ['EVALUATION'], 'w').write('{\"a\": \"b\"}')", "JSON object"),
     ],
 )

@@ -183,12 +183,14 @@ def test_a_progress_line_that_is_none_is_said_and_ends_no_training(job, tmp_path
     script = """
         import os, time
         with open(os.environ["DDL_PROGRESS"], "a") as file:
-            file.write("not json\\n")
+            for line in ("not json", "[" * 100000, '{"step": [1]}', '{"step": ' + "1" * 4000 + "}"):
+                file.write(line + "\\n")
         time.sleep(0.5)
     """
     one = job(script=textwrap.dedent(script), nodes=1, env={"DDL_PROGRESS": str(path)})
     RunningJob(one.launcher, LOG).run(one.spec, path)
-    assert any("not json" in line for line in said())
+    warned = [line for line in said() if "no progress" in line]
+    assert ["not json" in warned[0], "4 lines were" in warned[1], len(warned)] == [True, True, 2]
 
 
 def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):

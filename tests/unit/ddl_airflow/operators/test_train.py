@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     TaskDeferred,
 )
+from airflow.sdk.execution_time import macros
 
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, training_id
@@ -153,6 +154,67 @@ def test_parameters_of_the_run_reach_the_script_and_are_shown(train, layout, con
     assert task.execute(context)["world_size"] == 1
     said = (layout.logs / "rank-0.log").read_text()
     assert said == "a b; echo $HOME 0.5 ['0.5', 'a b; echo $HOME', 'false']\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'python train.py --name "{{ params.who }}"',
+        "python train.py {{ macros.uuid.os.environ['PLANTED'] }}",
+        "{{ params.who }} train.py",
+    ],
+)
+def test_values_are_no_commands_and_templates_see_no_environment(
+    train, layout, context_of, command, monkeypatch
+):
+    monkeypatch.setenv("PLANTED", "of Airflow's process")
+    task = train("import sys; print(sys.argv[1:])", command=command, nodes=1)
+    who = f"$(touch {layout.result}/planted)"
+    context = context_of("training", who=who) | {"macros": macros}
+    with pytest.raises(AirflowFailException, match=r"CommandInvalid: command: "):
+        task.render_template_fields(context)
+        task.execute(context)
+    assert not (layout.result / "planted").exists()
+
+
+def test_templates_get_the_runs_values_only(train, layout, context_of):
+    command = "python train.py {{ dag_run.run_id }} {{ macros.ds_add('2026-01-01', 2) }}"
+    task = train("import sys; print(sys.argv[1:])", command=command, nodes=1)
+    context = context_of("training") | {"macros": macros}
+    task.render_template_fields(context)
+    assert task.command == f"python train.py {context['dag_run'].run_id} 2026-01-03"
+
+
+PLANTS = """
+    import os
+    for path in (os.environ["DDL_PROGRESS"], os.environ["DDL_STATS"],
+                 os.environ["LOG_DIR"] + "/rank-0.log"):
+        if os.path.exists(path):
+            os.unlink(path)
+        os.symlink("{victim}/secret", path)
+    os.symlink("{victim}", os.environ["JOB_STATE_DIR"] + "/lineage")
+"""
+
+
+def test_links_that_a_training_plants_are_not_followed(train, layout, context_of, tmp_path, capsys):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "secret").write_text('{"step": 1, "secret": "of another"}\n')
+    task = train(PLANTS.format(victim=victim), nodes=1)
+    with pytest.raises(AirflowFailException, match=r"FileRefused: .*lineage"):
+        task.execute(context_of("training"))
+    said = capsys.readouterr().out
+    assert "of another" not in said and "rank-0.log is a link" in said
+    (secret,) = victim.iterdir()
+    assert secret.read_text() == '{"step": 1, "secret": "of another"}\n'
+
+
+def test_a_run_folder_that_became_a_link_is_refused(train, layout, context_of, tmp_path):
+    task = train("pass", nodes=1)
+    layout.root.rename(tmp_path / "elsewhere")
+    layout.root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AirflowFailException, match="No link beneath a run's folder is followed"):
+        task.execute(context_of("training"))
 
 
 def test_a_script_for_tensorflow_1_is_told_apart(train, layout, context_of):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
 def read_progress():
     from ddl_airflow.plugin.api import read_progress
 
-    return read_progress
+    return lambda path, offset: read_progress(path, path.parent, offset)
 
 
 @pytest.fixture
@@ -107,6 +107,21 @@ def test_a_line_that_is_no_json_does_not_hide_the_others(read_progress, tmp_path
     assert [one["step"] for one in read_progress(path, 0)["lines"]] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "odd", ['{"note": "\\ud800"}', "[" * 100_000, '{"step": ' + "1" * 4000 + "}", "x" * 3_000_000]
+)
+def test_no_line_stops_the_answers_or_makes_one_that_cannot_be_sent(read_progress, tmp_path, odd):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(f"{line(1)}{odd}\n{line(2)}", "utf-8")
+    steps, offset = [], 0
+    for _ in range(6):
+        answer = read_progress(path, offset)
+        json.dumps(answer, ensure_ascii=False).encode()  # as the web framework does
+        steps += [one["step"] for one in answer["lines"]]
+        offset = answer["offset"]
+    assert (steps, offset) == ([1, 2], path.stat().st_size)
+
+
 def test_ranks_with_logs_in_order(tmp_path):
     from ddl_airflow.plugin.api import ranks_with_logs
 
@@ -122,11 +137,44 @@ def test_a_link_is_no_log(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "rank-0.log").write_text("said")
-    (tmp_path / "airflow.cfg").write_text("secret_key = x")
-    (logs / "rank-1.log").symlink_to(tmp_path / "airflow.cfg")
+    (tmp_path / "secret").write_text("not the script's")
+    (logs / "rank-1.log").symlink_to(tmp_path / "secret")
     (tmp_path / "other").symlink_to(logs)
-    assert rank_log(logs, 0) == logs / "rank-0.log"
-    assert rank_log(logs, 1) is rank_log(logs, 2) is rank_log(tmp_path / "other", 0) is None
+    with rank_log(logs, tmp_path, 0) as file:
+        assert file.read() == b"said"
+    assert rank_log(logs, tmp_path, 1) is rank_log(logs, tmp_path, 2) is None
+    assert rank_log(tmp_path / "other", tmp_path, 0) is None
+
+
+@pytest.mark.parametrize("planted", ["progress.jsonl", "ddl", ".", "logs"])
+def test_what_a_training_links_to_is_not_served(get, workspace, monkeypatch, planted):
+    """Another's files, in place of the run's progress, its folders, or all of it."""
+    import shutil
+
+    from ddl_airflow.core.layout import RunLayout, training_id
+    from ddl_airflow.plugin import api
+
+    monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
+    other = RunLayout(workspace, "other", training_id("other", "run"))
+    mine = RunLayout(workspace, "mine", training_id("mine", "run"))
+    for layout in (other, mine):
+        layout.create()
+        layout.progress.write_text('{"step": 1, "secret": "of other"}\n')
+        (layout.logs / "rank-0.log").write_text("secret of other")
+    place = {"progress.jsonl": "ddl/progress.jsonl"}.get(planted, planted)
+    path = mine.root / place
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    path.symlink_to(other.root / place)
+    served = [text for one in ("progress", "log/0") for text in get_of(api, f"/{one}/mine/run")]
+    hidden = {"progress.jsonl": 1, "ddl": 1, "logs": 1, ".": 2}[planted]
+    assert sum("of other" in text for text in served) == 2 - hidden
+
+
+def get_of(api, path):
+    """The answer of the plugin's app by itself, to whoever asks."""
+    from fastapi.testclient import TestClient
+
+    yield TestClient(api.app()).get(path).text
 
 
 def test_the_page_is_there(get):
@@ -150,6 +198,22 @@ def test_progress_and_logs_are_refused_without_a_login(get, path):
     status, text = get(path)
     assert status in (401, 403), text
     assert "lines" not in text
+
+
+def test_a_browser_runs_the_pages_own_script_only(workspace):
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.plugin import api
+
+    client = TestClient(api.app())
+    for path in ("/training", "/log/0/a/b", "/none"):
+        headers = client.get(path).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    page = client.get("/training").text
+    assert page.count("<script") == 1 and "onclick" not in page
+    assert client.get("/openapi.json").status_code == 404
 
 
 def test_there_is_no_other_route(get):

@@ -125,29 +125,53 @@ def git(folder, *words):
     return done.stdout.strip()
 
 
-def test_no_git_is_no_commit(source, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+def test_no_git_is_no_commit(source, tmp_path):
     taken = snapshot(source, tmp_path / "code")
-    assert (taken.commit, taken.modified) == ("", False)
+    assert taken.commit == ""
     assert taken.record()["git_commit"] is None
-    assert taken.record()["git_modified"] is None
 
 
-def test_commit_and_whether_the_folder_differs_from_it(source, tmp_path):
-    git(source.parent, "init", "-q", ".")
-    git(source.parent, "add", "scripts")
-    git(source.parent, "commit", "-qm", "first")
+def test_the_commit_is_read_from_branches_packed_references_worktrees_and_alone(source, tmp_path):
+    top = source.parent
+    git(top, "init", "-q", ".")
+    git(top, "add", "scripts")
+    git(top, "commit", "-qm", "first")
     head = git(source, "rev-parse", "HEAD")
-    taken = snapshot(source, tmp_path / "code")
-    assert (taken.commit, taken.modified) == (head, False)
-    (tmp_path / "beside.txt").write_text("not among the scripts")
-    assert snapshot(source, tmp_path / "code").modified is False
-    (source / "train.py").write_text("changed\n")
-    record = snapshot(source, tmp_path / "code").record()
-    assert (record["git_commit"], record["git_modified"]) == (head, True)
-    assert record["files"] == ["lib/net.py", "train.py"]
+    assert snapshot(source, tmp_path / "code").commit == head
+    git(top, "pack-refs", "--all")
+    assert not any((top / ".git" / "refs" / "heads").iterdir())
+    assert snapshot(source, tmp_path / "code").commit == head
+    git(top, "worktree", "add", "-q", "-b", "a/b", str(tmp_path / "tree"))
+    assert (tmp_path / "tree" / ".git").is_file()
+    assert snapshot(tmp_path / "tree" / "scripts", tmp_path / "code").commit == head
+    git(top, "checkout", "-q", "--detach")
+    assert snapshot(source, tmp_path / "code").record()["git_commit"] == head
 
 
-def test_git_that_is_not_installed_is_no_commit(source, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_nothing_that_a_repository_names_is_run(source, tmp_path):
+    git(source, "init", "-q", ".")
+    git(source, "add", ".")
+    git(source, "commit", "-qm", "first")
+    head = git(source, "rev-parse", "HEAD")
+    (tmp_path / "monitor").write_text(f"#!/bin/sh\nenv > {tmp_path}/ran\n")
+    (tmp_path / "monitor").chmod(0o755)
+    git(source, "config", "core.fsmonitor", str(tmp_path / "monitor"))
+    # Also where the folder itself looks like a repository without a work tree.
+    bare = tmp_path / "bare"
+    (source / ".git").rename(bare)
+    (bare / "train.py").write_text("")
+    assert snapshot(bare, tmp_path / "code").commit == ""
+    bare.rename(source / ".git")
+    assert snapshot(source, tmp_path / "code").commit == head
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "head", ["", "ref: ../../secret", "ref: refs/../../x", "ref: refs/heads/x"]
+)
+def test_a_head_that_names_no_commit_is_none(source, tmp_path, head):
+    (source / ".git").mkdir()
+    (source / ".git" / "HEAD").write_text(head)
+    (source / "secret").write_text("a" * 40)
+    (tmp_path / "secret").write_text("a" * 40)
     assert snapshot(source, tmp_path / "code").commit == ""

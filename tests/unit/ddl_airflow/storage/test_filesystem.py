@@ -17,7 +17,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.filesystem import FolderStore, alone_in, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors
 
 
 def ignore(nbytes):
@@ -241,3 +241,11 @@ def test_a_file_system_without_locks_is_said_and_written_to(tmp_path, monkeypatc
     monkeypatch.setattr("fcntl.flock", flock)
     assert FolderStore(tmp_path).put_if("p", b"1", None)
     assert "locks no files for this host: of two processes" in caplog.text
+
+
+def test_a_link_in_place_of_the_lock_has_nothing_truncated(tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    lock_of(tmp_path / "state").symlink_to(tmp_path / "victim")
+    with pytest.raises(StagingError, match="is a link"), alone_in(tmp_path / "state", "one"):
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"

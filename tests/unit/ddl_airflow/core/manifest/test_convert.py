@@ -53,8 +53,8 @@ def test_keys_become_variables(name: str) -> None:
     assert text.count("secret_access_key: ${S3_SECRET_ACCESS_KEY}  # set") == 2
     other = (FIXTURES / "wml.yml").read_text().replace("0123456789", "0", 1)
     text = converted(load_manifest_text(other, "m.yml"))
-    assert "access_key_id: ${DATA_S3_ACCESS_KEY_ID}" in text
-    assert "access_key_id: ${RESULTS_S3_ACCESS_KEY_ID}" in text
+    assert "access_key_id: ${S3_DATA_ACCESS_KEY_ID}" in text
+    assert "access_key_id: ${S3_RESULTS_ACCESS_KEY_ID}" in text
 
 
 def test_variables_and_connection_ids_stay() -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.sections.definition import slug, split_commands
+from ddl_airflow.core.manifest.sections.places import Connection
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
 
@@ -91,19 +92,50 @@ def test_references_are_read_from_the_environment_given() -> None:
     connection = _load("full").training_data_reference.connection
     assert connection is not None
     environ = {"STORE_URL": "http://store:1", "STORE_KEY": "k", "STORE_SECRET": "s"}
-    keys = connection.resolve(environ)
+    keys = connection.resolve(environ, ["STORE_*"])
     assert (keys.endpoint_url, keys.access_key_id) == ("http://store:1", "k")
     assert (keys.secret_access_key, keys.region_name) == ("s", "eu-de")
     with pytest.raises(ConnectionInvalid, match="STORE_KEY.*STORE_SECRET") as caught:
-        connection.resolve({"STORE_URL": "http://store:1", "STORE_SECRET": " "})
+        connection.resolve({"STORE_URL": "http://store:1", "STORE_SECRET": " "}, ["STORE_*"])
     assert "STORE_URL" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "may_read"),
+    [
+        ("DB_URL", ["S3_*"]),
+        ("DB_URL", []),
+        ("AIRFLOW__CORE__FERNET_KEY", ["*"]),
+        ("AIRFLOW_CONN_MYDB", ["AIRFLOW_CONN_MYDB"]),
+        ("airflow_home", ["*"]),
+        ("s3_key", ["S3_*"]),
+    ],
+)
+def test_variables_that_are_not_the_manifests_are_not_read(variable, may_read) -> None:
+    connection = Connection(
+        endpoint_url="http://127.0.0.1:9",
+        access_key_id=f"${{{variable}}}",
+        secret_access_key="x",
+    )
+    with pytest.raises(ConnectionInvalid, match=f"{variable} is not one that manifests may") as no:
+        connection.resolve({variable: "planted-value"}, may_read)
+    assert "planted-value" not in str(no.value)
+
+
+@pytest.mark.parametrize("field", ["endpoint_url", "region_name"])
+def test_no_value_of_a_variable_is_in_a_message(field) -> None:
+    values = {"endpoint_url": "http://127.0.0.1:9", "access_key_id": "x", "secret_access_key": "x"}
+    connection = Connection(**{**values, field: "${S3_X}"})
+    with pytest.raises(ConnectionInvalid, match=f"{field}: .* S3_X does not hold") as no:
+        connection.resolve({"S3_X": "planted value"})
+    assert "planted" not in str(no.value)
 
 
 def test_a_value_that_looks_like_a_reference_after_resolving_stays() -> None:
     connection = _load("full").training_data_reference.connection
     assert connection is not None
     environ = {"STORE_URL": "http://store:1", "STORE_KEY": "${HOME}", "STORE_SECRET": "s"}
-    assert connection.resolve(environ).access_key_id == "${HOME}"
+    assert connection.resolve(environ, ["STORE_*"]).access_key_id == "${HOME}"
 
 
 def test_conn_id_cannot_be_resolved_without_airflow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -9,7 +10,7 @@ from pkgutil import iter_modules
 import pytest
 
 from ddl_airflow.core.errors import ManifestInvalid
-from ddl_airflow.core.manifest import load_manifest_text, sections
+from ddl_airflow.core.manifest import load_manifest_text, redacted_text, sections
 from ddl_airflow.core.manifest.rules import RULES
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
@@ -304,3 +305,46 @@ def test_the_rules_of_every_section_are_looked_at() -> None:
     of_sections = [getattr(import_module(name), "RULES", []) for name in names]
     assert sum(map(bool, of_sections)) == 8
     assert all(rule in RULES for rules in of_sections for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("words", "secret"),
+    [
+        ("AWS_SECRET_ACCESS_KEY=planted python train.py", True),
+        ("AWS_ACCESS_KEY_ID='planted' python train.py", True),
+        ("python train.py --password=planted", True),
+        ("HF_TOKEN=planted python train.py", True),
+        ("python train.py --tokenizer=planted --max-tokens=5", False),
+        ("HF_TOKEN=$HF_TOKEN python train.py --password=${P}", False),
+        ("python train.py --password={{ ds }}", False),
+    ],
+)
+def test_a_secret_that_a_command_sets_is_warned_of_and_not_shown(words: str, secret: bool) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text = re.sub(r"command: .*", f'command: "{words}"', text)
+    manifest = load_manifest_text(text, "m.yml")
+    warned = [issue.field for issue in manifest.warnings if "may hold a secret" in issue.message]
+    assert warned == (["model_definition.execution.command"] if secret else [])
+    shown = redacted_text(text)
+    assert ("planted" not in shown) if secret else (shown == text)
+    assert load_manifest_text(shown, "m.yml").dag_id == manifest.dag_id
+
+
+@pytest.mark.parametrize(
+    ("arguments", "good"),
+    [
+        ("{url: 'https://hooks.example.com/a:b@c'}", True),
+        ("{url: 'https://me:planted@hooks.example.com'}", False),
+        ("{to: [a@b.c, 'amqp://:planted@host']}", False),
+        ("{pwd: planted}", False),
+    ],
+)
+def test_a_notification_holds_no_password(arguments: str, good: bool) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text += f"\nnotifications: {{on_failure: [{{arguments: {arguments}}}]}}\n"
+    try:
+        load_manifest_text(text, "m.yml")
+        said = ""
+    except ManifestInvalid as error:
+        said = str(error)
+    assert ("may hold a secret" in said) is not good and "planted" not in said

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, is_template, strange_names
@@ -11,7 +13,9 @@ from ddl_airflow.core.manifest.templates import OF_A_NOTIFICATION, is_template, 
         "python train.py --rate {{ params.rate }} --until {{ ds }}",
         "{% if dag_run.conf.fast %}--fast{% endif %}",
         "{% for part in params.parts %}{{ part }} {% endfor %}",
-        "{{ macros.ds_add(ds, -7) }}",
+        "{{ macros.ds_add(ds, -7) }} {{ logical_date.strftime('%Y') }} {{ ds | ds_nodash }}",
+        "{{ dag_run['conf'].parts[0] }} {{ params.note | default('none') | upper }}",
+        "{{ (macros.datetime.now() - macros.timedelta(days=1)).isoformat() }}",
     ],
 )
 def test_values_of_the_run_may_be_named(text):
@@ -25,7 +29,7 @@ def test_values_of_the_run_may_be_named(text):
         ("{{ conn.mydb.password }}", "conn"),
         ("{{ var.value.key }}", "var"),
         ("{{ ti.get_template_context()['conn'] }}", "ti"),
-        ("{% set c = conn %}{{ c.mydb.password }}", "conn"),
+        ("{% if conn %}{{ conn.mydb.password }}{% endif %}", "conn"),
         ("{% if task %}x{% endif %}", "task"),
     ],
 )
@@ -34,6 +38,63 @@ def test_what_leads_to_more_than_a_run_may_not(text, named):
     assert message == f"names {named!r} in a template"
     assert "params" in fix
     assert list(strange_names(text, OF_A_NOTIFICATION))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ macros.uuid.os.environ['AIRFLOW_CONN_MYDB'] }}",
+        "{{ macros.uuid.os.popen('id').read() }}",
+        "{{ macros['uuid'].os }}",
+        "{{ macros[params.x] }}",
+        "{{ (macros if ds else macros).uuid }}",
+        "{{ [macros][0].uuid }}",
+        "{% for m in [macros] %}{{ m.uuid }}{% endfor %}",
+        "{{ macros | attr('uuid') }}",
+        "{{ [macros] | map(attribute='uuid') | list }}",
+        "{{ macros.ds_add.__globals__ }}",
+        "{{ params['__class__'] }}",
+        "{{ dag_run.get_task_instances() }}",
+        "{{ dag_run }}",
+        "{{ params.update() }}",
+        "{{ cycler.x }}",
+        "{% for conn in [1] %}{% endfor %}{{ conn.mydb.password }}",
+        "{% for x in [1] if conn.mydb %}{% endfor %}",
+        "{{ ds | no_such_filter }}",
+        "{{ self }}",
+        "{% set x = ds %}{{ x }}",
+        "{% macro f() %}{% endmacro %}",
+        "{% filter upper %}x{% endfilter %}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% for a in ds %}{% for b in ds %}x{% endfor %}{% endfor %}",
+    ],
+)
+def test_neither_modules_nor_what_leads_to_them_nor_endless_work(text):
+    assert list(strange_names(text))
+    assert list(strange_names(text, OF_A_NOTIFICATION))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
+        "{{ " + "not " * 2000 + "1 }}",
+        "{{ " + "-" * 5000 + "1 }}",
+        "{{ ds" + ".a" * 3000 + " }}",
+        "{% if ds %}" * 300 + "{% endif %}" * 300,
+        "{{ " + "1" * 5000 + " }}",
+        "{{ ds }}" * 5000,
+        "{{ '" + "x" * 300_000 + "' }}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_deep_or_long_templates_are_refused_soon(text):
+    began = time.process_time()
+    ((message, _),) = strange_names(text)
+    assert any(word in message for word in ("deeply", "number", "at most 10000"))
+    assert time.process_time() - began < 2
 
 
 def test_a_notification_may_name_its_task_and_the_error():

@@ -1,0 +1,144 @@
+"""Opens what trainings leave, and nothing else.
+
+A training may put links, pipes or another's file where Airflow looks for its own. So no link is
+followed beneath a run's folder, and only regular files of the expected owner are opened. Of the
+folder itself and what is above it, which are the site's, links are followed.
+
+Source: openat(2), O_NOFOLLOW; the walk is what ``openat2`` does with RESOLVE_BENEATH and
+RESOLVE_NO_SYMLINKS, which not all kernels and file systems have.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.errors import FileRefused
+
+_MOST_BYTES = 16 * 2**20
+_NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def open_beneath(path: Path, root: Path, flags: int = os.O_RDONLY) -> int:
+    """Returns a descriptor of a regular file.
+
+    Args:
+        path: the file, below root.
+        root: a folder; no link beneath it is followed.
+        flags: as ``os.open`` has them; what is made gets mode 0666 without the umask.
+
+    Raises:
+        FileRefused: a part of the path is a link, or no folder; or the file is not regular, or
+            neither of its folder's or root's owner nor of this process's user.
+        OSError: as ``os.open``.
+    """
+    with _folder_of(path, root) as folder, _refusing(path):
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
+        # Where Airflow's tasks run as users of their own, a run's folders are such a user's.
+        owners = {os.geteuid(), os.stat(root).st_uid, os.fstat(folder).st_uid}
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise FileRefused(f"{path} is no regular file. Nothing else is read there: remove it.")
+    if found.st_uid not in owners:
+        os.close(descriptor)
+        raise FileRefused(
+            f"{path} belongs to user id {found.st_uid}, and its folder to another. Copy it there."
+        )
+    return descriptor
+
+
+def read_beneath(path: Path, root: Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """Returns a file's content.
+
+    Raises:
+        FileRefused: as ``open_beneath``, or it is larger than ``most_bytes``.
+        OSError: as ``os.open``.
+    """
+    with open(open_beneath(path, root), "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise FileRefused(f"{path} is larger than {most_bytes:,} bytes. Write less there.")
+    return content
+
+
+def read_object(path: Path, root: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        FileRefused: as ``read_beneath``, or the content is no JSON object.
+        OSError: as ``os.open``.
+    """
+    try:
+        said = json.loads(read_beneath(path, root))
+    except (ValueError, RecursionError) as error:
+        raise FileRefused(f"{path} holds no JSON: {type(error).__name__}: {error}") from None
+    if not isinstance(said, dict):
+        raise FileRefused(f"{path} holds no JSON object.")
+    return said
+
+
+def write_beneath(path: Path, root: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; a link that is there is replaced, not followed.
+
+    Raises:
+        FileRefused: a part of the path to the file's folder is a link, or no folder.
+        OSError: as ``os.open`` and ``os.replace``.
+    """
+    new = f".{path.name}.new"
+    with _folder_of(path, root) as folder, _refusing(path):
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+            file.write(content)
+        os.replace(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def check_folder(path: Path, root: Path) -> None:
+    """Raises FileRefused if a part of the path from root on is a link, or no folder."""
+    with _folder_of(path / "file", root):
+        pass
+
+
+@contextmanager
+def _folder_of(path: Path, root: Path) -> Iterator[int]:
+    """Yields a descriptor of the file's folder, which need not be readable."""
+    try:
+        parts = path.relative_to(root).parts
+    except ValueError:
+        parts = ()
+    if not parts or ".." in parts:
+        raise FileRefused(f"{path} is not below {root}.")
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    folder = os.open(root, flags)
+    try:
+        with _refusing(path):
+            for part in parts[:-1]:
+                deeper = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = deeper
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise FileRefused(
+                f"{path} is a link, or leads over one, or is no file. No link beneath a run's "
+                "folder is followed: put the file itself there."
+            ) from None
+        error.filename = str(path)  # not the last part alone
+        raise
