@@ -26,6 +26,7 @@ constexpr char kRollCall = 'W';  // rank 0 is here and waits for others; answere
 constexpr char kHere = 'H';
 constexpr char kWithdrawn = 'X';  // this rank gave up waiting for rank 0
 constexpr char kInstead = 'I';    // rank 0's choice is not here yet; then what is
+constexpr char kTakenBack = 'T';  // what this rank proposed; then the proposal's number
 
 // Polls of a member between its limit and giving up; about 1 ms each.
 constexpr int kLatePolls = 100;
@@ -101,7 +102,8 @@ Agreement::Agreement(Communicator* communicator, Negotiator* negotiator, double 
     : communicator_(communicator),
       negotiator_(negotiator),
       timeout_s_(timeout_s),
-      limited_(std::move(limited)) {}
+      limited_(std::move(limited)),
+      proposed_(communicator->size(), 0) {}
 
 Proposal Agreement::Propose(const Request& request) const {
   Proposal proposal;
@@ -132,7 +134,7 @@ Status Agreement::Agree(const Request& request, const SmallTensor* tensor, Accor
     DDL_RETURN_IF_ERROR(MeetOn(request, tensor, accord, &different));
   }
   if (different) {
-    DDL_RETURN_IF_ERROR(AgreeOverRoot(Propose(request), request.gives_way, accord));
+    DDL_RETURN_IF_ERROR(AgreeOverRoot(Propose(request), &request, accord));
   }
   if (request.kind == Request::Kind::kJoin) joined_ = accord->kind != Accord::Kind::kAllJoined;
   return Status();
@@ -188,7 +190,7 @@ Status Agreement::Leave() {
   Proposal proposal;
   proposal.kind = Proposal::Kind::kLeave;
   Accord accord;
-  if (negotiating_ || !communicator_->CanMeet()) return AgreeOverRoot(proposal, false, &accord);
+  if (negotiating_ || !communicator_->CanMeet()) return AgreeOverRoot(proposal, nullptr, &accord);
   Offer offer;
   offer.digest[0] = kLeaveDigest;
   offer.leaving = true;
@@ -198,10 +200,11 @@ Status Agreement::Leave() {
   return broken_;
 }
 
-Status Agreement::AgreeOverRoot(const Proposal& proposal, bool gives_way, Accord* accord) {
+Status Agreement::AgreeOverRoot(const Proposal& proposal, const Request* request,
+                                Accord* accord) {
   const bool can_meet = communicator_->CanMeet() && !negotiating_;
-  const Status status = communicator_->rank() == 0 ? AgreeAsRoot(proposal, gives_way, accord)
-                                                   : AgreeAsMember(proposal, accord);
+  const Status status = communicator_->rank() == 0 ? AgreeAsRoot(proposal, request, accord)
+                                                   : AgreeAsMember(proposal, request, accord);
   told_ = false;
   if (status.ok() && can_meet && accord->kind == Accord::Kind::kRun && accord->contributors == 0 &&
       proposal.asks()) {
@@ -212,11 +215,13 @@ Status Agreement::AgreeOverRoot(const Proposal& proposal, bool gives_way, Accord
   return status;
 }
 
-Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* accord) {
+Status Agreement::AgreeAsRoot(const Proposal& proposal, const Request* request,
+                              Accord* accord) {
   const int size = communicator_->size();
   std::vector<Proposal> proposals(size);
   std::vector<std::string> instead(size);
   std::vector<bool> arrived(size, false);
+  bool taken_back = false;
   proposals[0] = proposal;
   arrived[0] = true;
   int count = 1;
@@ -256,6 +261,11 @@ Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* 
                         " instead";
         continue;
       }
+      if (kind == kTakenBack) {
+        // Else it crossed the verdict.
+        if (arrived[rank] && std::atoll(message.c_str() + 1) == proposed_[rank]) taken_back = true;
+        continue;
+      }
       if (kind == kWithdrawn) {
         return Fail(
             Status(Code::kDeadlineExceeded,
@@ -271,6 +281,7 @@ Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* 
         ++unanswered[rank];
       }
       proposals[rank] = Proposal::Decode(message);
+      ++proposed_[rank];
       if (proposals[rank].kind == Proposal::Kind::kLeave) {
         leaver = rank;
         continue;
@@ -303,7 +314,7 @@ Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* 
         all_lack = all_lack && !instead[rank].empty();
       }
       if (count < size && all_lack && HasNews(proposals, arrived)) break;
-      if (gives_way && count < size && all_lack) {
+      if (request != nullptr && request->gives_way && count < size && all_lack) {
         return Fail(Status(Code::kUnavailable, proposals[0].title() + ": " + Missing(arrived) +
                                                    " did not call it" + others + "."),
                     false);
@@ -335,6 +346,12 @@ Status Agreement::AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* 
   if (leaver >= 0) return SendToAll(std::string(1, kAgreed));
   Decision decision = Decide(WithoutMissing(proposals, arrived));
   decision.settled = decision.settled && count == size;
+  if (decision.kind != Decision::Kind::kStale &&
+      (taken_back || (request != nullptr && request->IsWithdrawn()))) {
+    // Nobody is stale yet: whoever took it back says so in the next round.
+    decision.kind = Decision::Kind::kStale;
+    decision.settled = false;
+  }
   const std::string verdict = Verdict(decision, proposals);
   DDL_RETURN_IF_ERROR(SendToAll(verdict));
   return Apply(verdict, &proposal, accord);
@@ -396,8 +413,11 @@ Status Agreement::SendToAll(const std::string& verdict) {
   return Status();
 }
 
-Status Agreement::AgreeAsMember(const Proposal& proposal, Accord* accord) {
+Status Agreement::AgreeAsMember(const Proposal& proposal, const Request* request,
+                                Accord* accord) {
   DDL_RETURN_IF_ERROR(communicator_->Send(0, proposal.Encode()));
+  const int64_t number = ++proposed_[communicator_->rank()];
+  bool taken_back = false;
   const Pauses wait(kYieldS);
   WarningSchedule warnings(timeout_s_);
   const bool limited = proposal.asks() || proposal.kind == Proposal::Kind::kJoin;
@@ -408,6 +428,10 @@ Status Agreement::AgreeAsMember(const Proposal& proposal, Accord* accord) {
     bool received = false;
     DDL_RETURN_IF_ERROR(communicator_->TryReceive(0, &message, &received));
     if (received && message[0] != kRollCall) return Apply(message, &proposal, accord);
+    if (!taken_back && request != nullptr && request->IsWithdrawn()) {
+      taken_back = true;
+      DDL_RETURN_IF_ERROR(communicator_->Send(0, kTakenBack + std::to_string(number)));
+    }
     const double elapsed_s = wait.elapsed_s();
     if (received) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, std::string(1, kHere)));

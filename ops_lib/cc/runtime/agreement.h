@@ -102,9 +102,10 @@ class Agreement {
   // Waits where ranks can meet. `different`: proposals have to be compared.
   Status MeetOn(const Request& request, const SmallTensor* tensor, Accord* accord,
                 bool* different);
-  Status AgreeOverRoot(const Proposal& proposal, bool gives_way, Accord* accord);
-  Status AgreeAsRoot(const Proposal& proposal, bool gives_way, Accord* accord);
-  Status AgreeAsMember(const Proposal& proposal, Accord* accord);
+  // `request`: what the proposal is made of; null where this rank leaves.
+  Status AgreeOverRoot(const Proposal& proposal, const Request* request, Accord* accord);
+  Status AgreeAsRoot(const Proposal& proposal, const Request* request, Accord* accord);
+  Status AgreeAsMember(const Proposal& proposal, const Request* request, Accord* accord);
   // Rank 0's answer to all proposals: what it sends, and then takes for itself.
   std::string Verdict(const Decision& decision, const std::vector<Proposal>& proposals) const;
   Status SendToAll(const std::string& verdict);
@@ -124,6 +125,7 @@ class Agreement {
   bool joined_ = false;       // a kJoin has been proposed, and not all have joined
   bool negotiating_ = false;  // rank 0 has chosen, and what it has chosen has not run yet
   bool told_ = false;         // what this rank has instead
+  std::vector<int64_t> proposed_;  // of each rank: how many proposals went to rank 0
   // When all ranks were last known to be here, or to come.
   bool together_ = false;
   Clock::time_point together_at_;

@@ -234,7 +234,11 @@ void Engine::Serve() {
     if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
     const std::function<void(const Status&)> done = [this, &passage] {
       Request request = negotiator_->Take();
-      if (!passage.status.ok()) FailRun(request.run, passage.status);
+      if (!passage.status.ok()) {
+        FailRun(request.run, passage.status);
+      } else if (request.IsWithdrawn()) {
+        GiveUp(request);  // too late for this one, but the others may still have more of the run
+      }
       return std::move(request.done);  // first nothing holds the tensors any more
     }();
     done(passage.status);
@@ -285,16 +289,18 @@ void Engine::TakeSubmitted() {
 void Engine::DropWithdrawn() {
   for (Request& request :
        negotiator_->Extract([](const Request& waiting) { return waiting.IsWithdrawn(); })) {
-    const Status status(Code::kCancelled, Title(request) + ": its run was given up.");
-    if (!HasFailed(request.run)) {
-      agreement_->Withdraw("rank " + std::to_string(topology_.rank) + " has given up " +
-                           Title(request) +
-                           ", because something else failed in that step or cancelled it. See that "
-                           "rank's log for the reason.");
-      FailRun(request.run, status);
-    }
-    request.done(status);
+    GiveUp(request);
+    request.done(Status(Code::kCancelled, Title(request) + ": its run was given up."));
   }
+}
+
+void Engine::GiveUp(const Request& request) {
+  if (HasFailed(request.run)) return;
+  agreement_->Withdraw("rank " + std::to_string(topology_.rank) + " has given up " +
+                       Title(request) +
+                       ", because something else failed in that step or cancelled it. See that "
+                       "rank's log for the reason.");
+  FailRun(request.run, Status(Code::kCancelled, Title(request) + ": its run was given up."));
 }
 
 bool Engine::Leaving() {

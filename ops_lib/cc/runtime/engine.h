@@ -57,8 +57,8 @@ class Engine {
   void Submit(Request request);
 
   // Some request has been withdrawn: its flag is set, and nobody waits for its `done`. If it has not
-  // begun on all ranks it never will, and the other ranks learn that its run was given up here. Any
-  // thread may call it.
+  // begun on all ranks it mostly never will, and the other ranks learn that its run was given up
+  // here. Any thread may call it.
   void Withdraw();
 
   // Runs what was submitted, waits until all other ranks leave too, ends MPI if we started it and
@@ -83,6 +83,8 @@ class Engine {
   // Hands over what was submitted to the negotiator, and drops what was withdrawn.
   void TakeSubmitted();
   void DropWithdrawn();
+  // The run of a request that was withdrawn is given up here, and the others must know.
+  void GiveUp(const Request& request);
   // Waits for something to take, until then at most. False: in vain.
   bool AwaitSubmission(std::optional<std::chrono::steady_clock::time_point> until);
   bool HasNews() const;  // call with mutex_ held

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import re
 import threading
-import weakref
+from concurrent.futures import thread as pools
 
-# What threading and concurrent.futures call threads that nobody has named.
-_AUTOMATIC = re.compile(r"(Thread|Dummy|ThreadPoolExecutor|asyncio|Timer)-\d+")
-_lock = threading.Lock()
-_unnamed: weakref.ref[threading.Thread] | None = None
+# What threading calls threads that nobody has named.
+_AUTOMATIC = re.compile(r"(Thread|Dummy|Timer)-\d+")
 
 
 def stream(what: str) -> str:
     """The stream of a collective that this thread asks for without a name.
 
-    The main thread's is "". A thread that the program has named has that name. Of the others there
-    may be one at a time beside these: two could not be told apart between ranks, because which of
-    them comes first differs from rank to rank.
+    The main thread's is "". A thread that the program has named has that name. All others are
+    refused: a number that Python gave, or a place in a pool, may be another task's on another rank,
+    and their tensors would be mixed without a word.
 
     Args:
         what: the call, for the message.
 
-    Raises RuntimeError in a second thread without a name while the first lives.
+    Raises RuntimeError in a thread without a name, and in those of a pool.
     """
-    global _unnamed
     thread = threading.current_thread()
     if thread is threading.main_thread():
         return ""
-    if not _AUTOMATIC.match(thread.name):
-        return thread.name
-    with _lock:
-        first = _unnamed and _unnamed()
-        if first is None or not first.is_alive():
-            _unnamed = weakref.ref(thread)
-        elif first is not thread:
-            raise RuntimeError(
-                f"{what} from {thread.name}, while {first.name} asks for collectives too: the "
-                "ranks could not tell them apart. Name the threads, alike on all ranks "
-                "(threading.Thread(name=...)), or each collective (name=...)."
-            )
-    return "another thread"
+    if _AUTOMATIC.match(thread.name) or _is_in_pool(thread):
+        raise RuntimeError(
+            f"{what} in {thread.name}: the ranks cannot tell which of their threads this is. Name "
+            "the thread, alike on all ranks (threading.Thread(name=...)), or, in a pool, each "
+            "collective (ddl.allreduce(..., name=...))."
+        )
+    return thread.name
+
+
+def _is_in_pool(thread: threading.Thread) -> bool:
+    # Also where the pool has a prefix for their names.
+    return getattr(thread, "_target", None) is getattr(pools, "_worker", thread)
 
 
 def keeps_order(name: str | None) -> bool:

@@ -1,0 +1,226 @@
+"""Requests: an error is one request's, threads are told apart, a step that is given up, joins."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import ddl
+import numpy as np
+import tensorflow as tf
+from ddl_ops import arrays, collectives
+from speech import RANK, SIZE
+
+from checks import check, mismatch, v1
+
+
+def in_threads(*functions: Callable[[], object], names: tuple[str, ...] = ()) -> list[object]:
+    """What each returned or raised, in threads that start in another order on each rank."""
+    results: list[object] = [None] * len(functions)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = functions[index]()
+        except Exception as error:
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(i,), name=names[i] if names else None)
+        for i in range(len(functions))
+    ]
+    order = threads if RANK % 2 == 0 else threads[::-1]
+    for thread in order:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def late(value: object, seconds: float) -> tf.Tensor:
+    """A tensor of a TF1 graph that is ready after so long."""
+
+    def wait(x: np.ndarray) -> np.ndarray:
+        time.sleep(seconds)
+        return x
+
+    tensor = tf.constant(value)
+    delayed = tf.numpy_function(wait, [tensor], tensor.dtype)
+    delayed.set_shape(tensor.shape)
+    return delayed
+
+
+@check
+def named_threads_are_told_apart() -> None:
+    def sums(base: float) -> list[float]:
+        return [
+            float(ddl.allreduce(tf.constant(base + step), average=False)) / SIZE
+            for step in range(5)
+        ]
+
+    first, second = in_threads(lambda: sums(1), lambda: sums(101), names=("one", "two"))
+    assert first == [1, 2, 3, 4, 5], first
+    assert second == [101, 102, 103, 104, 105], second
+
+
+@check
+def named_collectives_of_a_pool_are_told_apart() -> None:
+    def total(task: int) -> float:
+        value = tf.constant(float(task))
+        return float(collectives.allreduce(value, average=False, name=f"task {task}")) / SIZE
+
+    tasks = list(range(12))
+    order = tasks if RANK % 2 == 0 else tasks[::-1]
+    with ThreadPoolExecutor(12) as pool:  # as many threads as tasks: each waits for its own
+        assert list(pool.map(total, order)) == order
+
+
+@check
+def threads_that_cannot_be_told_apart_are_refused_not_mixed() -> None:
+    def total(value: float) -> float:
+        return float(ddl.allreduce(tf.constant(value), average=False))
+
+    for refused in in_threads(lambda: total(1.0), lambda: total(100.0)):
+        assert isinstance(refused, RuntimeError) and "Name the thread" in str(refused), refused
+    with ThreadPoolExecutor(2, thread_name_prefix="model") as pool:
+        for task in [pool.submit(total, value) for value in (1.0, 100.0)]:
+            assert "in a pool, each collective" in str(task.exception()), task
+
+
+@check
+def errors_of_eager_collectives_have_the_name_that_was_given() -> None:
+    if SIZE == 1:
+        return
+    value = tf.zeros([2 + min(RANK, 1)])
+    message = mismatch(lambda: collectives.allreduce(value, name="accuracy"))
+    assert 'AllReduce "accuracy"' in message, message
+    name = f"rank {min(RANK, 1)}"
+    message = mismatch(lambda: collectives.allreduce(tf.zeros([2]), name=name))
+    assert 'AllReduce "rank 0"' in message and 'AllReduce "rank 1"' in message, message
+
+
+@check
+def roots_that_differ_are_named_and_every_rank_can_be_one() -> None:
+    for root in range(SIZE):
+        got = collectives.bcast(tf.constant([RANK, 7]), root=root)
+        np.testing.assert_array_equal(got.numpy(), [root, 7])
+        array = np.arange(5.0) * (RANK + 1)
+        arrays.broadcast([array], root)
+        np.testing.assert_array_equal(array, np.arange(5.0) * (root + 1))
+    if SIZE > 1:
+        message = mismatch(lambda: collectives.bcast(tf.constant(1.0), root=min(RANK, 1)))
+        assert "rank 1 asks for root=1, rank 0 for root=0" in message, message
+        message = mismatch(lambda: collectives.bcast(tf.constant(1.0), root=SIZE))
+        assert f"there is no rank {SIZE} among {SIZE} ranks" in message, message
+
+
+@check
+def steps_that_differ_are_an_error_and_not_an_average() -> None:
+    for step in range(3):
+        (got,) = collectives.allreduce_n(
+            [tf.constant([1.0 + RANK])], step=tf.constant(step, "int64")
+        )
+        np.testing.assert_allclose(got.numpy(), [(SIZE + 1) / 2])
+    if SIZE == 1:
+        return
+    slipped = tf.constant(7 + min(RANK, 1), "int64")
+    message = mismatch(lambda: collectives.allreduce_n([tf.constant([1.0])], step=slipped))
+    assert "rank 1 is at step 8, rank 0 at step 7" in message, message
+
+
+@check
+def barriers_name_what_each_rank_is_at() -> None:
+    collectives.barrier("all here")
+    if SIZE == 1:
+        return
+    end = f"the end of epoch 1 after {10 + min(RANK, 1)} steps"
+    message = mismatch(lambda: collectives.barrier(end, "Give each rank the same number of steps."))
+    assert "after 10 steps" in message and "after 11 steps" in message, message
+    assert message.rstrip().endswith("Give each rank the same number of steps."), message
+
+
+@check
+def tf1_a_mismatch_fails_its_run_alone() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        wrong = collectives.allreduce(tf.zeros([2 + min(RANK, 1)]), name="wrong")
+        beside = [
+            collectives.allreduce(late(float(i), 0.002 * i * RANK), name=f"beside_{i}")
+            for i in range(4)
+        ]
+        right = collectives.allreduce(tf.constant(RANK + 1.0), average=False, name="right")
+        for _ in range(5):
+            if SIZE > 1:
+                message = mismatch(lambda: session.run([wrong, *beside]))
+                assert 'AllReduce "wrong": rank 1 sent float32[3]' in message, message
+            assert session.run([right, *beside]) == [SIZE * (SIZE + 1) / 2, 0.0, 1.0, 2.0, 3.0]
+
+
+@check
+def tf1_a_step_that_fails_on_one_rank_ends_it_everywhere() -> None:
+    if SIZE == 1:
+        return
+    with tf.Graph().as_default(), v1.Session() as session:
+        good = v1.placeholder(tf.float32, [])
+        loss = tf.debugging.check_numerics(late(1.0, 0.3) / good, "loss")
+        # Rank 1 comes to the collective long after rank 0 has failed.
+        pending = collectives.allreduce(late(1.0, 0.0 if RANK == 0 else 1.2), name="pending")
+        behind = collectives.allreduce(pending + 1.0, name="behind")
+        for _ in range(2):
+            start = time.monotonic()
+            try:
+                session.run([behind, loss], {good: 0.0 if RANK == 0 else 1.0})
+            except tf.errors.InvalidArgumentError as error:
+                assert RANK == 0 and "loss" in error.message, error
+                assert time.monotonic() - start < 1.1, "it waited for rank 1"
+            except tf.errors.FailedPreconditionError as error:
+                assert RANK > 0, error
+                assert "rank 0 has given up AllReduce" in error.message, error
+                assert time.monotonic() - start < 20, "it waited for the limit"
+            else:
+                raise AssertionError("no error")
+            assert session.run([behind, loss], {good: 1.0}) == [2.0, 1.0]
+
+
+@check
+def tf1_a_step_that_times_out_is_given_up_everywhere() -> None:
+    if SIZE == 1:
+        return
+    options = v1.RunOptions(timeout_in_ms=300 if RANK == 0 else 60_000)
+    with tf.Graph().as_default(), v1.Session() as session:
+        slow = collectives.allreduce(late(1.0, 0.0 if RANK == 0 else 1.0), name="slow")
+        try:
+            session.run(slow, options=options)
+        except (tf.errors.DeadlineExceededError, tf.errors.CancelledError):
+            assert RANK == 0
+        except tf.errors.FailedPreconditionError as error:
+            assert "rank 0 has given up AllReduce" in error.message, error
+        else:
+            raise AssertionError("no error")
+        assert session.run(collectives.allreduce(1.0 + RANK, average=False)) == (
+            SIZE * (SIZE + 1) / 2
+        )
+
+
+@check
+def ranks_without_data_join_and_averages_are_of_the_others() -> None:
+    def steps_of(rank: int, epoch: int) -> int:
+        return 2 + (rank + epoch) % SIZE
+
+    for epoch in range(3):
+        for step in range(steps_of(RANK, epoch)):
+            working = [rank for rank in range(SIZE) if step < steps_of(rank, epoch)]
+            want = sum(10 * rank + step for rank in working) / len(working)
+            large = tf.fill([300_001], 10.0 * RANK + step)
+            got = ddl.allreduce_n([large[:3], large])
+            assert float(got[0][0]) == np.float32(want) and float(got[1][-1]) == np.float32(want)
+            rows = ddl.allgather(tf.fill([RANK + 1, 2], RANK))
+            assert len(rows) == sum(rank + 1 for rank in working), len(rows)
+            total = ddl.allreduce(tf.constant(3, tf.int32), average=False)
+            assert int(total) == 3 * len(working)
+        last = collectives.join()
+        most = max(steps_of(rank, epoch) for rank in range(SIZE))
+        assert steps_of(last, epoch) == most, last
+        weights = collectives.bcast(tf.constant(float(RANK)), root=last)
+        assert float(weights) == last
