@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "algorithms/store_choice.h"
 #include "core/vector.h"
 
 namespace ddl {
@@ -35,9 +36,10 @@ class Pieces {
  public:
   // In a piece lie `blocks` blocks: one for each rank, or only the writer's own.
   // `stream`: whether outputs are written past the caches.
-  Pieces(HostGroup* group, HostGroup::Kind kind, std::vector<int64_t> nbytes, int blocks,
+  Pieces(HostGroup* group, StoreChoice::Kind kind, std::vector<int64_t> nbytes, int blocks,
          bool stream)
       : group_(*group),
+        stores_(group),
         kind_(kind),
         rank_(group->rank()),
         nbytes_(std::move(nbytes)),
@@ -97,15 +99,15 @@ class Pieces {
   // How areas are written in this step: as the last rank says, after what the steps before cost it.
   void ChooseStores(int64_t step) {
     if (step == 0 || step == measured_ + kMeasuredPieces) Measure(step);
-    stream_areas_ = group_.Streams(kind_, nbytes());
+    stream_areas_ = stores_.Streams(kind_, nbytes());
   }
 
   void Measure(int64_t step) {
-    if (!group_.chooses_stores()) return;
+    if (!stores_.chooses()) return;
     const Clock::time_point now = Clock::now();
     if (step > measured_) {
       const double seconds = std::chrono::duration<double>(now - since_).count();
-      group_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
+      stores_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
     }
     measured_ = step;
     since_ = now;
@@ -147,7 +149,7 @@ class Pieces {
 
   void Publish(Counter counter, int64_t piece) {
     (group_.progress(rank_).*counter).store(first_ + piece + 1);
-    group_.Ring();
+    group_.Notify();
   }
 
   // After the rank has written its area.
@@ -245,7 +247,8 @@ class Pieces {
   }
 
   HostGroup& group_;
-  const HostGroup::Kind kind_;
+  StoreChoice stores_;
+  const StoreChoice::Kind kind_;
   const int rank_;
   const std::vector<int64_t> nbytes_;
   std::vector<int64_t> begins_;
@@ -272,10 +275,10 @@ std::vector<int64_t> EvenShares(int64_t nbytes, int size) {
   return shares;
 }
 
-Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
+Status Gather(HostGroup* group, StoreChoice::Kind kind, const void* in, void* out,
               const std::vector<int64_t>& nbytes) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   if (total == 0) return Status();
   return Pieces(group, kind, nbytes, 1, total >= kStreamBytes)
       .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
@@ -286,9 +289,9 @@ Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor) {
   const int64_t nbytes = count * static_cast<int64_t>(DTypeSize(dtype));
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   if (nbytes == 0) return Status();
-  return Pieces(group, HostGroup::kAllReduce, EvenShares(nbytes, group->size()), group->size(),
+  return Pieces(group, StoreChoice::kAllReduce, EvenShares(nbytes, group->size()), group->size(),
                 in != out && nbytes >= kStreamBytes)
       .AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
 }
@@ -296,21 +299,21 @@ Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t co
 Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
                              const std::vector<int64_t>& nbytes, DType dtype, int divisor) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   if (total == 0) return Status();
-  return Pieces(group, HostGroup::kReduceScatter, nbytes, group->size(), false)
+  return Pieces(group, StoreChoice::kReduceScatter, nbytes, group->size(), false)
       .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes) {
-  return Gather(group, HostGroup::kAllGather, in, out, nbytes);
+  return Gather(group, StoreChoice::kAllGather, in, out, nbytes);
 }
 
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root) {
   std::vector<int64_t> shares(group->size(), 0);
   shares[root] = nbytes;
-  return Gather(group, HostGroup::kBroadcast, buffer, buffer, shares);
+  return Gather(group, StoreChoice::kBroadcast, buffer, buffer, shares);
 }
 
 }  // namespace ddl

@@ -22,7 +22,7 @@ namespace ddl {
 //
 // Additions are in rank order, so the result has the same bits whoever computes it and whenever.
 // Whether the copies in shared memory are written through the caches or past them is what
-// HostGroup::Streams says, on each rank for itself.
+// StoreChoice says, on each rank for itself.
 //
 // dtypes: see core/vector. Errors as HostGroup::Await; the group is broken then.
 //

@@ -81,11 +81,6 @@ Status HostsCommunicator::AllReducePiece(const char* in, char* out, int64_t coun
   return AllGatherInPieces(group, own, out, nbytes);
 }
 
-Status HostsCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count,
-                                            DType dtype) {
-  return base_->AllReduceBaseline(in, out, count, dtype);
-}
-
 Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
   for (int64_t first = 0; first < nbytes; first += kPieceBytes) {

@@ -46,10 +46,10 @@ class HostsCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received) override;
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Baseline* baseline() override { return base_->baseline(); }
 
  private:
   Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);

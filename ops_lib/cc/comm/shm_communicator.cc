@@ -21,10 +21,6 @@ Status ShmCommunicator::AllReduce(const void* in, void* out, int64_t count, DTyp
   return AllReduceInPieces(memory_->group.get(), in, out, count, dtype, divisor);
 }
 
-Status ShmCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
-  return base_->AllReduceBaseline(in, out, count, dtype);
-}
-
 void ShmCommunicator::Break(const Status& reason) {
   (void)memory_->group->Break(reason, 0);
 }

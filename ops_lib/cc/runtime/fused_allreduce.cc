@@ -77,12 +77,12 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
     if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
     float* wide = wide_.data();
     Widen(in, wide, count, request.dtype);
-    DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(wide, wide, count, DType::kFloat32));
+    DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(wide, wide, count, DType::kFloat32));
     Divide(wide, count, DType::kFloat32, Divisor(request));
     Narrow(wide, out, count, request.dtype);
     return Status();
   }
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
+  DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(in, out, count, request.dtype));
   if (request.average) Divide(out, count, request.dtype, Divisor(request));
   return Status();
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "algorithms/store_choice.h"
 #include "core/half.h"
 #include "ranks.h"
 #include "values.h"
@@ -85,8 +86,9 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
   RunThreads(kSize, [&](ddl::HostGroup& group) {
     std::mt19937 random(group.rank());
     for (int run = 0; run < 10; ++run) {
-      group.UseStores((run + group.rank()) % 3 == 0 ? ddl::HostGroup::Stores::kStreamed
-                                                    : ddl::HostGroup::Stores::kCached);
+      ddl::StoreChoice(&group).Use((run + group.rank()) % 3 == 0
+                                       ? ddl::StoreChoice::Stores::kStreamed
+                                       : ddl::StoreChoice::Stores::kCached);
       std::vector<float> out(kCount);
       usleep(random() % 3000);
       const ddl::Status status = ddl::AllReduceInPieces(&group, inputs[group.rank()].data(),
@@ -239,12 +241,12 @@ TEST(SharesAreScatteredAndGatheredOnProcesses) {
 
 // Ranks may differ too: the choice reaches them at different times.
 TEST(AreasHoldTheSameWhateverStoresWriteThem) {
-  using Stores = ddl::HostGroup::Stores;
+  using Stores = ddl::StoreChoice::Stores;
   for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kCached},
                                   std::pair{Stores::kStreamed, Stores::kStreamed},
                                   std::pair{Stores::kCached, Stores::kStreamed}}) {
     const auto all = [even = even, odd = odd](ddl::HostGroup& group) {
-      group.UseStores(group.rank() % 2 == 0 ? even : odd);
+      ddl::StoreChoice(&group).Use(group.rank() % 2 == 0 ? even : odd);
       AllReduceCounts<float>(group);
       AllReduceCounts<int64_t>(group);
       HalvesOnce(group);
@@ -257,19 +259,20 @@ TEST(AreasHoldTheSameWhateverStoresWriteThem) {
 
 TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
   RunThreads(3, [](ddl::HostGroup& group) {
-    constexpr auto kKind = ddl::HostGroup::kAllReduce;
+    constexpr auto kKind = ddl::StoreChoice::kAllReduce;
     constexpr int64_t kBytes = 1 << 20;
-    for (int run = 0; run < 20 && group.chooses_stores(); ++run) {
-      group.Tune(kKind, kBytes, group.Streams(kKind, kBytes) ? 1 : 3);
+    ddl::StoreChoice stores(&group);
+    for (int run = 0; run < 20 && stores.chooses(); ++run) {
+      stores.Tune(kKind, kBytes, stores.Streams(kKind, kBytes) ? 1 : 3);
     }
     AllReduceOnce<float>(group, 10, true, 1);  // none goes on before that one has chosen
-    CHECK(group.Streams(kKind, kBytes), "the faster one");
-    CHECK(group.Streams(kKind, 4 * kBytes - 1), "of the same range");
-    CHECK(!group.Streams(kKind, 4 * kBytes), "of the next range");
-    CHECK(!group.Streams(kKind, kBytes - 1), "of the one before");
-    CHECK(!group.Streams(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
-    group.UseStores(ddl::HostGroup::Stores::kCached);
-    CHECK(!group.Streams(kKind, kBytes), "what the rank was told");
+    CHECK(stores.Streams(kKind, kBytes), "the faster one");
+    CHECK(stores.Streams(kKind, 4 * kBytes - 1), "of the same range");
+    CHECK(!stores.Streams(kKind, 4 * kBytes), "of the next range");
+    CHECK(!stores.Streams(kKind, kBytes - 1), "of the one before");
+    CHECK(!stores.Streams(ddl::StoreChoice::kBroadcast, kBytes), "of another kind");
+    stores.Use(ddl::StoreChoice::Stores::kCached);
+    CHECK(!stores.Streams(kKind, kBytes), "what the rank was told");
   });
 }
 
@@ -279,8 +282,9 @@ TEST(StoresAreChosenAnewWithinATensor) {
   constexpr int64_t kBytes = 64 * kPiece;
   RunThreads(2, [](ddl::HostGroup& group) {
     AllReduceOnce<float>(group, kBytes / 4, false, 1);
-    if (group.chooses_stores()) {
-      CHECK(group.Streams(ddl::HostGroup::kAllReduce, kBytes), "no trial of the other stores");
+    const ddl::StoreChoice stores(&group);
+    if (stores.chooses()) {
+      CHECK(stores.Streams(ddl::StoreChoice::kAllReduce, kBytes), "no trial of the other stores");
     }
   });
 }
