@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/pause.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -18,7 +19,8 @@ namespace ddl {
 //
 // Every variable has one writer, but for the outcome of the group, and only ever grows: a reader
 // that is late or early sees an old value, never a wrong one, and nothing is reset between
-// collectives.
+// collectives. Stores of variables release and loads acquire, so whoever sees one sees all that was
+// written before it, on every processor.
 //
 // Waiting: a short spin, because peers of one training mostly come at the same time; then yields;
 // then a futex, because the core belongs to the training and perhaps to the late peer itself. A
@@ -93,9 +95,19 @@ class HostGroup {
   // that was not sequentially consistent it may miss one who falls asleep at that moment, until it
   // is called again after a fence.
   void Notify();
-  // Others see what this rank has stored before it sees what they have. A locked instruction does
-  // that on x86-64; std::atomic_thread_fence would too, but ThreadSanitizer does not know it.
-  void Fence() { fence_.fetch_add(1); }
+  // Others see what this rank has stored before it sees what they have: of two ranks that each
+  // store, fence, and load what the other stores, at least one sees the other's. One of them may do
+  // without the fence if its store and load are sequentially consistent, as in Sleep. C++ promises
+  // that of a sequentially consistent fence, on every processor (C++20, [atomics.order] 4). On x86-64
+  // any locked instruction is one, also on a variable that nobody shares, and ThreadSanitizer, which
+  // does not know the fence, knows that; on aarch64 it would not do.
+  void Fence() {
+#if defined(__x86_64__)
+    fence_.fetch_add(1);
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  }
 
   // Waits until `ready()`, which depends on what `peer` publishes. Aborted if the peer has died,
   // DeadlineExceeded after the timeout, else why the group is broken; then it is for all ranks.
@@ -109,7 +121,7 @@ class HostGroup {
   bool SpinUntil(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {
       if (ready()) return true;
-      __builtin_ia32_pause();
+      RelaxCore();
     }
     return YieldUntil(ready);
   }
@@ -169,7 +181,9 @@ class HostGroup {
   const int size_;
   const double timeout_s_;
   const std::vector<int> names_;
+#if defined(__x86_64__)
   std::atomic<uint32_t> fence_{0};
+#endif
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
 
