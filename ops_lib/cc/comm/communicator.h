@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "algorithms/meeting.h"
+#include "algorithms/tensor_list.h"
 #include "comm/baseline.h"
 #include "comm/messenger.h"
 #include "core/dtype.h"
@@ -37,6 +38,9 @@ class Communicator : public Messenger {
   // Every later call of this rank fails with `reason`, and as soon as they can know it, those of the
   // others: this rank could not go on in the middle of something.
   virtual void Break(const Status& reason) = 0;
+
+  // The same of each of many tensors.
+  virtual Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) = 0;
 
   // Overwrites `nbytes` at `buffer` with those of rank `root`.
   virtual Status Broadcast(void* buffer, int64_t nbytes, int root) = 0;

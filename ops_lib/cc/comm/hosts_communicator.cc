@@ -81,6 +81,13 @@ Status HostsCommunicator::AllReducePiece(const char* in, char* out, int64_t coun
   return AllGatherInPieces(group, own, out, nbytes);
 }
 
+Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                     int divisor) {
+  return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
+    return AllReduce(in, out, count, dtype, divisor);
+  });
+}
+
 Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
   for (int64_t first = 0; first < nbytes; first += kPieceBytes) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/packed_allreduce.h"
 #include "comm/communicator.h"
 #include "comm/host_memory.h"
 #include "transport/transport.h"
@@ -47,6 +48,7 @@ class HostsCommunicator : public Communicator {
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
   Baseline* baseline() override { return base_->baseline(); }
@@ -63,6 +65,7 @@ class HostsCommunicator : public Communicator {
   const int shares_;
   const std::vector<int> hosts_;
   std::vector<float> wide_;  // a piece of halves
+  PackedAllReduce packed_;
   Status broken_;
 };
 

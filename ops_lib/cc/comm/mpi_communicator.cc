@@ -145,6 +145,13 @@ Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DTyp
   return Kept(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
 }
 
+Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                   int divisor) {
+  return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
+    return AllReduce(in, out, count, dtype, divisor);
+  });
+}
+
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
   const auto place = std::find(order_.begin(), order_.end(), root) - order_.begin();

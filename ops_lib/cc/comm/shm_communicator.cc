@@ -25,6 +25,11 @@ void ShmCommunicator::Break(const Status& reason) {
   (void)memory_->group->Break(reason, 0);
 }
 
+Status ShmCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                   int divisor) {
+  return AllReduceInPieces(memory_->group.get(), tensors, dtype, divisor);
+}
+
 Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   return BroadcastInPieces(memory_->group.get(), buffer, nbytes, root);
 }

@@ -28,6 +28,7 @@ class ShmCommunicator : public Communicator {
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   void Break(const Status& reason) override;
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
   Baseline* baseline() override { return base_->baseline(); }

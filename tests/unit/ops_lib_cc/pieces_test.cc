@@ -100,6 +100,84 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
   });
 }
 
+// Tensors of a group lie in memory of their own: what one has at its place another must not get.
+template <typename T>
+void GroupOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, int divisor) {
+  const int rank = group.rank(), size = group.size();
+  std::vector<std::vector<T>> ins, outs;
+  std::vector<ddl::TensorSpan> tensors;
+  for (const int64_t count : counts) {
+    ins.push_back(ValuesOf<T>(count, rank, size));
+    outs.emplace_back(count);
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const bool in_place = i % 3 == 1;
+    tensors.push_back({ins[i].data(), in_place ? ins[i].data() : outs[i].data(), counts[i]});
+  }
+  const ddl::Status status = ddl::AllReduceInPieces(&group, tensors, kDTypeOf<T>, divisor);
+  const std::string where = "a group on rank " + std::to_string(rank) + " of " +
+                            std::to_string(size) + ", " + ddl::DTypeName(kDTypeOf<T>);
+  CHECK(status.ok(), where + ": " + status.message());
+  for (size_t i = 0; i < counts.size(); ++i) {
+    CheckTotal(i % 3 == 1 ? ins[i] : outs[i], size, divisor, where);
+    if (i % 3 != 1) CHECK(ins[i] == ValuesOf<T>(counts[i], rank, size), where);
+  }
+}
+
+void GroupsOnce(ddl::HostGroup& group) {
+  const int64_t piece = kPiece / 4;
+  const std::vector<std::vector<int64_t>> groups = {
+      {},
+      {0, 0},
+      {1, 1, 1, 1, 1, 1, 1},
+      {16, 0, 17, 15, 1, 33, 1000},                          // ends at lines, and not
+      {3 * piece + 1, 5, 2 * piece, 7, 0, piece - 3, 64, 1},  // small ones between large ones
+  };
+  for (const std::vector<int64_t>& counts : groups) {
+    GroupOnce<float>(group, counts, group.size());
+    GroupOnce<double>(group, counts, 1);
+    GroupOnce<int32_t>(group, counts, 1);
+  }
+}
+
+TEST(TensorsOfAGroupShareOneRowOfPieces) {
+  for (int size = 1; size <= 5; ++size) RunThreads(size, GroupsOnce);
+  RunProcesses(2, GroupsOnce);
+  for (const auto stores :
+       {ddl::StoreChoice::Stores::kCached, ddl::StoreChoice::Stores::kStreamed}) {
+    RunThreads(2, [stores](ddl::HostGroup& group) {
+      ddl::StoreChoice(&group).Use(stores);
+      GroupsOnce(group);
+      // So much that outputs go past the caches.
+      GroupOnce<float>(group, {1'500'007, 100, 2'900'001, 33, 70'001, 31}, 2);
+    });
+  }
+}
+
+TEST(BitsOfATensorDoNotDependOnItsGroup) {
+  constexpr int64_t kCount = 70'001;
+  std::vector<std::vector<float>> inputs(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    std::mt19937 random(rank);
+    std::uniform_real_distribution<float> mantissa(-1, 1), exponent(-6, 6);
+    for (int64_t i = 0; i < kCount; ++i) {
+      inputs[rank].push_back(mantissa(random) * std::pow(10.0f, exponent(random)));
+    }
+  }
+  RunThreads(3, [&](ddl::HostGroup& group) {
+    const float* mine = inputs[group.rank()].data();
+    std::vector<float> alone(kCount), together(kCount), other(12'345);
+    ddl::Status status =
+        ddl::AllReduceInPieces(&group, mine, alone.data(), kCount, ddl::DType::kFloat32, 3);
+    CHECK(status.ok(), status.message());
+    const std::vector<ddl::TensorSpan> tensors = {{other.data(), other.data(), 12'345},
+                                                  {mine, together.data(), kCount}};
+    status = ddl::AllReduceInPieces(&group, tensors, ddl::DType::kFloat32, 3);
+    CHECK(status.ok(), status.message());
+    CHECK(std::memcmp(alone.data(), together.data(), kCount * 4) == 0, "other bits");
+  });
+}
+
 // Sums of these are exact in both half types for up to 4 ranks.
 int64_t HalfValueOf(int64_t index, int rank) { return index % 61 - 30 + rank; }
 
