@@ -32,7 +32,7 @@ class Communicator : public Messenger {
 
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
   // on every rank and in every run. float16 and bfloat16 are added and divided in float32 and
-  // rounded once. `in` may equal `out`.
+  // rounded once; over several hosts with several ranks each, twice. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
 
   // Every later call of this rank fails with `reason`, and as soon as they can know it, those of the

@@ -19,7 +19,8 @@ namespace ddl {
 // holds its share, 1/L of L ranks, summed over the host; the ranks with the same share on all hosts
 // reduce it by messages (algorithms/network_allreduce.h); the ranks of a host gather the shares. Of
 // S bytes each of H hosts sends 2 (H - 1) / H * S, whatever L, L ranks at once. Where hosts have
-// different numbers of ranks, L is the smallest, and the other ranks have no share.
+// different numbers of ranks, L is the smallest, and the other ranks have no share. Halves travel as
+// halves: added in float32 within a host and rounded, then so between hosts, and rounded again.
 // Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
 // Hierarchy, 2019.
 //
@@ -55,7 +56,6 @@ class HostsCommunicator : public Communicator {
 
  private:
   Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);
-  Status AllReduceHalves(const char* in, char* out, int64_t count, DType dtype, int divisor);
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status Kept(Status status);
 
@@ -64,7 +64,6 @@ class HostsCommunicator : public Communicator {
   std::unique_ptr<Transport> column_;
   const int shares_;
   const std::vector<int> hosts_;
-  std::vector<float> wide_;  // a piece of halves
   PackedAllReduce packed_;
   Status broken_;
 };
