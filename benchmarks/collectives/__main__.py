@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ SOURCES = report.REPOSITORY / "ops_lib" / "cc"
 
 SIZES = [4 << 2 * i for i in range(14)]  # 4 B to 256 MiB
 BASELINE = "MPI_Allreduce"
+LAYERS = ("core", "transport", "algorithms", "comm", "runtime")
 BOUND = "stream-copy"
 
 
 def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str, str]:
-    """Compiles it and links the library's objects below runtime/. Returns what built it."""
+    """Compiles it and links the library's objects below tf/. Returns what built it."""
     build = environments.load_build()
     tools = build.find_toolchain()
-    objects = build.compile_objects(tools, layers=("core", "transport", "algorithms", "comm"))
+    objects = build.compile_objects(tools, layers=LAYERS)
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
     subprocess.run(
         [
@@ -40,11 +42,11 @@ def compile_driver(program: Path, source: Path = HERE / "driver.cc") -> dict[str
     return {"compiler": tools.compiler_version}
 
 
-def start_ranks(program: Path, ranks: int, numbers: list[int]) -> str:
+def start_ranks(program: Path, ranks: int, words: Sequence[int | str]) -> str:
     """The program's lines. Raises CalledProcessError if a result was wrong or a rank failed."""
     command = [*turns.mpirun(Path(sys.executable), ranks), str(program)]
     done = subprocess.run(
-        [*command, *map(str, numbers)],
+        [*command, *map(str, words)],
         env=os.environ | turns.MPI_ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

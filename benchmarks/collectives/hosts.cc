@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
               {"direct", over(ddl::DirectAllReduce)}};
     }
     ways.emplace_back("MPI_Allreduce", [&](const float* in, float* out, int64_t count) {
-      return base->AllReduceBaseline(in, out, count, ddl::DType::kFloat32);
+      return base->baseline()->AllReduce(in, out, count, ddl::DType::kFloat32);
     });
 
     const int rounds = std::atoi(argv[1]);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "algorithms/store_choice.h"
 #include "core/log.h"
 #include "core/stall.h"
 #include "core/vector.h"
@@ -25,14 +26,15 @@ class Attendance {
         offer_(offer),
         nbytes_(offer.count * static_cast<int64_t>(DTypeSize(offer.dtype))),
         meeting_(group->NextMeeting()),
-        tuned_(nbytes_ >= kTunedBytes && group->chooses_stores()) {}
+        stores_(group),
+        tuned_(nbytes_ >= kTunedBytes && stores_.chooses()) {}
 
   void Show() {
     HostGroup::Slot& mine = group_.slot(group_.rank(), meeting_);
     mine.digest[0] = offer_.digest[0];
     mine.digest[1] = offer_.digest[1];
     const Clock::time_point start = Start();
-    if (nbytes_ >= kTunedBytes && group_.Streams(HostGroup::kMeeting, nbytes_)) {
+    if (nbytes_ >= kTunedBytes && stores_.Streams(StoreChoice::kSmallAllReduce, nbytes_)) {
       CopyBytes(mine.payload, offer_.in, nbytes_, true);
       FinishStreams();
     } else if (nbytes_ > 0) {
@@ -41,7 +43,7 @@ class Attendance {
     Stop(start);
     mine.state.store(meeting_ << HostGroup::kFlagBits | (offer_.leaving ? HostGroup::kLeave : 0),
                      std::memory_order_release);
-    group_.Ring();
+    group_.Notify();
   }
 
   // `withdrawn`: whether a rank has taken back what it showed.
@@ -56,7 +58,7 @@ class Attendance {
     // so the two pass together. From here on they see it, as the doubt below needs, and this rank
     // sees whoever fell asleep before.
     group_.Fence();
-    group_.Ring();
+    group_.Notify();
     if (!are_here) DDL_RETURN_IF_ERROR(WaitAsleep());
     // Looked at again now that all are here: whoever gave up before the last one came has shown its
     // doubt before, so a rank that sees no doubt here knows that nobody will.
@@ -73,7 +75,7 @@ class Attendance {
         *withdrawn = *withdrawn || (answer & HostGroup::kTaken);
       }
     }
-    if (doubt && !group_.Settle(meeting_)) return group_.Fate();
+    if (doubt && !group_.Commit(meeting_)) return group_.status();
     return Status();
   }
 
@@ -107,7 +109,7 @@ class Attendance {
     sum.divisor = offer_.divisor;
     Compute(sum);
     Stop(start);
-    if (tuned_) group_.Tune(HostGroup::kMeeting, nbytes_, seconds_);
+    if (tuned_) stores_.Tune(StoreChoice::kSmallAllReduce, nbytes_, seconds_);
   }
 
  private:
@@ -142,7 +144,7 @@ class Attendance {
     state.fetch_or(HostGroup::kTakesBack);
     std::vector<bool> here(group_.size());
     state.fetch_or(CountHere(&here) < group_.size() ? HostGroup::kTaken : HostGroup::kTooLate);
-    group_.Ring();
+    group_.Notify();
   }
   static bool Leaves(uint64_t state) { return (state & HostGroup::kLeave) != 0; }
 
@@ -202,7 +204,7 @@ class Attendance {
       int leaver = 0, worker = 0;
       if (FindLeaver(&leaver, &worker)) return LeftAlone();
       if (arrived == group_.size()) break;
-      DDL_RETURN_IF_ERROR(group_.Fate());
+      DDL_RETURN_IF_ERROR(group_.status());
       for (int rank = 0; rank < group_.size(); ++rank) {
         if (here[rank] || !group_.HasDied(rank)) continue;
         DDL_RETURN_IF_ERROR(
@@ -247,6 +249,7 @@ class Attendance {
   const Offer& offer_;
   const int64_t nbytes_;
   const uint64_t meeting_;
+  StoreChoice stores_;
   const bool tuned_;
   double seconds_ = 0;
 };
@@ -254,7 +257,7 @@ class Attendance {
 }  // namespace
 
 Status Meet(HostGroup* group, const Offer& offer, Met* met) {
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   Attendance attendance(group, offer);
   attendance.Show();
   bool withdrawn = false;

@@ -48,7 +48,7 @@ enum class Met {
 // One round: each rank fills its slot and reads all others, (N - 1) * nbytes for each rank. For a
 // tensor of a few elements that is one cache line from each peer. A slot is free again after the
 // next meeting, because all have read it when they show their next one; hence two turns. From 8 KiB
-// on the values are written through the caches or past them, as HostGroup::Streams says.
+// on the values are written through the caches or past them, as StoreChoice says.
 //
 // The same error on every rank, and the group is broken:
 //   FailedPrecondition  a rank leaves while another does not

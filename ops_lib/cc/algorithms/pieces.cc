@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "algorithms/store_choice.h"
+#include "algorithms/tensor_list.h"
 #include "core/vector.h"
 
 namespace ddl {
@@ -30,15 +32,17 @@ int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit 
 // A piece is scattered while the two before it are reduced and collected.
 static_assert(HostGroup::kBuffers >= 3);
 
-// The shares of a tensor, and their way through the areas.
+// The shares of tensors, and their way through the areas.
 class Pieces {
  public:
   // In a piece lie `blocks` blocks: one for each rank, or only the writer's own.
-  // `stream`: whether outputs are written past the caches.
-  Pieces(HostGroup* group, HostGroup::Kind kind, std::vector<int64_t> nbytes, int blocks,
-         bool stream)
+  // `stream`: whether outputs are written past the caches, but for those that were just read.
+  Pieces(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensors,
+         std::vector<int64_t> nbytes, int blocks, bool stream)
       : group_(*group),
+        stores_(group),
         kind_(kind),
+        tensors_(tensors),
         rank_(group->rank()),
         nbytes_(std::move(nbytes)),
         begins_(group->size() + 1, 0),
@@ -55,37 +59,37 @@ class Pieces {
     }
   }
 
-  Status AllReduce(const char* in, char* out, DType dtype, int divisor) {
-    const Sum sum = Prepare(out + begins_[rank_], dtype, divisor);
+  Status AllReduce(DType dtype, int divisor) {
+    const Sum sum = Prepare(dtype, divisor);
     for (int64_t step = 0; step < num_pieces_ + 2; ++step) {
       ChooseStores(step);
-      DDL_RETURN_IF_ERROR(ScatterAndCollect(step, in, step - 2, out));
+      DDL_RETURN_IF_ERROR(ScatterAndCollect(step, step - 2));
       if (step < 1 || step > num_pieces_) continue;
-      DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, Area(rank_, step - 1)));
+      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, nullptr));
       PublishArea(&HostGroup::Progress::reduced, step - 1);
     }
     Finish();
     return Status();
   }
 
-  Status ReduceScatter(const char* in, char* own_out, DType dtype, int divisor) {
-    const Sum sum = Prepare(own_out, dtype, divisor);
+  Status ReduceScatter(char* own_out, DType dtype, int divisor) {
+    const Sum sum = Prepare(dtype, divisor);
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
       ChooseStores(step);
-      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step, in));
+      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step));
       if (step < 1) continue;
-      DDL_RETURN_IF_ERROR(Reduce(step - 1, in, sum, nullptr));
+      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, own_out));
       Publish(&HostGroup::Progress::taken, step - 1);
     }
     Finish();
     return Status();
   }
 
-  Status AllGather(const char* own_in, char* out) {
+  Status AllGather(const char* own_in) {
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
       ChooseStores(step);
-      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Bring(step, own_in, out));
-      if (step >= 1) DDL_RETURN_IF_ERROR(Collect(step - 1, out));
+      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Bring(step, own_in));
+      if (step >= 1) DDL_RETURN_IF_ERROR(Collect(step - 1));
     }
     Finish();
     return Status();
@@ -97,15 +101,15 @@ class Pieces {
   // How areas are written in this step: as the last rank says, after what the steps before cost it.
   void ChooseStores(int64_t step) {
     if (step == 0 || step == measured_ + kMeasuredPieces) Measure(step);
-    stream_areas_ = group_.Streams(kind_, nbytes());
+    stream_areas_ = stores_.Streams(kind_, nbytes());
   }
 
   void Measure(int64_t step) {
-    if (!group_.chooses_stores()) return;
+    if (!stores_.chooses()) return;
     const Clock::time_point now = Clock::now();
     if (step > measured_) {
       const double seconds = std::chrono::duration<double>(now - since_).count();
-      group_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
+      stores_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
     }
     measured_ = step;
     since_ = now;
@@ -147,7 +151,7 @@ class Pieces {
 
   void Publish(Counter counter, int64_t piece) {
     (group_.progress(rank_).*counter).store(first_ + piece + 1);
-    group_.Ring();
+    group_.Notify();
   }
 
   // After the rank has written its area.
@@ -156,98 +160,151 @@ class Pieces {
     Publish(counter, piece);
   }
 
-  Sum Prepare(char* own_out, DType dtype, int divisor) {
+  Sum Prepare(DType dtype, int divisor) {
     sources_.resize(group_.size());
     Sum sum;
     sum.sources = sources_.data();
     sum.num_sources = group_.size();
-    sum.out = own_out;
     sum.dtype = dtype;
     sum.divisor = divisor;
-    sum.stream = stream_;
     sum.ahead = rank_;  // the others' are in the caches
     return sum;
   }
 
+  // function(in, out, at, n) for each stretch of a tensor in the block of `rank`'s share.
+  template <typename Function>
+  void ForEach(int64_t piece, int rank, Function function) const {
+    tensors_.ForEach(begins_[rank] + At(piece), Nbytes(piece, rank), function);
+  }
+
+  void AppendScatter(int64_t piece, int rank) {
+    char* const area = Area(rank_, piece, rank);
+    ForEach(piece, rank, [&](const char* in, char*, int64_t at, int64_t n) {
+      copies_in_.push_back({area + at, in, n, stream_areas_});
+    });
+  }
+
+  void AppendCollect(int64_t piece, int rank) {
+    const char* const area = Area(rank, piece);
+    ForEach(piece, rank, [&](const char* in, char* out, int64_t at, int64_t n) {
+      copies_out_.push_back({out, area + at, n, stream_ && in != out});
+    });
+  }
+
+  // Does and forgets what was appended: pairs of one in and one out in one loop, as long as there
+  // are both.
+  void CopyAll() {
+    size_t ins = 0, outs = 0;
+    while (ins < copies_in_.size() && outs < copies_out_.size()) {
+      Copy& in = copies_in_[ins];
+      Copy& out = copies_out_[outs];
+      // The longer one goes on at a line, so that it can still be streamed.
+      int64_t both = std::min(in.nbytes, out.nbytes);
+      if (in.nbytes != out.nbytes) both = both / kUnit * kUnit;
+      CopyBoth(Front(in, both), Front(out, both));
+      Advance(&in, both);
+      Advance(&out, both);
+      if (in.nbytes < kUnit) CopyRest(copies_in_[ins++]);
+      if (out.nbytes < kUnit) CopyRest(copies_out_[outs++]);
+    }
+    for (; ins < copies_in_.size(); ++ins) CopyRest(copies_in_[ins]);
+    for (; outs < copies_out_.size(); ++outs) CopyRest(copies_out_[outs]);
+    copies_in_.clear();
+    copies_out_.clear();
+  }
+  static Copy Front(const Copy& copy, int64_t nbytes) {
+    return {copy.out, copy.in, nbytes, copy.stream};
+  }
+  static void Advance(Copy* copy, int64_t nbytes) {
+    copy->out = static_cast<char*>(copy->out) + nbytes;
+    copy->in = static_cast<const char*>(copy->in) + nbytes;
+    copy->nbytes -= nbytes;
+  }
+  static void CopyRest(const Copy& copy) { CopyBytes(copy.out, copy.in, copy.nbytes, copy.stream); }
+
   // Scatters one piece and collects an earlier one, together: the first waits for memory to read,
   // the second to write. At the beginning there is none to collect, at the end none to scatter.
-  Status ScatterAndCollect(int64_t piece, const char* in, int64_t earlier, char* out) {
-    if (earlier < 0) return piece < num_pieces_ ? Scatter(piece, in) : Status();
-    if (piece >= num_pieces_) return Collect(earlier, out);
+  Status ScatterAndCollect(int64_t piece, int64_t earlier) {
+    if (earlier < 0) return piece < num_pieces_ ? Scatter(piece) : Status();
+    if (piece >= num_pieces_) return Collect(earlier);
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     for (int step = 1; step < group_.size(); ++step) {
       const int peer = (rank_ + step) % group_.size();
       DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::reduced, first_ + earlier + 1));
-      CopyBoth({Area(rank_, piece, peer), in + begins_[peer] + At(piece), Nbytes(piece, peer),
-                stream_areas_},
-               {out + begins_[peer] + At(earlier), Area(peer, earlier), Nbytes(earlier, peer),
-                stream_});
+      AppendScatter(piece, peer);
+      AppendCollect(earlier, peer);
+      CopyAll();
     }
     PublishArea(&HostGroup::Progress::copied, piece);
     Publish(&HostGroup::Progress::taken, earlier);
     return Status();
   }
 
-  Status Scatter(int64_t piece, const char* in) {
+  Status Scatter(int64_t piece) {
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     for (int rank = 0; rank < group_.size(); ++rank) {
-      const int64_t nbytes = Nbytes(piece, rank);
-      if (rank == rank_ || nbytes == 0) continue;
-      CopyBytes(Area(rank_, piece, rank), in + begins_[rank] + At(piece), nbytes, stream_areas_);
+      if (rank != rank_) AppendScatter(piece, rank);
     }
+    CopyAll();
     PublishArea(&HostGroup::Progress::copied, piece);
     return Status();
   }
 
-  // Writes this rank's block of the sum where it goes in `sum.out` and to `copy`, if not null.
-  Status Reduce(int64_t piece, const char* in, Sum sum, char* copy) {
-    const int64_t nbytes = Nbytes(piece, rank_);
-    if (nbytes == 0) return Status();
+  // Writes this rank's block of the sum to where it goes in `own_out`, the whole of its share. If
+  // that is null, to the tensors and, for the others, to its area.
+  Status Reduce(int64_t piece, Sum sum, char* own_out) {
+    if (Nbytes(piece, rank_) == 0) return Status();
     for (int peer = 0; peer < group_.size(); ++peer) {
       DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::copied, first_ + piece + 1));
-      sources_[peer] =
-          peer == rank_ ? in + begins_[rank_] + At(piece) : Area(peer, piece, rank_);
     }
-    sum.out = static_cast<char*>(sum.out) + At(piece);
-    sum.copy = copy;
     sum.stream_copy = stream_areas_;
-    sum.count = nbytes / static_cast<int64_t>(DTypeSize(sum.dtype));
-    Compute(sum);
+    ForEach(piece, rank_, [&](const char* in, char* out, int64_t at, int64_t n) {
+      for (int peer = 0; peer < group_.size(); ++peer) {
+        sources_[peer] = peer == rank_ ? in : Area(peer, piece, rank_) + at;
+      }
+      sum.out = own_out == nullptr ? out : own_out + At(piece) + at;
+      sum.copy = own_out == nullptr ? Area(rank_, piece) + at : nullptr;
+      sum.stream = stream_ && own_out == nullptr && in != out;
+      sum.count = n / static_cast<int64_t>(DTypeSize(sum.dtype));
+      Compute(sum);
+    });
     return Status();
   }
 
-  Status Bring(int64_t piece, const char* own_in, char* out) {
-    const int64_t nbytes = Nbytes(piece, rank_);
-    if (nbytes == 0) return Status();  // then nobody waits for it
+  Status Bring(int64_t piece, const char* own_in) {
+    if (Nbytes(piece, rank_) == 0) return Status();  // then nobody waits for it
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
-    const char* from = own_in + At(piece);
-    char* to = out + begins_[rank_] + At(piece);
-    char* area = Area(rank_, piece);
-    if (from == to) {
-      CopyBytes(area, from, nbytes, stream_areas_);
-    } else {
-      CopyBoth({area, from, nbytes, stream_areas_}, {to, from, nbytes, stream_});
-    }
+    char* const area = Area(rank_, piece);
+    ForEach(piece, rank_, [&](const char*, char* out, int64_t at, int64_t n) {
+      const char* const from = own_in + At(piece) + at;
+      if (from == out) {
+        CopyBytes(area + at, from, n, stream_areas_);
+      } else {
+        CopyBoth({area + at, from, n, stream_areas_}, {out, from, n, stream_});
+      }
+    });
     PublishArea(&HostGroup::Progress::reduced, piece);
     return Status();
   }
 
-  Status Collect(int64_t piece, char* out) {
+  Status Collect(int64_t piece) {
     for (int step = 1; step < group_.size(); ++step) {
       const int peer = (rank_ + step) % group_.size();
-      const int64_t nbytes = Nbytes(piece, peer);
-      if (nbytes == 0) continue;
+      if (Nbytes(piece, peer) == 0) continue;
       DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::reduced, first_ + piece + 1));
-      CopyBytes(out + begins_[peer] + At(piece), Area(peer, piece), nbytes, stream_);
+      AppendCollect(piece, peer);
+      CopyAll();
     }
     Publish(&HostGroup::Progress::taken, piece);
     return Status();
   }
 
   HostGroup& group_;
-  const HostGroup::Kind kind_;
+  StoreChoice stores_;
+  const StoreChoice::Kind kind_;
+  const TensorList& tensors_;
   const int rank_;
-  const std::vector<int64_t> nbytes_;
+  const std::vector<int64_t> nbytes_;  // of the ranks' shares
   std::vector<int64_t> begins_;
   const int64_t largest_;
   const int blocks_;
@@ -259,6 +316,7 @@ class Pieces {
   int64_t measured_ = 0;  // step of the last measurement
   Clock::time_point since_;
   std::vector<const void*> sources_;
+  std::vector<Copy> copies_in_, copies_out_;  // into the areas, and out of them
 };
 
 // What each of `size` ranks reduces.
@@ -272,45 +330,53 @@ std::vector<int64_t> EvenShares(int64_t nbytes, int size) {
   return shares;
 }
 
-Status Gather(HostGroup* group, HostGroup::Kind kind, const void* in, void* out,
+// Its one tensor has no `in`.
+Status Gather(HostGroup* group, StoreChoice::Kind kind, const void* in, void* out,
               const std::vector<int64_t>& nbytes) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   if (total == 0) return Status();
-  return Pieces(group, kind, nbytes, 1, total >= kStreamBytes)
-      .AllGather(static_cast<const char*>(in), static_cast<char*>(out));
+  const TensorList tensors({{nullptr, out, total}}, 1);
+  return Pieces(group, kind, tensors, nbytes, 1, total >= kStreamBytes)
+      .AllGather(static_cast<const char*>(in));
 }
 
 }  // namespace
 
+Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
+                         int divisor) {
+  const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
+  DDL_RETURN_IF_ERROR(group->status());
+  if (list.nbytes() == 0) return Status();
+  return Pieces(group, StoreChoice::kAllReduce, list, EvenShares(list.nbytes(), group->size()),
+                group->size(), list.nbytes() >= kStreamBytes)
+      .AllReduce(dtype, divisor);
+}
+
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor) {
-  const int64_t nbytes = count * static_cast<int64_t>(DTypeSize(dtype));
-  DDL_RETURN_IF_ERROR(group->Fate());
-  if (nbytes == 0) return Status();
-  return Pieces(group, HostGroup::kAllReduce, EvenShares(nbytes, group->size()), group->size(),
-                in != out && nbytes >= kStreamBytes)
-      .AllReduce(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  return AllReduceInPieces(group, {{in, out, count}}, dtype, divisor);
 }
 
 Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
                              const std::vector<int64_t>& nbytes, DType dtype, int divisor) {
   const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
-  DDL_RETURN_IF_ERROR(group->Fate());
+  DDL_RETURN_IF_ERROR(group->status());
   if (total == 0) return Status();
-  return Pieces(group, HostGroup::kReduceScatter, nbytes, group->size(), false)
-      .ReduceScatter(static_cast<const char*>(in), static_cast<char*>(out), dtype, divisor);
+  const TensorList tensors({{in, nullptr, total}}, 1);
+  return Pieces(group, StoreChoice::kReduceScatter, tensors, nbytes, group->size(), false)
+      .ReduceScatter(static_cast<char*>(out), dtype, divisor);
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes) {
-  return Gather(group, HostGroup::kAllGather, in, out, nbytes);
+  return Gather(group, StoreChoice::kAllGather, in, out, nbytes);
 }
 
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root) {
   std::vector<int64_t> shares(group->size(), 0);
   shares[root] = nbytes;
-  return Gather(group, HostGroup::kBroadcast, buffer, buffer, shares);
+  return Gather(group, StoreChoice::kBroadcast, buffer, buffer, shares);
 }
 
 }  // namespace ddl

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "algorithms/tensor_list.h"
 #include "core/dtype.h"
 #include "core/status.h"
 #include "transport/host_group.h"
@@ -22,7 +23,7 @@ namespace ddl {
 //
 // Additions are in rank order, so the result has the same bits whoever computes it and whenever.
 // Whether the copies in shared memory are written through the caches or past them is what
-// HostGroup::Streams says, on each rank for itself.
+// StoreChoice says, on each rank for itself.
 //
 // dtypes: see core/vector. Errors as HostGroup::Await; the group is broken then.
 //
@@ -35,6 +36,11 @@ namespace ddl {
 // 2 S: reads all of `in`, writes all of `out`. Where `out` is too large for the caches and was not
 // read before, it is written past them.
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
+                         int divisor);
+
+// The same of many tensors, in one row of pieces: small ones share a piece, and none waits until
+// the one before is done. Where each lies does not change a bit of the result.
+Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
                          int divisor);
 
 // The first half of it: `out` gets this rank's share of the sum. `in` is the shares one after the

@@ -2,31 +2,24 @@
 #define DDL_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "algorithms/meeting.h"
+#include "algorithms/tensor_list.h"
+#include "comm/baseline.h"
+#include "comm/messenger.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
 namespace ddl {
 
-// What the engine asks of a group of ranks. One thread uses it. Its collectives do not check that
-// the ranks ask for the same thing: runtime/agreement does, before each.
-class Communicator {
+// The collectives that the engine asks of all ranks, beside the messages by which they agree. One
+// thread uses it. They do not check that the ranks ask for the same thing: runtime/agreement does,
+// before each.
+class Communicator : public Messenger {
  public:
-  virtual ~Communicator() = default;
-
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
   virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_size() const = 0;
-
-  // Hands `message` over and returns at once; messages to one peer arrive in order.
-  virtual Status Send(int peer, std::string message) = 0;
-
-  // Takes the next message of `peer` if one is there. Never waits.
-  virtual Status TryReceive(int peer, std::string* message, bool* received) = 0;
 
   // How ranks reach each other, for a person: "shared memory".
   virtual const char* Means() const = 0;
@@ -39,16 +32,15 @@ class Communicator {
 
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
   // on every rank and in every run. float16 and bfloat16 are added and divided in float32 and
-  // rounded once. `in` may equal `out`.
+  // rounded once; over several hosts with several ranks each, twice. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
-
-  // The sum by one plain MPI_Allreduce: the baseline that others are compared with.
-  // Source: MPI-4.1 section 6.9.6, which demands identical results on all ranks.
-  virtual Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) = 0;
 
   // Every later call of this rank fails with `reason`, and as soon as they can know it, those of the
   // others: this rank could not go on in the middle of something.
   virtual void Break(const Status& reason) = 0;
+
+  // The same of each of many tensors.
+  virtual Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) = 0;
 
   // Overwrites `nbytes` at `buffer` with those of rank `root`.
   virtual Status Broadcast(void* buffer, int64_t nbytes, int root) = 0;
@@ -56,6 +48,9 @@ class Communicator {
   // Writes the bytes of all ranks to `out`, one after the other; rank r contributes nbytes[r] from
   // its `in`. `nbytes` is the same on every rank.
   virtual Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) = 0;
+
+  // The same ranks' plain MPI; lives as long as this.
+  virtual Baseline* baseline() = 0;
 };
 
 }  // namespace ddl

@@ -30,8 +30,9 @@ Status ShareMemory(Communicator* base, const std::vector<int>& hosts, double tim
   mine[1] = address.file;
   mine[2] = address.nbytes;
   mine[3] = static_cast<int64_t>(address.cookie);
-  DDL_RETURN_IF_ERROR(base->AllReduceBaseline(numbers.data(), numbers.data(),
-                                              static_cast<int64_t>(numbers.size()), DType::kInt64));
+  DDL_RETURN_IF_ERROR(base->baseline()->AllReduce(numbers.data(), numbers.data(),
+                                                  static_cast<int64_t>(numbers.size()),
+                                                  DType::kInt64));
   const int64_t* first = &numbers[here[0] * 4];
   address = {first[0], first[1], first[2], static_cast<uint64_t>(first[3])};
   if (place != 0) *why = made->segment.Attach(address);
@@ -39,7 +40,7 @@ Status ShareMemory(Communicator* base, const std::vector<int>& hosts, double tim
     made->group = std::make_unique<HostGroup>(made->segment.base(), place, size, timeout_s, here);
   }
   int32_t failures = why->ok() ? 0 : 1;
-  DDL_RETURN_IF_ERROR(base->AllReduceBaseline(&failures, &failures, 1, DType::kInt32));
+  DDL_RETURN_IF_ERROR(base->baseline()->AllReduce(&failures, &failures, 1, DType::kInt32));
   if (failures > 0) return Status();
   made->segment.Seal();
   *memory = std::move(made);

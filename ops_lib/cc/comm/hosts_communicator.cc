@@ -39,27 +39,13 @@ Status HostsCommunicator::Kept(Status status) {
 Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
                                     int divisor) {
   DDL_RETURN_IF_ERROR(broken_);
-  const int64_t element = static_cast<int64_t>(DTypeSize(IsHalf(dtype) ? DType::kFloat32 : dtype));
-  const int64_t stride = static_cast<int64_t>(DTypeSize(dtype));
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   for (int64_t first = 0; first < count; first += kPieceBytes / element) {
-    const int64_t n = std::min(kPieceBytes / element, count - first);
-    const char* from = static_cast<const char*>(in) + first * stride;
-    char* to = static_cast<char*>(out) + first * stride;
-    DDL_RETURN_IF_ERROR(Kept(IsHalf(dtype) ? AllReduceHalves(from, to, n, dtype, divisor)
-                                           : AllReducePiece(from, to, n, dtype, divisor)));
+    DDL_RETURN_IF_ERROR(Kept(AllReducePiece(static_cast<const char*>(in) + first * element,
+                                            static_cast<char*>(out) + first * element,
+                                            std::min(kPieceBytes / element, count - first), dtype,
+                                            divisor)));
   }
-  return Status();
-}
-
-// Sums of a host must not be rounded before those of the others are added: they travel as float32.
-// That is no more than 2 (N - 1) / N halves from each rank to all others, from two ranks a host on.
-Status HostsCommunicator::AllReduceHalves(const char* in, char* out, int64_t count, DType dtype,
-                                          int divisor) {
-  if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
-  Widen(in, wide_.data(), count, dtype);
-  char* wide = reinterpret_cast<char*>(wide_.data());
-  DDL_RETURN_IF_ERROR(AllReducePiece(wide, wide, count, DType::kFloat32, divisor));
-  Narrow(wide_.data(), out, count, dtype);
   return Status();
 }
 
@@ -73,17 +59,22 @@ Status HostsCommunicator::AllReducePiece(const char* in, char* out, int64_t coun
   }
   char* own = out;
   if (column_) own += ShareOf(count, shares_, group->rank()).begin * element;
-  DDL_RETURN_IF_ERROR(ReduceScatterInPieces(group, in, own, nbytes, dtype, 1));
+  // A host's sum of halves is rounded when it leaves the host, so it is divided before: else it
+  // could be too large for a half where the average is not.
+  const int within = IsHalf(dtype) ? divisor : 1;
+  DDL_RETURN_IF_ERROR(ReduceScatterInPieces(group, in, own, nbytes, dtype, within));
   if (column_) {
     DDL_RETURN_IF_ERROR(NetworkAllReduce(column_.get(), own, own, nbytes[group->rank()] / element,
-                                         dtype, divisor));
+                                         dtype, divisor / within));
   }
   return AllGatherInPieces(group, own, out, nbytes);
 }
 
-Status HostsCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count,
-                                            DType dtype) {
-  return base_->AllReduceBaseline(in, out, count, dtype);
+Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                     int divisor) {
+  return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
+    return AllReduce(in, out, count, dtype, divisor);
+  });
 }
 
 Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/packed_allreduce.h"
 #include "comm/communicator.h"
 #include "comm/host_memory.h"
 #include "transport/transport.h"
@@ -18,7 +19,8 @@ namespace ddl {
 // holds its share, 1/L of L ranks, summed over the host; the ranks with the same share on all hosts
 // reduce it by messages (algorithms/network_allreduce.h); the ranks of a host gather the shares. Of
 // S bytes each of H hosts sends 2 (H - 1) / H * S, whatever L, L ranks at once. Where hosts have
-// different numbers of ranks, L is the smallest, and the other ranks have no share.
+// different numbers of ranks, L is the smallest, and the other ranks have no share. Halves travel as
+// halves: added in float32 within a host and rounded, then so between hosts, and rounded again.
 // Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
 // Hierarchy, 2019.
 //
@@ -46,14 +48,14 @@ class HostsCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received) override;
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Baseline* baseline() override { return base_->baseline(); }
 
  private:
   Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);
-  Status AllReduceHalves(const char* in, char* out, int64_t count, DType dtype, int divisor);
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status Kept(Status status);
 
@@ -62,7 +64,7 @@ class HostsCommunicator : public Communicator {
   std::unique_ptr<Transport> column_;
   const int shares_;
   const std::vector<int> hosts_;
-  std::vector<float> wide_;  // a piece of halves
+  PackedAllReduce packed_;
   Status broken_;
 };
 

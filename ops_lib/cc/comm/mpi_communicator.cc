@@ -13,24 +13,12 @@ namespace ddl {
 namespace {
 
 constexpr int kTag = 0;
-// MPI counts are int; the baseline sends larger buffers in pieces of this many elements.
-constexpr int64_t kMaxCount = int64_t{1} << 30;
 
 // FNV-1a, 64 bits.
 uint64_t HashOf(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
   return hash;
-}
-
-MPI_Datatype ToMpi(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return MPI_FLOAT;
-    case DType::kFloat64: return MPI_DOUBLE;
-    case DType::kInt32: return MPI_INT32_T;
-    case DType::kInt64: return MPI_INT64_T;
-    default: return MPI_DATATYPE_NULL;
-  }
 }
 
 }  // namespace
@@ -157,17 +145,11 @@ Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DTyp
   return Kept(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
 }
 
-Status MpiCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
-  DDL_RETURN_IF_ERROR(broken_);
-  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  for (int64_t first = 0; first < count; first += kMaxCount) {
-    const int n = static_cast<int>(std::min(kMaxCount, count - first));
-    const void* from = in == out ? MPI_IN_PLACE : static_cast<const char*>(in) + first * element;
-    DDL_RETURN_IF_ERROR(MpiStatus(MPI_Allreduce(from, static_cast<char*>(out) + first * element, n,
-                                            ToMpi(dtype), MPI_SUM, comm_),
-                              "MPI_Allreduce"));
-  }
-  return Status();
+Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                   int divisor) {
+  return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
+    return AllReduce(in, out, count, dtype, divisor);
+  });
 }
 
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/packed_allreduce.h"
 #include "comm/communicator.h"
+#include "comm/mpi_baseline.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -40,10 +42,11 @@ class MpiCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received) override;
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Baseline* baseline() override { return &baseline_; }
 
  private:
   struct PendingSend {
@@ -63,7 +66,9 @@ class MpiCommunicator : public Communicator {
   std::vector<int> order_;  // ranks, host by host
   std::unique_ptr<Transport> all_;  // in that order
   std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
+  PackedAllReduce packed_;
   Status broken_;
+  MpiBaseline baseline_{&comm_, &broken_};
 };
 
 }  // namespace ddl

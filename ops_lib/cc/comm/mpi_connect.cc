@@ -20,7 +20,7 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
   // Ranks with different settings must not wait for each other below.
   int32_t votes[] = {config.transport == TransportChoice::kMpi,
                      config.transport == TransportChoice::kShm};
-  DDL_RETURN_IF_ERROR(mpi->AllReduceBaseline(votes, votes, 2, DType::kInt32));
+  DDL_RETURN_IF_ERROR(mpi->baseline()->AllReduce(votes, votes, 2, DType::kInt32));
   if (votes[0] % size != 0 || votes[1] % size != 0) {
     return Status(Code::kFailedPrecondition,
                   "DDL_TRANSPORT differs among the ranks. Give all of them the same value.");

@@ -11,16 +11,10 @@
 #include "comm/nccl_library.h"
 #include "core/config.h"
 #include "core/dtype.h"
+#include "core/gpu_place.h"
 #include "core/status.h"
 
 namespace ddl {
-
-// Where tensors lie that are in a GPU's memory, and when they may be touched.
-struct GpuPlace {
-  int gpu = 0;                        // its number in CUDA's order, in this process
-  CudaStream stream = nullptr;        // in which it works on these tensors
-  std::shared_ptr<CUevent_st> ready;  // reached when that work is done; see MarkReady
-};
 
 // Marks the tensors of `place` as ready once the GPU has done what its stream holds now: the work
 // that makes the inputs, and the work that still uses memory which has become an output since.

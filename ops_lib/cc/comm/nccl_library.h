@@ -4,18 +4,15 @@
 #include <climits>
 #include <cstddef>
 
+#include "core/gpu_place.h"
 #include "core/status.h"
 
-// NCCL's and CUDA's own names, so that their handles and ours are one type.
+// NCCL's own name, so that its handles and ours are one type.
 struct ncclComm;
-struct CUstream_st;
-struct CUevent_st;
 
 namespace ddl {
 
 using NcclComm = ncclComm*;
-using CudaStream = CUstream_st*;
-using CudaEvent = CUevent_st*;
 
 // ncclUniqueId
 struct NcclUniqueId {

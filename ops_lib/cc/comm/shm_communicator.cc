@@ -21,12 +21,13 @@ Status ShmCommunicator::AllReduce(const void* in, void* out, int64_t count, DTyp
   return AllReduceInPieces(memory_->group.get(), in, out, count, dtype, divisor);
 }
 
-Status ShmCommunicator::AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) {
-  return base_->AllReduceBaseline(in, out, count, dtype);
-}
-
 void ShmCommunicator::Break(const Status& reason) {
   (void)memory_->group->Break(reason, 0);
+}
+
+Status ShmCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                                   int divisor) {
+  return AllReduceInPieces(memory_->group.get(), tensors, dtype, divisor);
 }
 
 Status ShmCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {

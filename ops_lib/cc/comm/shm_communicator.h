@@ -10,7 +10,7 @@
 
 namespace ddl {
 
-// A group whose ranks are all on one host. Messages and the baseline go over `base`.
+// A group whose ranks are all on one host. Messages go over `base`.
 class ShmCommunicator : public Communicator {
  public:
   ShmCommunicator(std::unique_ptr<Communicator> base, std::unique_ptr<HostMemory> memory)
@@ -27,10 +27,11 @@ class ShmCommunicator : public Communicator {
   const char* Means() const override { return "shared memory"; }
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  Status AllReduceBaseline(const void* in, void* out, int64_t count, DType dtype) override;
   void Break(const Status& reason) override;
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Baseline* baseline() override { return base_->baseline(); }
 
  private:
   std::unique_ptr<Communicator> base_;

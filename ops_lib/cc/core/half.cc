@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 // For the loops over bfloat16, which the compiler turns into vectors at this level only.
@@ -92,6 +94,26 @@ bool HasVectors() {
   static const bool has = __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c");
   return has;
 }
+
+#elif defined(__aarch64__)
+
+int64_t WidenVectors(const uint16_t* halves, float* floats, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    vst1q_f32(floats + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + i))));
+  }
+  return i;
+}
+
+int64_t NarrowVectors(const float* floats, uint16_t* halves, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    vst1_u16(halves + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(floats + i))));
+  }
+  return i;
+}
+
+bool HasVectors() { return true; }
 
 #else
 

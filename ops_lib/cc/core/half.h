@@ -15,7 +15,7 @@ void Widen(const void* halves, float* floats, int64_t count, DType dtype);
 
 // Writes `count` float32 as a half type, each rounded once, to the nearest (ties to even). What is
 // too large becomes infinity, what is small a subnormal number, a NaN stays one. The same bits with
-// the processor's own instructions (F16C, where it has them) and without.
+// the processor's own instructions (F16C or NEON, where it has them) and without.
 // Source: IEEE 754-2019 section 4.3.1.
 void Narrow(const float* floats, void* halves, int64_t count, DType dtype);
 

@@ -9,6 +9,15 @@
 
 namespace ddl {
 
+// For the body of a spin: leaves the core's units to its other hardware thread.
+inline void RelaxCore() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Time waited, and sleeps that grow with it: a late peer costs at most an eighth more, and a long
 // wait a thousand short polls a second.
 class Pauses {

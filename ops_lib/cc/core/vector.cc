@@ -1,6 +1,10 @@
 #include "core/vector.h"
 
+#if defined(__x86_64__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +17,9 @@ namespace ddl {
 namespace {
 
 // The loops are written once, as templates over the vector's width, and inlined into functions that
-// are compiled for one instruction set each. The library itself is compiled for plain x86-64.
+// are compiled for one instruction set each. The library itself is compiled for the plainest of the
+// architecture: x86-64 with SSE2, aarch64 with NEON. On others the compiler makes what it can of
+// vectors of 16 bytes.
 #define DDL_INLINE [[gnu::always_inline]] inline
 
 // In memory they begin anywhere: those of two halves, read as one word, at every half.
@@ -33,13 +39,18 @@ struct AdditionOf<T, true> {
 };
 
 // Only the assembler's name of the instruction is the same for all widths, so no intrinsic will do.
+// Plain stores elsewhere: what a hint like aarch64's STNP would gain has not been measured.
 template <typename V>
 DDL_INLINE void Stream(char* out, const V& value) {
+#if !defined(__x86_64__)
+  *reinterpret_cast<V*>(out) = value;
+#else
   if constexpr (sizeof(V) == 16) {
     asm volatile("movntps %1, %0" : "=m"(*reinterpret_cast<V*>(out)) : "x"(value));
   } else {
     asm volatile("vmovntps %1, %0" : "=m"(*reinterpret_cast<V*>(out)) : "v"(value));
   }
+#endif
 }
 
 template <bool kStream, typename V>
@@ -145,9 +156,18 @@ struct Bfloat16 {
   }
 };
 
-// By the processor's own instructions, which AVX2 comes with. Again by the assembler's name.
+// By the processor's own instructions. SSE2 has none.
 template <int kWidth>
 struct Float16 {
+  static constexpr bool kExists = false;
+};
+
+#if defined(__x86_64__)
+
+// Those that AVX2 comes with, again by the assembler's name.
+template <int kWidth>
+struct Float16OfAvx2 {
+  static constexpr bool kExists = true;
   using Words = typename VectorOf<uint32_t, kWidth>::Type;
   using Floats = typename VectorOf<float, kWidth>::Type;
   using Half = typename VectorOf<uint64_t, kWidth / 2>::Type;
@@ -168,6 +188,31 @@ struct Float16 {
     }
   }
 };
+template <>
+struct Float16<32> : Float16OfAvx2<32> {};
+template <>
+struct Float16<64> : Float16OfAvx2<64> {};
+
+#elif defined(__aarch64__)
+
+template <>
+struct Float16<16> {
+  static constexpr bool kExists = true;
+  using Words = typename VectorOf<uint32_t, 16>::Type;
+  using Floats = typename VectorOf<float, 16>::Type;
+
+  DDL_INLINE static void Load(const char* in, Floats* first, Floats* second) {
+    const float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(in)));
+    *first = vcvt_f32_f16(vget_low_f16(halves));
+    *second = vcvt_high_f32_f16(halves);
+  }
+
+  DDL_INLINE static void Join(const Floats& first, const Floats& second, Words* joined) {
+    *joined = (Words)vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t)first), (float32x4_t)second);
+  }
+};
+
+#endif
 
 // From element `first` on, in blocks that stay in the first cache.
 void SumHalvesInBlocks(const Sum& sum, int64_t first) {
@@ -274,7 +319,7 @@ DDL_INLINE void SumAny(const Sum& sum) {
     case DType::kInt64: return SumAs<int64_t, kWidth>(sum);
     case DType::kBfloat16: return SumAs<Bfloat16<kWidth>, kWidth>(sum);
     case DType::kFloat16:
-      if constexpr (kWidth > 16) return SumAs<Float16<kWidth>, kWidth>(sum);
+      if constexpr (Float16<kWidth>::kExists) return SumAs<Float16<kWidth>, kWidth>(sum);
       return SumHalvesInBlocks(sum, 0);
     default: return;
   }
@@ -336,13 +381,18 @@ DDL_INLINE int64_t CopyBothAny(const Copy& first, const Copy& second) {
                        : CopyBothLoop<kWidth, false, false>(first, second);
 }
 
-void SumSse2(const Sum& sum) { SumAny<16>(sum); }
+void SumPlain(const Sum& sum) { SumAny<16>(sum); }
+void CopyPlain(char* out, const char* in, int64_t nbytes, bool stream) {
+  CopyAny<16>(out, in, nbytes, stream);
+}
+int64_t CopyBothPlain(const Copy& first, const Copy& second) {
+  return CopyBothAny<16>(first, second);
+}
+
+#if defined(__x86_64__)
 [[gnu::target("avx2")]] void SumAvx2(const Sum& sum) { SumAny<32>(sum); }
 [[gnu::target("avx512f")]] void SumAvx512(const Sum& sum) { SumAny<64>(sum); }
 
-void CopySse2(char* out, const char* in, int64_t nbytes, bool stream) {
-  CopyAny<16>(out, in, nbytes, stream);
-}
 [[gnu::target("avx2")]] void CopyAvx2(char* out, const char* in, int64_t nbytes, bool stream) {
   CopyAny<32>(out, in, nbytes, stream);
 }
@@ -350,15 +400,13 @@ void CopySse2(char* out, const char* in, int64_t nbytes, bool stream) {
   CopyAny<64>(out, in, nbytes, stream);
 }
 
-int64_t CopyBothSse2(const Copy& first, const Copy& second) {
-  return CopyBothAny<16>(first, second);
-}
 [[gnu::target("avx2")]] int64_t CopyBothAvx2(const Copy& first, const Copy& second) {
   return CopyBothAny<32>(first, second);
 }
 [[gnu::target("avx512f")]] int64_t CopyBothAvx512(const Copy& first, const Copy& second) {
   return CopyBothAny<64>(first, second);
 }
+#endif
 
 struct Loops {
   const char* name;
@@ -370,16 +418,24 @@ struct Loops {
 
 // The best first.
 constexpr Loops kLoops[] = {
+#if defined(__x86_64__)
     {"avx512f", [] { return __builtin_cpu_supports("avx512f") > 0; }, SumAvx512, CopyAvx512,
      CopyBothAvx512},
     {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); },
      SumAvx2, CopyAvx2, CopyBothAvx2},
-    {"sse2", [] { return true; }, SumSse2, CopySse2, CopyBothSse2},
+    {"sse2", [] { return true; }, SumPlain, CopyPlain, CopyBothPlain},
+#elif defined(__aarch64__)
+    {"neon", [] { return true; }, SumPlain, CopyPlain, CopyBothPlain},
+#else
+    {"portable", [] { return true; }, SumPlain, CopyPlain, CopyBothPlain},
+#endif
 };
 
 const Loops*& Chosen() {
   static const Loops* chosen = [] {
+#if defined(__x86_64__)
     __builtin_cpu_init();
+#endif
     return std::find_if(std::begin(kLoops), std::end(kLoops),
                         [](const Loops& loops) { return loops.runs_here(); });
   }();
@@ -423,7 +479,11 @@ void CopyBoth(const Copy& first, const Copy& second) {
   }
 }
 
-void FinishStreams() { _mm_sfence(); }
+void FinishStreams() {
+#if defined(__x86_64__)
+  _mm_sfence();  // elsewhere they are plain stores, which the next store that releases orders
+#endif
+}
 
 const char* VectorInstructions() { return Chosen()->name; }
 

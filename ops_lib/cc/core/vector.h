@@ -50,7 +50,7 @@ struct Copy {
 // themselves: for input that is not in the caches, and goes on behind this copy.
 void CopyBoth(const Copy& first, const Copy& second);
 
-// What the loops use on this processor: "avx512f", "avx2" or "sse2".
+// What the loops use on this processor: "avx512f", "avx2" or "sse2", "neon", else "portable".
 const char* VectorInstructions();
 
 // Makes them use others, for tests: call it while nobody else computes. False, and no change, where

@@ -391,7 +391,6 @@ Status Engine::RunAgreed(Request* request, Passage* passage, Accord* accord) {
     allreduce_->Unpack(*request);
     return agreed;
   }
-  allreduce_->Forget();
   if (!agreed.ok() || accord->kind != Accord::Kind::kRun) return agreed;
   if (request->kind == Request::Kind::kJoin) return Contribute(*accord);
   request->contributors = accord->contributors;

@@ -8,13 +8,6 @@
 #include "core/half.h"
 
 namespace ddl {
-namespace {
-
-constexpr int64_t kBufferBytes = int64_t{4} << 20;
-// From here on a tensor is reduced where it lies: the copy would cost more than a message.
-constexpr int64_t kLargeBytes = int64_t{256} << 10;
-
-}  // namespace
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
@@ -25,7 +18,6 @@ bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
   int64_t nbytes = 0;
   for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
   if (nbytes > kMaxOfferBytes) return false;
-  Forget();  // what a request that failed has left
   tensor->count = nbytes / element;
   tensor->dtype = request.dtype;
   tensor->divisor = Divisor(request);
@@ -34,26 +26,24 @@ bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
     tensor->out = request.tensors[0].out;
     return true;
   }
+  buffer_.resize(kMaxOfferBytes);
+  char* to = buffer_.data();
   for (const TensorBuffer& one : request.tensors) {
-    if (one.count > 0) Append(one, one.count * element);
+    if (one.count > 0) std::memcpy(to, one.in, one.count * element);
+    to += one.count * element;
   }
   tensor->in = tensor->out = buffer_.data();
   return true;
 }
 
 void FusedAllReduce::Unpack(const Request& request) {
+  if (request.tensors.size() == 1) return;  // summed where it lies
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   const char* from = buffer_.data();
-  for (const TensorBuffer* tensor : packed_) {
-    std::memcpy(tensor->out, from, tensor->count * element);
-    from += tensor->count * element;
+  for (const TensorBuffer& one : request.tensors) {
+    if (one.count > 0) std::memcpy(one.out, from, one.count * element);
+    from += one.count * element;
   }
-  Forget();
-}
-
-void FusedAllReduce::Forget() {
-  packed_.clear();
-  packed_nbytes_ = 0;
 }
 
 Status FusedAllReduce::Run(const Request& request) {
@@ -66,10 +56,6 @@ int FusedAllReduce::Divisor(const Request& request) const {
   return request.contributors > 0 ? request.contributors : communicator_->size();
 }
 
-Status FusedAllReduce::Reduce(const Request& request, const void* in, void* out, int64_t count) {
-  return communicator_->AllReduce(in, out, count, request.dtype, Divisor(request));
-}
-
 Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
                                       int64_t count) {
   if (IsHalf(request.dtype)) {
@@ -77,12 +63,12 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
     if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
     float* wide = wide_.data();
     Widen(in, wide, count, request.dtype);
-    DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(wide, wide, count, DType::kFloat32));
+    DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(wide, wide, count, DType::kFloat32));
     Divide(wide, count, DType::kFloat32, Divisor(request));
     Narrow(wide, out, count, request.dtype);
     return Status();
   }
-  DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(in, out, count, request.dtype));
+  DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(in, out, count, request.dtype));
   if (request.average) Divide(out, count, request.dtype, Divisor(request));
   return Status();
 }
@@ -95,39 +81,14 @@ Status FusedAllReduce::RunUnfused(const Request& request) {
 }
 
 Status FusedAllReduce::RunFused(const Request& request) {
-  Forget();  // what a request that failed has left
-  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
-  for (const TensorBuffer& tensor : request.tensors) {
-    const int64_t nbytes = tensor.count * element;
-    if (nbytes == 0) continue;
-    if (nbytes >= kLargeBytes || request.tensors.size() == 1) {
-      DDL_RETURN_IF_ERROR(Reduce(request, tensor.in, tensor.out, tensor.count));
-      continue;
-    }
-    if (packed_nbytes_ + nbytes > kBufferBytes) DDL_RETURN_IF_ERROR(Flush(request));
-    Append(tensor, nbytes);
+  if (request.tensors.size() == 1) {
+    const TensorBuffer& only = request.tensors[0];
+    return communicator_->AllReduce(only.in, only.out, only.count, request.dtype,
+                                    Divisor(request));
   }
-  return Flush(request);
-}
-
-void FusedAllReduce::Append(const TensorBuffer& tensor, int64_t nbytes) {
-  if (buffer_.empty()) buffer_.resize(kBufferBytes);
-  std::memcpy(buffer_.data() + packed_nbytes_, tensor.in, nbytes);
-  packed_.push_back(&tensor);
-  packed_nbytes_ += nbytes;
-}
-
-Status FusedAllReduce::Flush(const Request& request) {
-  if (packed_.empty()) return Status();
-  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
-  const Status reduced =
-      Reduce(request, buffer_.data(), buffer_.data(), packed_nbytes_ / element);
-  if (reduced.ok()) {
-    Unpack(request);
-  } else {
-    Forget();
-  }
-  return reduced;
+  std::vector<TensorSpan> tensors;
+  for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
+  return communicator_->AllReduceN(tensors, request.dtype, Divisor(request));
 }
 
 Status FusedAllReduce::RunChecked(const Request& request) {

@@ -10,9 +10,7 @@
 
 namespace ddl {
 
-// Reduces the tensors of one request: small ones are laid side by side in a buffer of a few MiB and
-// share a reduction, large ones are reduced where they lie. What shares a buffer depends on the
-// shapes alone, so every bit of the result is the same on all ranks and in every run.
+// Reduces the tensors of one request as one, or by the baseline.
 //
 // float16 and bfloat16 are added and divided in float32 and rounded once, at the end. MPI_Allreduce
 // does not know them, so in the baseline they travel as float32.
@@ -22,10 +20,9 @@ class FusedAllReduce {
   explicit FusedAllReduce(Communicator* communicator) : communicator_(communicator) {}
 
   // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
-  // and once it is summed, Unpack fills every `out`; if it fails, Forget. Else Run does the work.
+  // and once it is summed, Unpack fills every `out`. Else Run does the work.
   bool Pack(const Request& request, SmallTensor* tensor);
   void Unpack(const Request& request);
-  void Forget();
 
   // Fills every `out`. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
@@ -34,16 +31,11 @@ class FusedAllReduce {
   Status RunFused(const Request& request);
   Status RunUnfused(const Request& request);
   Status RunChecked(const Request& request);
-  Status Reduce(const Request& request, const void* in, void* out, int64_t count);
   Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
   int Divisor(const Request& request) const;
-  void Append(const TensorBuffer& tensor, int64_t nbytes);
-  Status Flush(const Request& request);
 
   Communicator* communicator_;
-  std::vector<char> buffer_;
-  std::vector<const TensorBuffer*> packed_;  // what lies in buffer_, in order
-  int64_t packed_nbytes_ = 0;
+  std::vector<char> buffer_;  // small tensors, side by side
   std::vector<float> wide_;  // halves of the baseline
 };
 

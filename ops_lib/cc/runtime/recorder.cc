@@ -51,7 +51,7 @@ Status Recorder::OpenTimeline() {
   // Nobody may append before the file is there; and all come, whatever they have set.
   if (size > 1) {
     int32_t votes[] = {timeline_shared_, !status.ok()};
-    DDL_RETURN_IF_ERROR(communicator_->AllReduceBaseline(votes, votes, 2, DType::kInt32));
+    DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(votes, votes, 2, DType::kInt32));
     DDL_RETURN_IF_ERROR(status);
     if (votes[0] % size != 0) {
       return Status(Code::kFailedPrecondition,

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl_communicator.h"
 #include "core/dtype.h"
+#include "core/gpu_place.h"
 #include "core/status.h"
 
 namespace ddl {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/nccl_communicator.h"
 #include "core/config.h"
 #include "runtime/description.h"
 #include "runtime/engine.h"

@@ -9,17 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "core/pause.h"
 #include "core/status.h"
-#include "core/tuner.h"
 
 namespace ddl {
 
 // The ranks of one host around shared memory: what they write for each other, and how they wait.
 // It moves no tensor; algorithms/ does. One thread of each rank uses it, and destroys it.
 //
-// Every variable has one writer, but for the group's fate, and only ever grows: a reader that is
-// late or early sees an old value, never a wrong one, and nothing is reset between collectives. Of
-// the choice of stores any value is right, whoever sees it when.
+// Every variable has one writer, but for the outcome of the group, and only ever grows: a reader
+// that is late or early sees an old value, never a wrong one, and nothing is reset between
+// collectives. Stores of variables release and loads acquire, so whoever sees one sees all that was
+// written before it, on every processor.
 //
 // Waiting: a short spin, because peers of one training mostly come at the same time; then yields;
 // then a futex, because the core belongs to the training and perhaps to the late peer itself. A
@@ -35,6 +36,7 @@ class HostGroup {
   static constexpr int64_t kSlotBytes = int64_t{32} << 10;
   static constexpr int kBuffers = 6;  // pieces under way at once
   static constexpr int64_t kPieceBytes = int64_t{256} << 10;
+  static constexpr int64_t kStateBytes = int64_t{8} << 10;
 
   // Where a rank shows what it is about to do, and small tensors with it.
   struct alignas(kLineBytes) Slot {
@@ -78,21 +80,9 @@ class HostGroup {
     return areas_ + (piece % kBuffers * size_ + rank) * kPieceBytes;
   }
 
-  // How ranks write areas and slots: through the caches, or past them by non-temporal stores. Where
-  // two cores share a cache, the first is faster; where a line that one has just written comes
-  // slowly to the other, the second is, by far. Virtual cores are moved about, so each kind of
-  // collective, by size, is measured as it runs, large ones part by part, and the last rank chooses
-  // for all: not rank 0, which in a broadcast only writes. What the bits are and who waits for what
-  // do not depend on it.
-  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMeeting };
-  enum class Stores { kCached, kStreamed, kTuned };
-  bool Streams(Kind kind, int64_t nbytes) const;
-  bool chooses_stores() const { return rank_ == size_ - 1; }
-  // On the rank that chooses: what one took that was written as Streams says, or would have taken
-  // at the pace of a part of it.
-  void Tune(Kind kind, int64_t nbytes, double seconds);
-  // This rank writes so from now on, for tests.
-  void UseStores(Stores stores) { stores_ = stores; }
+  // kStateBytes of `rank`, for what algorithms remember between collectives: zeros at first. Only
+  // that rank writes there.
+  char* state(int rank) { return states_ + rank * kStateBytes; }
 
   // The number of the next meeting, and of the first of `count` more pieces: the same on all ranks.
   uint64_t NextMeeting() { return ++meetings_; }
@@ -104,10 +94,20 @@ class HostGroup {
   // Call after each change of slot or progress: wakes those who wait for this rank. After a store
   // that was not sequentially consistent it may miss one who falls asleep at that moment, until it
   // is called again after a fence.
-  void Ring();
-  // Others see what this rank has stored before it sees what they have. A locked instruction does
-  // that on x86-64; std::atomic_thread_fence would too, but ThreadSanitizer does not know it.
-  void Fence() { fence_.fetch_add(1); }
+  void Notify();
+  // Others see what this rank has stored before it sees what they have: of two ranks that each
+  // store, fence, and load what the other stores, at least one sees the other's. One of them may do
+  // without the fence if its store and load are sequentially consistent, as in Sleep. C++ promises
+  // that of a sequentially consistent fence, on every processor (C++20, [atomics.order] 4). On x86-64
+  // any locked instruction is one, also on a variable that nobody shares, and ThreadSanitizer, which
+  // does not know the fence, knows that; on aarch64 it would not do.
+  void Fence() {
+#if defined(__x86_64__)
+    fence_.fetch_add(1);
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  }
 
   // Waits until `ready()`, which depends on what `peer` publishes. Aborted if the peer has died,
   // DeadlineExceeded after the timeout, else why the group is broken; then it is for all ranks.
@@ -121,49 +121,42 @@ class HostGroup {
   bool SpinUntil(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {
       if (ready()) return true;
-      __builtin_ia32_pause();
+      RelaxCore();
     }
     return YieldUntil(ready);
   }
   void Sleep(int peer, const std::function<bool()>& ready, double at_most_s);
   bool HasDied(int rank);
 
-  // The fate of the group is one word, so that all ranks come to the same end whoever is faster:
+  // The outcome of the group is one word, so that all ranks come to the same end whoever is faster:
   // either a meeting was held or the group is broken, never both.
   //
   // Whether `meeting` was held in the end: this rank has seen all others there.
-  bool Settle(uint64_t meeting);
-  // Breaks the group for this reason unless it is broken already or the meeting was settled; 0 for
+  bool Commit(uint64_t meeting);
+  // Breaks the group for this reason unless it is broken already or the meeting was committed; 0 for
   // none. The answer is why the group is broken, or ok if it is not.
   Status Break(const Status& reason, uint64_t meeting);
   // Ok, or why it is broken.
-  Status Fate() const;
+  Status status() const;
 
  private:
-  struct alignas(kLineBytes) Bell {
-    std::atomic<uint32_t> rings;    // the futex
+  struct alignas(kLineBytes) Waiter {
+    std::atomic<uint32_t> wakeups;  // the futex
     std::atomic<uint32_t> awaited;  // 0: awake; else whom this rank waits for
   };
-  struct alignas(kLineBytes) Life {
+  struct alignas(kLineBytes) Lifetime {
     pthread_mutex_t held;
     std::atomic<uint32_t> joined;
   };
-  struct alignas(kLineBytes) Note {
+  struct alignas(kLineBytes) Error {
     uint32_t code;
     uint32_t length;
     char text[1016];
   };
-  // Settled: the number of the meeting. Broken: the top bit and the rank whose note says why.
-  struct alignas(kLineBytes) FateWord {
+  // Committed: the number of the meeting. Broken: the top bit and the rank whose error says why.
+  struct alignas(kLineBytes) Outcome {
     std::atomic<uint64_t> word;
   };
-  // A bit for each kind and range of sizes, written by the last rank: 1 for streamed.
-  struct alignas(kLineBytes) Choices {
-    std::atomic<uint64_t> word;
-  };
-  static constexpr int kKinds = 5;
-  static constexpr int kRanges = 8;  // each reaches to four times as many bytes
-  static int CaseOf(Kind kind, int64_t nbytes);
   static constexpr uint64_t kBroken = uint64_t{1} << 63;
   // Some 10 and 100 microseconds. Yields come soon: where ranks share a core, a spin only delays.
   static constexpr int kSpins = 300;
@@ -188,18 +181,18 @@ class HostGroup {
   const int size_;
   const double timeout_s_;
   const std::vector<int> names_;
+#if defined(__x86_64__)
   std::atomic<uint32_t> fence_{0};
+#endif
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
-  Stores stores_ = Stores::kTuned;
-  Tuner tuners_[kKinds * kRanges];
 
-  FateWord* fate_;
-  Choices* choices_;
-  Bell* bells_;
-  Life* lives_;
-  Note* notes_;
+  Outcome* outcome_;
+  Waiter* waiters_;
+  Lifetime* lifetimes_;
+  Error* errors_;
   Progress* progress_;
+  char* states_;
   Slot* slots_;
   char* areas_;
 };

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "algorithms/packed_allreduce.h"
 #include "ranks.h"
 #include "thread_communicator.h"
 
@@ -45,23 +46,11 @@ struct Tensors {
   Request request;
 };
 
-// Fails what is reduced where it lies, as after the death of a peer.
-class Failing : public ThreadCommunicator {
- public:
-  explicit Failing(ddl::HostGroup* group) : ThreadCommunicator(group, nullptr, true) {}
-  Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
-                   int divisor) override {
-    if (fails) return Status(Code::kAborted, "a peer has died");
-    return ThreadCommunicator::AllReduce(in, out, count, dtype, divisor);
-  }
-  bool fails = false;
-};
-
 TEST(SmallAndLargeTensorsOfAGroupAreSummed) {
   RunThreads(3, [](ddl::HostGroup& group) {
     ThreadCommunicator communicator(&group, nullptr, true);
     FusedAllReduce fused(&communicator);
-    // More small ones than the buffer holds, large ones and empty ones between them.
+    // Large ones and empty ones between small ones.
     std::vector<int64_t> counts;
     for (int i = 0; i < 100; ++i) counts.push_back(i % 7 == 3 ? 0 : i % 11 == 5 ? 70'000 : 20'000);
     Tensors tensors(group.rank(), counts);
@@ -71,29 +60,67 @@ TEST(SmallAndLargeTensorsOfAGroupAreSummed) {
   });
 }
 
-TEST(WhatAFailedGroupLeftIsInNobodysWay) {
-  RunThreads(2, [](ddl::HostGroup& group) {
-    Failing communicator(&group);
+TEST(GroupsThatGoWithTheAgreementAreLaidSideBySide) {
+  RunThreads(1, [](ddl::HostGroup& group) {
+    ThreadCommunicator communicator(&group, nullptr, true);
     FusedAllReduce fused(&communicator);
-    {
-      // Sixteen that nearly fill the buffer, and a large one that fails.
-      std::vector<int64_t> counts(16, 65'280);
-      counts.push_back(100'000);
-      Tensors tensors(group.rank(), counts);
-      communicator.fails = true;
-      CHECK(fused.Run(tensors.request).code() == Code::kAborted, "");
-      communicator.fails = false;
-    }
-    Tensors small(group.rank(), {4'000, 4'000});
+    Tensors large(0, {100, 65'280, 70'000});
     ddl::SmallTensor together;
+    CHECK(!fused.Pack(large.request, &together), "too large for it");
+    Tensors small(0, {4'000, 0, 3'000});
     CHECK(fused.Pack(small.request, &together), "");
-    CHECK(together.count == 8'000, std::to_string(together.count));
+    CHECK(together.count == 7'000, std::to_string(together.count));
+    float* packed = static_cast<float*>(together.out);
+    CHECK(packed[0] == 0.0f && packed[3'999] == 0.0f && packed[4'000] == 20.0f, "in their order");
+    for (int64_t i = 0; i < together.count; ++i) packed[i] += 1.0f;
     fused.Unpack(small.request);
-    Tensors again(group.rank(), {100, 65'280, 70'000});
-    const Status status = fused.Run(again.request);
-    CHECK(status.ok(), status.message());
-    CHECK(again.AreSums(2), "");
+    CHECK(small.values[0][3'999] == 1.0f && small.values[2][0] == 21.0f, "and back again");
   });
+}
+
+// What was reduced together, in elements; adds 1 to each.
+struct Reductions {
+  ddl::PackedAllReduce::Reduce function() {
+    return [this](const void* in, void* out, int64_t count) {
+      if (fails) return Status(Code::kAborted, "a peer has died");
+      counts.push_back(count);
+      for (int64_t i = 0; i < count; ++i) {
+        static_cast<float*>(out)[i] = static_cast<const float*>(in)[i] + 1.0f;
+      }
+      return Status();
+    };
+  }
+  bool fails = false;
+  std::vector<int64_t> counts;
+};
+
+TEST(SmallTensorsArePackedAndAFailedGroupLeavesNothing) {
+  ddl::PackedAllReduce packed;
+  const auto run = [&](Reductions* reductions, Tensors* tensors) {
+    std::vector<ddl::TensorSpan> spans;
+    for (const ddl::TensorBuffer& one : tensors->request.tensors) {
+      spans.push_back({one.in, one.out, one.count});
+    }
+    return packed.Run(spans, ddl::DType::kFloat32, reductions->function());
+  };
+  Reductions failing;
+  failing.fails = true;
+  Tensors lost(0, {100, 100'000, 100});
+  CHECK(run(&failing, &lost).code() == Code::kAborted, "");
+  // 17 of them do not fit into 4 MiB.
+  std::vector<int64_t> counts(17, 65'000);
+  counts.push_back(0);
+  counts.insert(counts.begin() + 3, 100'000);
+  Tensors tensors(0, counts);
+  Reductions reductions;
+  CHECK(run(&reductions, &tensors).ok(), "");
+  CHECK((reductions.counts == std::vector<int64_t>{100'000, 16 * 65'000, 65'000}),
+        std::to_string(reductions.counts.size()));
+  for (size_t i = 0; i < tensors.values.size(); ++i) {
+    for (const float value : tensors.values[i]) {
+      CHECK(value == static_cast<float>(10 * i) + 1.0f, std::to_string(i));
+    }
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "algorithms/pieces.h"
+#include "algorithms/store_choice.h"
 #include "ranks.h"
 #include "values.h"
 
@@ -274,11 +275,11 @@ Status WorkForEver(HostGroup& group, int64_t steps = INT64_MAX, int largest = 20
 
 // Ranks may differ: the choice reaches them at different times.
 TEST(SumsAreRightWhateverStoresWriteThem) {
-  using Stores = ddl::HostGroup::Stores;
+  using Stores = ddl::StoreChoice::Stores;
   for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kStreamed},
                                   std::pair{Stores::kStreamed, Stores::kStreamed}}) {
     RunThreads(3, [even = even, odd = odd](HostGroup& group) {
-      group.UseStores(group.rank() % 2 == 0 ? even : odd);
+      ddl::StoreChoice(&group).Use(group.rank() % 2 == 0 ? even : odd);
       const Status status = WorkForEver(group, 100, 14);
       CHECK(status.ok(), status.message());
     });

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "algorithms/store_choice.h"
 #include "core/half.h"
 #include "ranks.h"
 #include "values.h"
@@ -85,8 +86,9 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
   RunThreads(kSize, [&](ddl::HostGroup& group) {
     std::mt19937 random(group.rank());
     for (int run = 0; run < 10; ++run) {
-      group.UseStores((run + group.rank()) % 3 == 0 ? ddl::HostGroup::Stores::kStreamed
-                                                    : ddl::HostGroup::Stores::kCached);
+      ddl::StoreChoice(&group).Use((run + group.rank()) % 3 == 0
+                                       ? ddl::StoreChoice::Stores::kStreamed
+                                       : ddl::StoreChoice::Stores::kCached);
       std::vector<float> out(kCount);
       usleep(random() % 3000);
       const ddl::Status status = ddl::AllReduceInPieces(&group, inputs[group.rank()].data(),
@@ -95,6 +97,84 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
       CHECK(status.ok(), status.message());
       CHECK(std::memcmp(out.data(), want.data(), kCount * 4) == 0, "other bits");
     }
+  });
+}
+
+// Tensors of a group lie in memory of their own: what one has at its place another must not get.
+template <typename T>
+void GroupOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, int divisor) {
+  const int rank = group.rank(), size = group.size();
+  std::vector<std::vector<T>> ins, outs;
+  std::vector<ddl::TensorSpan> tensors;
+  for (const int64_t count : counts) {
+    ins.push_back(ValuesOf<T>(count, rank, size));
+    outs.emplace_back(count);
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const bool in_place = i % 3 == 1;
+    tensors.push_back({ins[i].data(), in_place ? ins[i].data() : outs[i].data(), counts[i]});
+  }
+  const ddl::Status status = ddl::AllReduceInPieces(&group, tensors, kDTypeOf<T>, divisor);
+  const std::string where = "a group on rank " + std::to_string(rank) + " of " +
+                            std::to_string(size) + ", " + ddl::DTypeName(kDTypeOf<T>);
+  CHECK(status.ok(), where + ": " + status.message());
+  for (size_t i = 0; i < counts.size(); ++i) {
+    CheckTotal(i % 3 == 1 ? ins[i] : outs[i], size, divisor, where);
+    if (i % 3 != 1) CHECK(ins[i] == ValuesOf<T>(counts[i], rank, size), where);
+  }
+}
+
+void GroupsOnce(ddl::HostGroup& group) {
+  const int64_t piece = kPiece / 4;
+  const std::vector<std::vector<int64_t>> groups = {
+      {},
+      {0, 0},
+      {1, 1, 1, 1, 1, 1, 1},
+      {16, 0, 17, 15, 1, 33, 1000},                          // ends at lines, and not
+      {3 * piece + 1, 5, 2 * piece, 7, 0, piece - 3, 64, 1},  // small ones between large ones
+  };
+  for (const std::vector<int64_t>& counts : groups) {
+    GroupOnce<float>(group, counts, group.size());
+    GroupOnce<double>(group, counts, 1);
+    GroupOnce<int32_t>(group, counts, 1);
+  }
+}
+
+TEST(TensorsOfAGroupShareOneRowOfPieces) {
+  for (int size = 1; size <= 5; ++size) RunThreads(size, GroupsOnce);
+  RunProcesses(2, GroupsOnce);
+  for (const auto stores :
+       {ddl::StoreChoice::Stores::kCached, ddl::StoreChoice::Stores::kStreamed}) {
+    RunThreads(2, [stores](ddl::HostGroup& group) {
+      ddl::StoreChoice(&group).Use(stores);
+      GroupsOnce(group);
+      // So much that outputs go past the caches.
+      GroupOnce<float>(group, {1'500'007, 100, 2'900'001, 33, 70'001, 31}, 2);
+    });
+  }
+}
+
+TEST(BitsOfATensorDoNotDependOnItsGroup) {
+  constexpr int64_t kCount = 70'001;
+  std::vector<std::vector<float>> inputs(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    std::mt19937 random(rank);
+    std::uniform_real_distribution<float> mantissa(-1, 1), exponent(-6, 6);
+    for (int64_t i = 0; i < kCount; ++i) {
+      inputs[rank].push_back(mantissa(random) * std::pow(10.0f, exponent(random)));
+    }
+  }
+  RunThreads(3, [&](ddl::HostGroup& group) {
+    const float* mine = inputs[group.rank()].data();
+    std::vector<float> alone(kCount), together(kCount), other(12'345);
+    ddl::Status status =
+        ddl::AllReduceInPieces(&group, mine, alone.data(), kCount, ddl::DType::kFloat32, 3);
+    CHECK(status.ok(), status.message());
+    const std::vector<ddl::TensorSpan> tensors = {{other.data(), other.data(), 12'345},
+                                                  {mine, together.data(), kCount}};
+    status = ddl::AllReduceInPieces(&group, tensors, ddl::DType::kFloat32, 3);
+    CHECK(status.ok(), status.message());
+    CHECK(std::memcmp(alone.data(), together.data(), kCount * 4) == 0, "other bits");
   });
 }
 
@@ -239,12 +319,12 @@ TEST(SharesAreScatteredAndGatheredOnProcesses) {
 
 // Ranks may differ too: the choice reaches them at different times.
 TEST(AreasHoldTheSameWhateverStoresWriteThem) {
-  using Stores = ddl::HostGroup::Stores;
+  using Stores = ddl::StoreChoice::Stores;
   for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kCached},
                                   std::pair{Stores::kStreamed, Stores::kStreamed},
                                   std::pair{Stores::kCached, Stores::kStreamed}}) {
     const auto all = [even = even, odd = odd](ddl::HostGroup& group) {
-      group.UseStores(group.rank() % 2 == 0 ? even : odd);
+      ddl::StoreChoice(&group).Use(group.rank() % 2 == 0 ? even : odd);
       AllReduceCounts<float>(group);
       AllReduceCounts<int64_t>(group);
       HalvesOnce(group);
@@ -257,19 +337,20 @@ TEST(AreasHoldTheSameWhateverStoresWriteThem) {
 
 TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
   RunThreads(3, [](ddl::HostGroup& group) {
-    constexpr auto kKind = ddl::HostGroup::kAllReduce;
+    constexpr auto kKind = ddl::StoreChoice::kAllReduce;
     constexpr int64_t kBytes = 1 << 20;
-    for (int run = 0; run < 20 && group.chooses_stores(); ++run) {
-      group.Tune(kKind, kBytes, group.Streams(kKind, kBytes) ? 1 : 3);
+    ddl::StoreChoice stores(&group);
+    for (int run = 0; run < 20 && stores.chooses(); ++run) {
+      stores.Tune(kKind, kBytes, stores.Streams(kKind, kBytes) ? 1 : 3);
     }
     AllReduceOnce<float>(group, 10, true, 1);  // none goes on before that one has chosen
-    CHECK(group.Streams(kKind, kBytes), "the faster one");
-    CHECK(group.Streams(kKind, 4 * kBytes - 1), "of the same range");
-    CHECK(!group.Streams(kKind, 4 * kBytes), "of the next range");
-    CHECK(!group.Streams(kKind, kBytes - 1), "of the one before");
-    CHECK(!group.Streams(ddl::HostGroup::kBroadcast, kBytes), "of another kind");
-    group.UseStores(ddl::HostGroup::Stores::kCached);
-    CHECK(!group.Streams(kKind, kBytes), "what the rank was told");
+    CHECK(stores.Streams(kKind, kBytes), "the faster one");
+    CHECK(stores.Streams(kKind, 4 * kBytes - 1), "of the same range");
+    CHECK(!stores.Streams(kKind, 4 * kBytes), "of the next range");
+    CHECK(!stores.Streams(kKind, kBytes - 1), "of the one before");
+    CHECK(!stores.Streams(ddl::StoreChoice::kBroadcast, kBytes), "of another kind");
+    stores.Use(ddl::StoreChoice::Stores::kCached);
+    CHECK(!stores.Streams(kKind, kBytes), "what the rank was told");
   });
 }
 
@@ -279,8 +360,9 @@ TEST(StoresAreChosenAnewWithinATensor) {
   constexpr int64_t kBytes = 64 * kPiece;
   RunThreads(2, [](ddl::HostGroup& group) {
     AllReduceOnce<float>(group, kBytes / 4, false, 1);
-    if (group.chooses_stores()) {
-      CHECK(group.Streams(ddl::HostGroup::kAllReduce, kBytes), "no trial of the other stores");
+    const ddl::StoreChoice stores(&group);
+    if (stores.chooses()) {
+      CHECK(stores.Streams(ddl::StoreChoice::kAllReduce, kBytes), "no trial of the other stores");
     }
   });
 }

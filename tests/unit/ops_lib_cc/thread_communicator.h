@@ -77,10 +77,12 @@ class ThreadCommunicator : public ddl::Communicator {
                         int divisor) override {
     return ddl::AllReduceInPieces(group_, in, out, count, dtype, divisor);
   }
-  ddl::Status AllReduceBaseline(const void*, void*, int64_t, ddl::DType) override {
-    return Unused();
-  }
   void Break(const ddl::Status& reason) override { (void)group_->Break(reason, 0); }
+  ddl::Status AllReduceN(const std::vector<ddl::TensorSpan>& tensors, ddl::DType dtype,
+                         int divisor) override {
+    return ddl::AllReduceInPieces(group_, tensors, dtype, divisor);
+  }
+  ddl::Baseline* baseline() override { return nullptr; }  // no test asks for it
   ddl::Status Broadcast(void* buffer, int64_t nbytes, int root) override {
     return ddl::BroadcastInPieces(group_, buffer, nbytes, root);
   }

@@ -67,7 +67,7 @@ void AllSumsOf() {
 template <typename Function>
 void WithAllInstructions(Function function) {
   const std::string best = ddl::VectorInstructions();
-  for (const char* name : {"sse2", "avx2", "avx512f"}) {
+  for (const char* name : {"sse2", "avx2", "avx512f", "neon"}) {
     if (ddl::UseVectorInstructions(name)) {
       function(name);
     } else {

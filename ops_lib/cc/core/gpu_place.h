@@ -1,0 +1,24 @@
+#ifndef DDL_CORE_GPU_PLACE_H_
+#define DDL_CORE_GPU_PLACE_H_
+
+#include <memory>
+
+// CUDA's own names, so that its handles and ours are one type.
+struct CUstream_st;
+struct CUevent_st;
+
+namespace ddl {
+
+using CudaStream = CUstream_st*;
+using CudaEvent = CUevent_st*;
+
+// Where tensors lie that are in a GPU's memory, and when they may be touched.
+struct GpuPlace {
+  int gpu = 0;                        // its number in CUDA's order, in this process
+  CudaStream stream = nullptr;        // in which it works on these tensors
+  std::shared_ptr<CUevent_st> ready;  // reached when that work is done; see MarkReady
+};
+
+}  // namespace ddl
+
+#endif  // DDL_CORE_GPU_PLACE_H_
