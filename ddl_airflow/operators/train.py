@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -287,8 +288,9 @@ class TrainOperator(JobOperator):
 def _told_by_all_tries(layout: RunLayout) -> Progress:
     """The newest of each value, also where this try found the training done and had none."""
     told = Progress()
-    for text in Tail(layout.progress, 0, layout.workspace).read():
-        told.feed(text)
+    with suppress(FileRefused):  # the log has said so
+        for text in Tail(layout.progress, 0, layout.workspace).read():
+            told.feed(text)
     return told
 
 

@@ -85,8 +85,20 @@ class UploadResultsOperator(StepOperator):
             raise TransformError(
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
-        files = _files(layout.result, "") | _files(layout.logs, "logs/")
-        files |= _files(layout.experiment, "experiment/")
+        files: dict[str, Path] = {}
+        for folder, prefix in (
+            (layout.result, ""),
+            (layout.logs, "logs/"),
+            (layout.experiment, "experiment/"),
+        ):
+            found, elsewhere = _files(folder, prefix)
+            files |= found
+            for path in elsewhere:
+                self.log.warning(
+                    "%s is not published: it leads out of the training's folder, or to no file. "
+                    "Copy what it leads to.",
+                    path,
+                )
         store = store_of(self._reference)
         record = assemble(
             layout,
@@ -165,9 +177,20 @@ class UploadResultsOperator(StepOperator):
         return False
 
 
-def _files(folder: Path, prefix: str) -> dict[str, Path]:
-    return {
-        prefix + path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
+    """The files in a folder by their keys; and links and others that are none of the folder's.
+
+    A training may leave links to whatever Airflow can read. Only those to files of the same folder
+    are what they seem.
+    """
+    files, elsewhere = {}, []
+    top = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        target = path.resolve()
+        if target.is_relative_to(top) and target.is_file():
+            files[prefix + path.relative_to(folder).as_posix()] = target
+        else:
+            elsewhere.append(path)
+    return files, elsewhere

@@ -32,7 +32,10 @@ Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
 
 Status HostsCommunicator::Kept(Status status) {
   // At once for the others on this host; those elsewhere find out by waiting.
-  if (!status.ok()) broken_ = memory_->group->Break(status, 0);
+  if (!status.ok()) {
+    broken_ = memory_->group->Break(status, 0);
+    base_->Break(broken_);
+  }
   return broken_;
 }
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "transport/mpi_transport.h"
+
 namespace ddl {
 namespace {
 
@@ -62,8 +64,10 @@ Status MpiSession::Open() {
 void MpiSession::Close() {
   if (!open_) return;
   open_ = false;
-  if (owner_) MPI_Finalize();
+  if (owner_ && !HasAbandonedMessages()) MPI_Finalize();
 }
+
+bool MpiSession::HasAbandonedMessages() { return MpiTransport::HasAbandonedMessages(); }
 
 void MpiSession::Abort(int exit_code) {
   if (getpid() != opened_by.load() && opened_by.load() != 0) _exit(exit_code);  // a forked child

@@ -26,6 +26,10 @@ class MpiSession {
   // Ends MPI if we started it. All communicators must be gone.
   void Close();
 
+  // Whether an error has left messages under way. They may still be written to what they point to,
+  // as long as MPI is called; so that must never be freed, and Close does not end MPI.
+  static bool HasAbandonedMessages();
+
   // MPI is being finalized. Called by MPI, in the thread that finalizes.
   void OnFinalize();
 

@@ -162,6 +162,7 @@ void Engine::Run() {
     Refuse(opened);
   }
   gpus_.reset();
+  if (MpiSession::HasAbandonedMessages()) (void)communicator_.release();
   communicator_.reset();
   session_.Close();
 }
@@ -234,6 +235,7 @@ void Engine::Serve() {
     if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
     const std::function<void(const Status&)> done = [this, &passage] {
       Request request = negotiator_->Take();
+      if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
       if (!passage.status.ok()) {
         FailRun(request.run, passage.status);
       } else if (request.IsWithdrawn()) {
@@ -245,6 +247,7 @@ void Engine::Serve() {
   }
   recorder_.Flush();
   const Status left = agreement_->Leave();  // an error is for those who stay
+  if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
   allreduce_.reset();
   agreement_.reset();
   negotiator_.reset();

@@ -129,6 +129,8 @@ class Engine {
   };
   std::deque<FailedRun> failed_runs_;  // the newest
   Request notice_;
+  // What messages still point to that were given up; never freed.
+  std::vector<std::shared_ptr<void>>* abandoned_ = new std::vector<std::shared_ptr<void>>;
   std::vector<char> zeros_;  // what a joined rank contributes, and gets
   Recorder recorder_;
 };

@@ -150,6 +150,9 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
   int64_t step = 0;
   std::shared_ptr<Flight> started;
   StepGradients gradients;
+  // Both, because messages may point to either.
+  request.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      std::move(inputs), outputs);
   gradients.status = Begin(key, request, std::move(outputs), &plan, &step, &started, &gradients);
   if (!gradients.status.ok()) {
     then(gradients);
@@ -158,9 +161,7 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
   if (started) {
     request.average = true;
     request.step = step;
-    request.done = [started, inputs = std::move(inputs)](const Status& status) {
-      started->Land(status);
-    };
+    request.done = [started](const Status& status) { started->Land(status); };
     submit_(std::move(request));
   }
   const auto finish = [this, key, plan, step, begin, nbytes, then = std::move(then)](

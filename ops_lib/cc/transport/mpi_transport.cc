@@ -1,6 +1,7 @@
 #include "transport/mpi_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,8 @@ constexpr int kTag = 0;
 // All ranks are at it, so the next part is near; longer than messages take within a host.
 constexpr double kYieldS = 200e-6;
 constexpr int64_t kMaxCount = int64_t{1} << 30;  // MPI counts are int
+
+std::atomic<bool> has_abandoned_messages{false};
 
 }  // namespace
 
@@ -43,9 +46,12 @@ MpiTransport::~MpiTransport() {
   }
 }
 
+bool MpiTransport::HasAbandonedMessages() { return has_abandoned_messages.load(); }
+
 Status MpiTransport::Kept(Status status) {
   if (status.ok() || !broken_.ok()) return status;
   broken_ = std::move(status);
+  if (!sends_.empty() || !receives_.empty()) has_abandoned_messages.store(true);
   for (Part& part : receives_) {
     if (part.request == MPI_REQUEST_NULL) continue;
     // What has begun to arrive is not stopped by this; but it arrives only while MPI is called.

@@ -32,6 +32,10 @@ class MpiTransport : public Transport {
 
   Status Send(int peer, const void* bytes, int64_t nbytes) override;
   Status Receive(int peer, void* bytes, int64_t nbytes) override;
+  // Whether in this process messages have been given up that MPI may still move: then the memory
+  // they point to must stay, and MPI must not be asked to end.
+  static bool HasAbandonedMessages();
+
   Status AwaitReceive() override;
   Status AwaitSends(int64_t pending) override;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import textwrap
 from datetime import timedelta
 from pathlib import Path
@@ -157,6 +158,27 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     said = capsys.readouterr().err
     assert "model/variables/v is not the file that was published" in said
     assert "model/saved_model.pb is gone" in said
+
+
+def test_links_out_of_the_training_are_not_published(trained, tmp_path, caplog):
+    dag, context, layout = trained
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("s3cret")
+    (layout.result / "stolen").symlink_to(secret / "key")
+    (layout.result / "folder").symlink_to(secret)
+    (layout.result / "gone").symlink_to(layout.result / "nowhere")
+    (layout.experiment / "up").symlink_to("../../../../../secret/key")
+    (layout.result / "latest").symlink_to("model/saved_model.pb")
+    os.mkfifo(layout.result / "pipe")
+    dag.get_task("upload_results").execute(context)
+    bucket = tmp_path / "dags" / "road" / "results"
+    published = [path for path in bucket.rglob("*") if path.is_file()]
+    assert [path.read_text() for path in published if path.name == "latest"] == ["graph"]
+    assert not {path.name for path in published} & {"stolen", "key", "gone", "up", "pipe"}
+    assert b"s3cret" not in b"".join(path.read_bytes() for path in published)
+    said = [line for line in caplog.messages if "is not published: it leads out" in line]
+    assert len(said) == 5, said
 
 
 def test_nothing_is_published_without_a_model(trained, tmp_path):
