@@ -67,9 +67,9 @@ def init(options: str = "") -> None:
     lifecycle.init()
 
 
-def bcast(init_val: tf.Tensor) -> tf.Tensor:
-    """Rank 0's value, on every rank. Any shape; see ddl_ops.collectives.bcast for errors."""
-    return collectives.bcast(init_val)
+def bcast(init_val: tf.Tensor, name: str | None = None, root: int = 0) -> tf.Tensor:
+    """Rank `root`'s value, on every rank. Any shape; see ddl_ops.collectives.bcast for errors."""
+    return collectives.bcast(init_val, name, root)
 
 
 def barrier(name: str = "barrier", hint: str = "") -> None:
@@ -90,24 +90,26 @@ def join() -> int:
     return collectives.join()
 
 
-def allgather(tensor: tf.Tensor) -> tf.Tensor:
+def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """All ranks' tensors joined along the first dimension; see ddl_ops.collectives.allgather."""
-    return collectives.allgather(tensor)
+    return collectives.allgather(tensor, name)
 
 
 def allreduce(
-    tensor: tf.Tensor | tf.IndexedSlices, average: bool = True
+    tensor: tf.Tensor | tf.IndexedSlices, average: bool = True, name: str | None = None
 ) -> tf.Tensor | tf.IndexedSlices:
     """A tensor averaged (or summed) over the ranks; IndexedSlices stay what they are.
 
     See ddl_ops.collectives.allreduce.
     """
-    return collectives.allreduce(tensor, average)
+    return collectives.allreduce(tensor, average, name)
 
 
-def allreduce_n(grads: Sequence[tf.Tensor], average: bool = True) -> list[tf.Tensor]:
+def allreduce_n(
+    grads: Sequence[tf.Tensor], average: bool = True, name: str | None = None
+) -> list[tf.Tensor]:
     """Each tensor averaged (or summed) over the ranks; see ddl_ops.collectives.allreduce_n."""
-    return collectives.allreduce_n(grads, average)
+    return collectives.allreduce_n(grads, average, name)
 
 
 def grads_reduce(

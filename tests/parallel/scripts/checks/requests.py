@@ -69,7 +69,7 @@ def named_threads_are_told_apart() -> None:
 def named_collectives_of_a_pool_are_told_apart() -> None:
     def total(task: int) -> float:
         value = tf.constant(float(task))
-        return float(collectives.allreduce(value, average=False, name=f"task {task}")) / SIZE
+        return float(ddl.allreduce(value, average=False, name=f"task {task}")) / SIZE
 
     tasks = list(range(12))
     order = tasks if RANK % 2 == 0 else tasks[::-1]
