@@ -172,8 +172,8 @@ def test_round_trip_of_odd_keys_and_large_objects_and_reuse(store, cache, tmp_pa
 
 def test_listing_of_more_than_one_page(store, cache, tmp_path):
     contents = {f"{number % 7}/{number:04}": str(number).encode() for number in range(1003)}
-    publish(write_files(tmp_path / "results", contents), store)
-    staged = stage(store, cache, tmp_path / "data")
+    published = publish(write_files(tmp_path / "results", contents), store)
+    staged = stage(store.at(published.name), cache, tmp_path / "data")
     assert len(staged.files) == len(contents) + 1
     found = files_below(tmp_path / "data")
     assert found.items() >= contents.items()

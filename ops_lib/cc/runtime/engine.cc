@@ -95,15 +95,12 @@ bool Engine::ReachesGpus() {
 }
 
 void Engine::Submit(Request request) {
-  const std::string title = Title(request) + ": ";
   if (in_child.load()) {
-    request.done(Status(ChildIsNoRank().code(), title + ChildIsNoRank().message()));
+    request.done(Status(ChildIsNoRank().code(), Title(request) + ": " + ChildIsNoRank().message()));
     return;
   }
   if (request.signature == nullptr) request.signature = Sign(request);
-  Status status(Code::kFailedPrecondition,
-                title + "ddl is not running. Call ddl.init (op Init) before the first collective, "
-                        "and none after the shutdown.");
+  Status why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
@@ -112,9 +109,15 @@ void Engine::Submit(Request request) {
       changed_.notify_all();
       return;
     }
-    if (state_ == State::kFailed) status = start_status_;
+    why = start_status_;
   }
-  request.done(status);
+  if (why.ok()) {
+    why = Status(Code::kFailedPrecondition,
+                 Title(request) +
+                     ": ddl is not running. Call ddl.init (op Init) before the first collective, "
+                     "and none after the shutdown.");
+  }
+  request.done(why);
 }
 
 void Engine::Withdraw() {
