@@ -35,8 +35,9 @@ END_S = 120.0
 
 # Exceptions that end the next try in the same way: the code itself is wrong.
 _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow"})
-# What the ops, and TensorFlow's servers, raise on the others when a rank dies; docs/ops.md.
-_CONSEQUENCES = frozenset({"AbortedError", "UnavailableError"})
+# What the ops, and TensorFlow's servers, raise on the others when a rank dies, ends or gives up a
+# step; docs/ops.md.
+_CONSEQUENCES = frozenset({"AbortedError", "FailedPreconditionError", "UnavailableError"})
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, and what they hold; docs/process-contract.md.
 _RECORD: dict[str, type | tuple[type, ...]] = {

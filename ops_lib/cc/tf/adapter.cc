@@ -81,8 +81,8 @@ absl::Status ToTensorFlow(const Status& status) {
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
     case Code::kCancelled: return absl::CancelledError(status.message());
+    case Code::kAborted: return absl::FailedPreconditionError(status.message());
     case Code::kUnavailable:
-    case Code::kAborted:
     case Code::kInternal: break;
   }
   return absl::InternalError(status.message());

@@ -6,6 +6,7 @@ Inputs differ by rank and index, so that a wrong peer, root or offset shows.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,9 @@ with EARLY_GRAPH.as_default():
 v1.enable_resource_variables()
 
 import ddl  # noqa: E402
+
+# Whether ranks of one host play several, as tests/parallel/test_transports.py has them.
+SEVERAL_HOSTS = "DDL_HOSTID" in os.environ
 
 CHECKS: list[Callable[[], None]] = []
 DTYPES = ["float32", "float64", "int32", "int64"]

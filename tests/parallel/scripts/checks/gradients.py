@@ -11,7 +11,16 @@ import tensorflow as tf
 from ddl_ops.gradients import reduce_gradients
 from speech import RANK, SIZE, say
 
-from checks import assert_same_everywhere, check, mismatch, my_part, v1, values, whole_batch
+from checks import (
+    SEVERAL_HOSTS,
+    assert_same_everywhere,
+    check,
+    mismatch,
+    my_part,
+    v1,
+    values,
+    whole_batch,
+)
 
 
 @check
@@ -30,7 +39,10 @@ def gradients_may_travel_as_halves() -> None:
                 got, tiny, untouched = reduce_gradients(mine)
                 assert got.dtype == tiny.dtype == dtype and untouched.dtype == tf.int32
                 error = np.abs(got.numpy() - mean)
-                assert (error <= 2 * u * magnitude * 1.01 + step).all(), (error / magnitude).max()
+                # Between hosts also what leaves a host is rounded.
+                times = 3 if SEVERAL_HOSTS else 2
+                limit = times * u * magnitude * 1.01 + step
+                assert (error <= limit).all(), (error / magnitude).max()
                 assert error.max() > 0
                 assert (tiny.numpy() == 0).all() == (wire == "float16")
                 np.testing.assert_array_equal(untouched, [sum(range(SIZE)) // SIZE, 7])

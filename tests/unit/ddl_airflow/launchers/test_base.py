@@ -71,15 +71,15 @@ def test_exit_code_of_the_rank_that_failed_by_itself_is_blamed(tmp_path):
 
 @pytest.mark.parametrize("died", [{"ended": 4.0, "exit_code": 137}, {}])
 def test_rank_that_died_is_blamed_not_one_that_saw_it_first(tmp_path, died):
-    failure = status_of(tmp_path, raised(3.9, "AbortedError"), died).failure
+    failure = status_of(tmp_path, raised(3.9, "FailedPreconditionError"), died).failure
     assert failure.rank == 1
     assert "SIGKILL" in failure.reason
 
 
 def test_rank_that_saw_another_die_is_better_than_none(tmp_path):
     asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
-    failure = status_of(tmp_path, raised(3.9, "AbortedError"), asked).failure
-    assert (failure.rank, failure.exception) == (0, "AbortedError")
+    failure = status_of(tmp_path, raised(3.9, "FailedPreconditionError"), asked).failure
+    assert (failure.rank, failure.exception) == (0, "FailedPreconditionError")
 
 
 def test_the_first_of_several_failures_is_blamed(tmp_path):
