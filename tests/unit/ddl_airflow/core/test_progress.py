@@ -145,7 +145,11 @@ def test_a_line_that_is_no_progress_is_counted_and_the_others_are_taken(bad):
     assert progress.line() == "step 2 · 1.0 steps/s"
 
 
-@settings(max_examples=int(os.environ.get("DDL_GENERATED", "300")), deadline=None)
+@settings(
+    max_examples=int(os.environ.get("DDL_GENERATED", "300")),
+    deadline=None,
+    derandomize="DDL_GENERATED" not in os.environ,
+)
 @given(
     st.lists(
         st.one_of(
