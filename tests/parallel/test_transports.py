@@ -64,7 +64,7 @@ def test_everything_works_between_hosts_too(
         command += [*colon, "-np", "1", "-x", f"DDL_HOSTID={host}", *program]
     progress = str(tmp_path / "progress.jsonl")
     ended = run_command(
-        command, {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": progress, "DDL_LOG": "info"}, 180
+        command, {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": progress, "DDL_LOG": "info"}, 600
     )
     assert ended.returncode == 0, ended.output
     for rank in range(3):

@@ -41,7 +41,8 @@ class Attendance {
       std::memcpy(mine.payload, offer_.in, nbytes_);
     }
     Stop(start);
-    mine.state.store(meeting_ << HostGroup::kFlagBits | (offer_.leaving ? HostGroup::kLeave : 0),
+    mine.state.store(meeting_ << HostGroup::kFlagBits | (offer_.leaving ? HostGroup::kLeave : 0) |
+                         (offer_.withdraws ? HostGroup::kTakesBack | HostGroup::kTaken : 0),
                      std::memory_order_release);
     group_.Notify();
   }
@@ -125,6 +126,16 @@ class Attendance {
 
   std::string Title() const { return offer_.title ? offer_.title() : "A collective"; }
 
+  std::string Name(int rank) const { return "rank " + std::to_string(group_.name(rank)); }
+
+  std::string MissingOf(const std::vector<bool>& here) const {
+    std::string text;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (!here[rank]) text += (text.empty() ? "" : ", ") + Name(rank);
+    }
+    return text;
+  }
+
   bool IsHere(int rank) const {
     return group_.slot(rank, meeting_).state.load() >> HostGroup::kFlagBits == meeting_;
   }
@@ -171,11 +182,10 @@ class Attendance {
     (void)FindLeaver(&leaver, &worker);
     const Status reason(
         Code::kFailedPrecondition,
-        Title() + ": rank " + std::to_string(leaver) +
-            " has already ended its script, but rank " + std::to_string(worker) +
+        Title() + ": " + Name(leaver) + " has already ended its script, but " + Name(worker) +
             " still runs this collective. Let all ranks do the same number of steps, and look for "
-            "an early exit on rank " +
-            std::to_string(leaver) + ".");
+            "an early exit on " +
+            Name(leaver) + ".");
     // Those who stay know what they were about to do.
     return offer_.leaving ? reason : group_.Break(reason, meeting_);
   }
@@ -203,13 +213,17 @@ class Attendance {
       }
       int leaver = 0, worker = 0;
       if (FindLeaver(&leaver, &worker)) return LeftAlone();
+      if (offer_.waiting) {
+        const Status told = offer_.waiting(here);
+        if (!told.ok()) return group_.Break(told, 0);
+      }
       if (arrived == group_.size()) break;
       DDL_RETURN_IF_ERROR(group_.status());
       for (int rank = 0; rank < group_.size(); ++rank) {
         if (here[rank] || !group_.HasDied(rank)) continue;
         DDL_RETURN_IF_ERROR(
-            GiveUp(Code::kAborted, "rank " + std::to_string(rank) +
-                                       " has ended without a word. See its log for the reason."));
+            GiveUp(Code::kAborted,
+                   Name(rank) + " has ended without a word. See its log for the reason."));
       }
       if (offer_.leaving) continue;
       if (offer_.limited && (taken_back || offer_.asks_nothing) && !offer_.limited()) {
@@ -221,16 +235,15 @@ class Attendance {
         const std::string limit = Seconds(group_.timeout_s());
         DDL_RETURN_IF_ERROR(GiveUp(
             Code::kDeadlineExceeded,
-            Missing(here) + " did not come within " + limit + "; rank " +
-                std::to_string(group_.rank()) + " waited longer than " + limit + " for " +
-                Missing(here) +
+            MissingOf(here) + " did not come within " + limit + "; " + Name(group_.rank()) +
+                " waited longer than " + limit + " for " + MissingOf(here) +
                 " and gave up. Look for what keeps it busy or blocked; raise DDL_STALL_TIMEOUT "
                 "if it needs so long."));
       } else if (warnings.Due(waited_s) && here.begin() + group_.rank() ==
                                                std::find(here.begin(), here.end(), true)) {
-        LogLine(group_.rank(), Title() + ": waiting for " + Missing(here) + " since " +
-                                   Seconds(waited_s) + " (limit " + Seconds(group_.timeout_s()) +
-                                   ")");
+        LogLine(group_.name(group_.rank()),
+                Title() + ": waiting for " + MissingOf(here) + " since " + Seconds(waited_s) +
+                    " (limit " + Seconds(group_.timeout_s()) + ")");
       }
     }
     return Status();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/status.h"
@@ -17,12 +18,16 @@ struct Offer {
   uint64_t digest[2] = {0, 0};  // of what this rank is about to do
   bool leaving = false;         // it has nothing more to do, ever
   bool asks_nothing = false;    // it only has something to say
+  bool withdraws = false;       // it takes back whatever it shows: no rank is to do anything
   std::function<std::string()> title;  // for messages: AllReduceN "loss/grads"
   // Set by another thread that does not want it any more. Null: nobody will.
   const std::atomic<bool>* withdrawn = nullptr;
   // Whether it matters how long this rank waits, where it asks for nothing, or not any more. Null: it
   // does.
   std::function<bool()> limited;
+  // Called now and then while this rank waits, with who has come. Null: nobody wants to know. An
+  // error breaks the group.
+  std::function<Status(const std::vector<bool>& here)> waiting;
 
   // A small tensor to be summed on the way, of at most kMaxOfferBytes; count 0 for none. Only
   // looked at where all digests are equal, so they must tell count, dtype and divisor too.

@@ -24,10 +24,10 @@ class Communicator : public Messenger {
   // How ranks reach each other, for a person: "shared memory".
   virtual const char* Means() const = 0;
 
-  // Whether ranks can Meet; else they agree by messages.
-  virtual bool CanMeet() const { return false; }
+  // Whether Meet sums what is offered; elsewhere Met::kAlike says nothing about a tensor.
+  virtual bool SumsOffers() const { return false; }
 
-  // See algorithms/meeting.h. Only where CanMeet.
+  // See algorithms/meeting.h.
   virtual Status Meet(const Offer& offer, Met* met) = 0;
 
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits

@@ -1,12 +1,14 @@
 #include "comm/hosts_communicator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "algorithms/network_allreduce.h"
 #include "algorithms/pieces.h"
 #include "algorithms/share.h"
 #include "algorithms/tree_broadcast.h"
 #include "core/half.h"
+#include "core/pause.h"
 
 namespace ddl {
 namespace {
@@ -14,20 +16,87 @@ namespace {
 // Within a host, ranks wait for those that talk to other hosts: no longer than a piece takes.
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
-}  // namespace
-
-Status HostsCommunicator::Send(int peer, std::string message) {
-  DDL_RETURN_IF_ERROR(broken_);
-  return base_->Send(peer, std::move(message));
+std::vector<std::vector<int>> RanksOf(const std::vector<int>& hosts) {
+  std::vector<std::vector<int>> ranks(*std::max_element(hosts.begin(), hosts.end()) + 1);
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    ranks[hosts[rank]].push_back(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
-Status HostsCommunicator::TryReceive(int peer, std::string* message, bool* received) {
+}  // namespace
+
+HostsCommunicator::HostsCommunicator(std::unique_ptr<Communicator> base,
+                                     std::unique_ptr<HostMemory> memory,
+                                     std::unique_ptr<Transport> column, int shares,
+                                     std::vector<int> hosts)
+    : base_(std::move(base)),
+      memory_(std::move(memory)),
+      column_(std::move(column)),
+      shares_(shares),
+      hosts_(std::move(hosts)),
+      barrier_(base_.get(), RanksOf(hosts_), memory_->group->timeout_s()) {}
+
+Status HostsCommunicator::Send(int peer, std::string message, Channel channel) {
   DDL_RETURN_IF_ERROR(broken_);
-  return base_->TryReceive(peer, message, received);
+  return base_->Send(peer, std::move(message), channel);
+}
+
+Status HostsCommunicator::TryReceive(int peer, std::string* message, bool* received,
+                                     Channel channel) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return base_->TryReceive(peer, message, received, channel);
+}
+
+Status HostsCommunicator::TryReceiveAny(int* peer, std::string* message, Channel channel) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return base_->TryReceiveAny(peer, message, channel);
 }
 
 Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
-  return base_->Meet(offer, met);
+  DDL_RETURN_IF_ERROR(broken_);
+  barrier_.Begin();
+  HostGroup* group = memory_->group.get();
+  const Pauses wait(0);
+  Offer within = offer;
+  within.count = 0;
+  within.waiting = [&](const std::vector<bool>& here) {
+    const auto first = std::find(here.begin(), here.end(), true) - here.begin();
+    if (first == group->rank()) {
+      std::vector<int> missing;
+      for (int rank = 0; rank < group->size(); ++rank) {
+        if (!here[rank]) missing.push_back(group->name(rank));
+      }
+      DDL_RETURN_IF_ERROR(barrier_.Report(missing, wait.elapsed_s()));
+    }
+    return barrier_.leads() ? barrier_.Heard() : Status();
+  };
+  Met outcome = Met::kAlike;
+  const Status met_within = ddl::Meet(group, within, &outcome);
+  if (!met_within.ok()) {
+    barrier_.Break(met_within);
+    return met_within;
+  }
+  if (barrier_.leads()) {
+    const Status met_without = barrier_.Meet(offer, outcome, &outcome);
+    if (!met_without.ok()) return group->Break(met_without, 0);
+  }
+  // What has come of it. The others wait for the leader, who waits no longer than it should.
+  Offer told;
+  told.leaving = offer.leaving;
+  told.asks_nothing = true;
+  told.limited = [] { return false; };
+  if (offer.asks_nothing && offer.limited) told.limited = offer.limited;
+  told.title = offer.title;
+  told.waiting = [&](const std::vector<bool>&) {
+    const bool withdrawn = offer.withdrawn != nullptr && offer.withdrawn->load();
+    return withdrawn ? barrier_.TakeBack() : Status();
+  };
+  told.withdraws = barrier_.leads() && outcome == Met::kWithdrawn;
+  told.digest[0] = barrier_.leads() && outcome == Met::kDifferent;
+  DDL_RETURN_IF_ERROR(ddl::Meet(group, told, met));
+  if (barrier_.leads()) *met = outcome;
+  return Status();
 }
 
 Status HostsCommunicator::Kept(Status status) {

@@ -3,11 +3,11 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "algorithms/packed_allreduce.h"
 #include "comm/communicator.h"
+#include "comm/dissemination_barrier.h"
 #include "comm/host_memory.h"
 #include "transport/transport.h"
 
@@ -24,6 +24,9 @@ namespace ddl {
 // Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
 // Hierarchy, 2019.
 //
+// Ranks meet on each host, then the first ranks of the hosts, which tell the others of theirs what
+// has come of it.
+//
 // A broadcast goes from the root to the first rank of its host, from there to the first ranks of the
 // others, and on through shared memory.
 class HostsCommunicator : public Communicator {
@@ -31,12 +34,7 @@ class HostsCommunicator : public Communicator {
   // `column` joins the ranks of all hosts that hold this rank's share, by host; null if it has none.
   // `hosts`: the host of each rank. What is neither summed nor broadcast goes over `base`.
   HostsCommunicator(std::unique_ptr<Communicator> base, std::unique_ptr<HostMemory> memory,
-                    std::unique_ptr<Transport> column, int shares, std::vector<int> hosts)
-      : base_(std::move(base)),
-        memory_(std::move(memory)),
-        column_(std::move(column)),
-        shares_(shares),
-        hosts_(std::move(hosts)) {}
+                    std::unique_ptr<Transport> column, int shares, std::vector<int> hosts);
 
   int rank() const override { return base_->rank(); }
   int size() const override { return base_->size(); }
@@ -44,8 +42,9 @@ class HostsCommunicator : public Communicator {
   int local_size() const override { return base_->local_size(); }
 
   const char* Means() const override { return "shared memory, and MPI between hosts"; }
-  Status Send(int peer, std::string message) override;
-  Status TryReceive(int peer, std::string* message, bool* received) override;
+  Status Send(int peer, std::string message, Channel channel) override;
+  Status TryReceive(int peer, std::string* message, bool* received, Channel channel) override;
+  Status TryReceiveAny(int* peer, std::string* message, Channel channel) override;
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
@@ -64,6 +63,7 @@ class HostsCommunicator : public Communicator {
   std::unique_ptr<Transport> column_;
   const int shares_;
   const std::vector<int> hosts_;
+  DisseminationBarrier barrier_;
   PackedAllReduce packed_;
   Status broken_;
 };

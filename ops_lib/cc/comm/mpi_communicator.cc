@@ -12,8 +12,6 @@
 namespace ddl {
 namespace {
 
-constexpr int kTag = 0;
-
 // FNV-1a, 64 bits.
 uint64_t HashOf(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -38,6 +36,9 @@ Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s,
   const auto place = std::find(made->order_.begin(), made->order_.end(), made->rank_);
   DDL_RETURN_IF_ERROR(
       made->Join(0, static_cast<int>(place - made->order_.begin()), &made->all_));
+  std::vector<std::vector<int>> alone;
+  for (int rank = 0; rank < made->size_; ++rank) alone.push_back({rank});
+  made->barrier_ = std::make_unique<DisseminationBarrier>(made.get(), std::move(alone), timeout_s);
   *communicator = std::move(made);
   return Status();
 }
@@ -107,36 +108,51 @@ Status MpiCommunicator::Kept(Status status) {
   return broken_;
 }
 
-Status MpiCommunicator::Send(int peer, std::string message) {
+Status MpiCommunicator::Send(int peer, std::string message, Channel channel) {
   DDL_RETURN_IF_ERROR(broken_);
   sends_.push_back({std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
   DDL_RETURN_IF_ERROR(MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
-                                      MPI_BYTE, peer, kTag, comm_, &send.request),
+                                      MPI_BYTE, peer, static_cast<int>(channel), comm_,
+                                      &send.request),
                             "MPI_Isend"));
   return DropFinishedSends();
 }
 
-Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received) {
-  *received = false;
+Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received,
+                                   Channel channel) {
+  DDL_RETURN_IF_ERROR(Probe(peer, &peer, message, channel));
+  *received = peer >= 0;
+  return Status();
+}
+
+Status MpiCommunicator::TryReceiveAny(int* peer, std::string* message, Channel channel) {
+  return Probe(MPI_ANY_SOURCE, peer, message, channel);
+}
+
+Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Channel channel) {
+  *peer = -1;
   DDL_RETURN_IF_ERROR(broken_);
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
   int found = 0, nbytes = 0;
   MPI_Message handle;
   MPI_Status status;
   DDL_RETURN_IF_ERROR(
-      MpiStatus(MPI_Improbe(peer, kTag, comm_, &found, &handle, &status), "MPI_Improbe"));
+      MpiStatus(MPI_Improbe(source, static_cast<int>(channel), comm_, &found, &handle,
+                            &status), "MPI_Improbe"));
   if (!found) return Status();
   MPI_Get_count(&status, MPI_BYTE, &nbytes);
   message->resize(nbytes);
   DDL_RETURN_IF_ERROR(
       MpiStatus(MPI_Mrecv(message->data(), nbytes, MPI_BYTE, &handle, MPI_STATUS_IGNORE), "MPI_Mrecv"));
-  *received = true;
+  *peer = status.MPI_SOURCE;
   return Status();
 }
 
-Status MpiCommunicator::Meet(const Offer&, Met*) {
-  return Status(Code::kInternal, "Ranks cannot meet over MPI.");
+Status MpiCommunicator::Meet(const Offer& offer, Met* met) {
+  DDL_RETURN_IF_ERROR(broken_);
+  barrier_->Begin();
+  return barrier_->Meet(offer, Met::kAlike, met);
 }
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,

@@ -10,6 +10,7 @@
 
 #include "algorithms/packed_allreduce.h"
 #include "comm/communicator.h"
+#include "comm/dissemination_barrier.h"
 #include "comm/mpi_baseline.h"
 #include "transport/transport.h"
 
@@ -38,8 +39,9 @@ class MpiCommunicator : public Communicator {
   int local_size() const override { return local_size_; }
 
   const char* Means() const override { return "MPI"; }
-  Status Send(int peer, std::string message) override;
-  Status TryReceive(int peer, std::string* message, bool* received) override;
+  Status Send(int peer, std::string message, Channel channel) override;
+  Status TryReceive(int peer, std::string* message, bool* received, Channel channel) override;
+  Status TryReceiveAny(int* peer, std::string* message, Channel channel) override;
   Status Meet(const Offer& offer, Met* met) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   void Break(const Status& reason) override { (void)Kept(reason); }
@@ -58,6 +60,7 @@ class MpiCommunicator : public Communicator {
   Status Kept(Status status);
   Status FindHosts(const std::string& host_id);
   Status DropFinishedSends();
+  Status Probe(int source, int* peer, std::string* message, Channel channel);
 
   const double timeout_s_;
   MPI_Comm comm_ = MPI_COMM_NULL;
@@ -66,6 +69,7 @@ class MpiCommunicator : public Communicator {
   std::vector<int> order_;  // ranks, host by host
   std::unique_ptr<Transport> all_;  // in that order
   std::list<PendingSend> sends_;  // a list: MPI holds pointers into the messages
+  std::unique_ptr<DisseminationBarrier> barrier_;  // of the ranks one by one
   PackedAllReduce packed_;
   Status broken_;
   MpiBaseline baseline_{&comm_, &broken_};

@@ -4,12 +4,17 @@
 
 namespace ddl {
 
-Status ShmCommunicator::Send(int peer, std::string message) {
-  return base_->Send(peer, std::move(message));
+Status ShmCommunicator::Send(int peer, std::string message, Channel channel) {
+  return base_->Send(peer, std::move(message), channel);
 }
 
-Status ShmCommunicator::TryReceive(int peer, std::string* message, bool* received) {
-  return base_->TryReceive(peer, message, received);
+Status ShmCommunicator::TryReceive(int peer, std::string* message, bool* received,
+                                   Channel channel) {
+  return base_->TryReceive(peer, message, received, channel);
+}
+
+Status ShmCommunicator::TryReceiveAny(int* peer, std::string* message, Channel channel) {
+  return base_->TryReceiveAny(peer, message, channel);
 }
 
 Status ShmCommunicator::Meet(const Offer& offer, Met* met) {

@@ -130,7 +130,7 @@ Status Agreement::Agree(const Request& request, const SmallTensor* tensor, Accor
     return Status();
   }
   bool different = true;
-  if (!negotiating_ && communicator_->CanMeet()) {
+  if (!negotiating_) {
     DDL_RETURN_IF_ERROR(MeetOn(request, tensor, accord, &different));
   }
   if (different) {
@@ -190,7 +190,7 @@ Status Agreement::Leave() {
   Proposal proposal;
   proposal.kind = Proposal::Kind::kLeave;
   Accord accord;
-  if (negotiating_ || !communicator_->CanMeet()) return AgreeOverRoot(proposal, nullptr, &accord);
+  if (negotiating_) return AgreeOverRoot(proposal, nullptr, &accord);
   Offer offer;
   offer.digest[0] = kLeaveDigest;
   offer.leaving = true;
@@ -202,11 +202,11 @@ Status Agreement::Leave() {
 
 Status Agreement::AgreeOverRoot(const Proposal& proposal, const Request* request,
                                 Accord* accord) {
-  const bool can_meet = communicator_->CanMeet() && !negotiating_;
+  const bool met = !negotiating_;
   const Status status = communicator_->rank() == 0 ? AgreeAsRoot(proposal, request, accord)
                                                    : AgreeAsMember(proposal, request, accord);
   told_ = false;
-  if (status.ok() && can_meet && accord->kind == Accord::Kind::kRun && accord->contributors == 0 &&
+  if (status.ok() && met && accord->kind == Accord::Kind::kRun && accord->contributors == 0 &&
       proposal.asks()) {
     return Status(Code::kInternal, proposal.title() +
                                        ": digests differ where descriptions do not. Do all ranks "

@@ -40,12 +40,13 @@ struct Accord {
 
 // Lets the ranks agree, before each collective, that all of them are at the same one.
 //
-// Where ranks can meet (algorithms/meeting.h) they show each other a digest of the request, and a
-// small tensor with it: one round for both. Only if the digests differ do they send proposals.
+// They meet (algorithms/meeting.h, comm/dissemination_barrier.h) and show each other a digest of the
+// request; within a host a small tensor goes with it, one round for both.
 //
-// Elsewhere a star over rank 0: each rank sends its proposal, rank 0 compares and answers with a
-// verdict, 2 (N - 1) small messages. Waiting polls with growing sleeps, because the cores belong to
-// the training: an early rank must not take one from a late rank on the same host.
+// Only if the digests differ do they send proposals, in a star over rank 0: each rank sends its own,
+// rank 0 compares and answers with a verdict, 2 (N - 1) small messages. Waiting polls with growing
+// sleeps, because the cores belong to the training: an early rank must not take one from a late rank
+// on the same host.
 //
 // Where only the order differs, the verdict says what rank 0 shows and what it has waiting behind
 // that. Then the ranks go round the star once more with rank 0's choice; one that has not been
@@ -75,8 +76,8 @@ class Agreement {
   //   DeadlineExceeded    a rank did not come within the timeout
   //   Aborted             the process of a rank has died
   //   Unavailable         the request gave way; on the ranks that asked for it alone
-  // `tensor`, if given, is summed on the way where ranks can meet; the signature must tell all
-  // about it.
+  // `tensor`, only where the communicator sums offers, is summed on the way; the signature must tell
+  // all about it.
   Status Agree(const Request& request, const SmallTensor* tensor, Accord* accord);
 
   // For a rank that has not been asked for rank 0's choice yet: call it every few milliseconds
@@ -99,7 +100,7 @@ class Agreement {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Waits where ranks can meet. `different`: proposals have to be compared.
+  // `different`: proposals have to be compared.
   Status MeetOn(const Request& request, const SmallTensor* tensor, Accord* accord,
                 bool* different);
   // `request`: what the proposal is made of; null where this rank leaves.

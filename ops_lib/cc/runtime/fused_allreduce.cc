@@ -10,7 +10,7 @@
 namespace ddl {
 
 bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
-  if (!communicator_->CanMeet() || request.kind != Request::Kind::kAllReduce || request.unfused ||
+  if (!communicator_->SumsOffers() || request.kind != Request::Kind::kAllReduce || request.unfused ||
       request.tolerance > 0 || request.place != nullptr) {
     return false;
   }

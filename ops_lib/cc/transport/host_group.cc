@@ -129,7 +129,7 @@ Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
     Sleep(peer, ready, std::min(kLookAround, timeout_s_));
     if (ready()) return Status();
     DDL_RETURN_IF_ERROR(status());
-    const std::string who = "rank " + std::to_string(names_.empty() ? peer : names_[peer]);
+    const std::string who = "rank " + std::to_string(name(peer));
     if (HasDied(peer)) {
       // It may have published this just before.
       if (ready()) return Status();

@@ -72,6 +72,8 @@ class HostGroup {
   int rank() const { return rank_; }
   int size() const { return size_; }
   double timeout_s() const { return timeout_s_; }
+  // The rank of the job that `rank` is.
+  int name(int rank) const { return names_.empty() ? rank : names_[rank]; }
 
   Slot& slot(int rank, uint64_t meeting) { return slots_[rank * kTurns + meeting % kTurns]; }
   Progress& progress(int rank) { return progress_[rank]; }

@@ -32,8 +32,8 @@ Request Sum(const std::string& name, int64_t count, bool ordered = true) {
 
 // One rank's engine, as far as agreement goes.
 struct Rank {
-  Rank(HostGroup* group, Mailboxes* mailboxes, bool meets, double timeout_s)
-      : communicator(group, mailboxes, meets),
+  Rank(HostGroup* group, Mailboxes* mailboxes, bool shares_memory, double timeout_s)
+      : communicator(group, mailboxes, shares_memory),
         negotiator(false),
         agreement(&communicator, &negotiator, timeout_s) {}
 
@@ -61,15 +61,15 @@ struct Rank {
   Agreement agreement;
 };
 
-// Each test over messages alone, and where ranks meet.
+// Each test over messages alone, and where ranks share memory.
 void OnRanks(int size, const std::function<void(Rank&, int rank)>& function,
              double timeout_s = 60) {
-  for (const bool meets : {false, true}) {
+  for (const bool shares_memory : {false, true}) {
     Mailboxes mailboxes;
     RunThreads(
         size,
         [&](HostGroup& group) {
-          Rank rank(&group, &mailboxes, meets, timeout_s);
+          Rank rank(&group, &mailboxes, shares_memory, timeout_s);
           function(rank, group.rank());
         },
         timeout_s);

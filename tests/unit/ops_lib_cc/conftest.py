@@ -28,6 +28,7 @@ TESTED = [
         if not path.name.startswith("mpi_")
     ),
     *sorted((SOURCES / "comm").glob("nccl_*.cc")),
+    SOURCES / "comm" / "dissemination_barrier.cc",
     SOURCES / "comm" / "hosts_communicator.cc",
     *(
         SOURCES / "runtime" / f"{name}.cc"

@@ -3,6 +3,8 @@
 #include "comm/hosts_communicator.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -21,7 +23,8 @@ using ddl::DType;
 // What the ranks of these tests need of the group below: who they are.
 class Place : public ThreadCommunicator {
  public:
-  Place(int rank, int size) : ThreadCommunicator(nullptr), rank_(rank), size_(size) {}
+  Place(int rank, int size, Mailboxes* mailboxes)
+      : ThreadCommunicator(nullptr, mailboxes), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
@@ -29,16 +32,19 @@ class Place : public ThreadCommunicator {
   const int rank_, size_;
 };
 
-// Runs `function` on ranks_on[h] ranks of each host h. Returns the bytes that each host has sent.
+// Runs `function` on ranks_on[h] ranks of each host h. Returns the bytes of tensors that each host has
+// sent.
 std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
-                                const std::function<void(Communicator&)>& function) {
-  constexpr double kTimeoutS = 60;
+                                const std::function<void(Communicator&)>& function,
+                                double timeout_s = 60, Mailboxes* mailboxes = nullptr) {
+  Mailboxes own;
+  if (mailboxes == nullptr) mailboxes = &own;
   const int hosts = static_cast<int>(ranks_on.size());
   const int shares = *std::min_element(ranks_on.begin(), ranks_on.end());
   const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
   std::vector<std::unique_ptr<ddl::ThreadNetwork>> columns;
   for (int share = 0; share < shares; ++share) {
-    columns.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, kTimeoutS));
+    columns.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, timeout_s));
   }
   std::vector<std::unique_ptr<void, void (*)(void*)>> memories;
   std::vector<int> host_of;
@@ -53,10 +59,12 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
     for (int place = 0; place < ranks_on[host]; ++place, ++rank) {
       threads.emplace_back([&, host, place, rank] {
         auto memory = std::make_unique<ddl::HostMemory>();
+        std::vector<int> names(ranks_on[host]);
+        std::iota(names.begin(), names.end(), rank - place);
         memory->group = std::make_unique<ddl::HostGroup>(memories[host].get(), place,
-                                                         ranks_on[host], kTimeoutS);
+                                                         ranks_on[host], timeout_s, names);
         ddl::HostsCommunicator communicator(
-            std::make_unique<Place>(rank, size), std::move(memory),
+            std::make_unique<Place>(rank, size, mailboxes), std::move(memory),
             place < shares ? columns[place]->Join(host) : nullptr, shares,
             host_of);
         function(communicator);
@@ -213,6 +221,140 @@ TEST(BroadcastsOverHostsReachAll) {
       }
     });
   }
+}
+
+// What a rank brings that is about to run collective number `what`.
+ddl::Offer Plan(uint64_t what) {
+  ddl::Offer offer;
+  offer.digest[0] = what;
+  offer.title = [what] { return "AllReduce \"" + std::to_string(what) + "\""; };
+  return offer;
+}
+
+// One rank after the other is another host's; the last ones have several on one.
+const std::vector<std::vector<int>> kGroups = {{1, 1}, {2, 1}, {1, 1, 1}, {2, 3, 1, 2}, {2, 1, 1, 1, 1}};
+
+TEST(RanksOfAllHostsSeeWhetherTheyDiffer) {
+  for (const std::vector<int>& ranks_on : kGroups) {
+    RunOnHosts(ranks_on, [&](Communicator& group) {
+      for (int step = 0; step < 40; ++step) {
+        const int other = step % (group.size() + 1);  // who differs; at times nobody
+        ddl::Met met = ddl::Met::kWithdrawn;
+        const ddl::Status status = group.Meet(Plan(group.rank() == other ? 1000 : step), &met);
+        CHECK(status.ok(), status.message());
+        CHECK((met == ddl::Met::kAlike) == (other == group.size()), std::to_string(step));
+        CHECK(met != ddl::Met::kWithdrawn, std::to_string(step));
+      }
+      ddl::Offer leaves = Plan(0);
+      leaves.leaving = true;
+      ddl::Met met = ddl::Met::kDifferent;
+      CHECK(group.Meet(leaves, &met).ok() && met == ddl::Met::kAlike, "all leave");
+    });
+  }
+}
+
+void TakeBackOnce(const std::vector<int>& ranks_on, int late, int taker) {
+  std::atomic<int> taken{0};
+  RunOnHosts(ranks_on, [&](Communicator& group) {
+    for (int step = 0; step < 3; ++step) {
+      std::atomic<bool> withdrawn{false};
+      ddl::Offer offer = Plan(step);
+      offer.withdrawn = &withdrawn;
+      std::thread other;
+      while (group.rank() == late && taken <= step) std::this_thread::yield();
+      if (group.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      if (group.rank() == taker) {
+        other = std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          withdrawn = true;
+          ++taken;
+        });
+      }
+      ddl::Met met = ddl::Met::kAlike;
+      const ddl::Status status = group.Meet(offer, &met);
+      CHECK(status.ok() && met == ddl::Met::kWithdrawn, status.message());
+      if (other.joinable()) other.join();
+      CHECK(group.Meet(Plan(step), &met).ok() && met == ddl::Met::kAlike, "the next one");
+    }
+  });
+}
+
+TEST(WhatARankTakesBackBeforeTheLastOneComesIsDoneOnNoHost) {
+  TakeBackOnce({2, 2}, 3, 2);           // of one host
+  TakeBackOnce({2, 2}, 0, 2);           // the one that speaks for its host
+  TakeBackOnce({2, 2}, 0, 3);           // another one
+  TakeBackOnce({1, 1, 1, 1, 1}, 0, 3);  // over several steps
+}
+
+TEST(ARankThatLeavesFailsThoseOfOtherHosts) {
+  for (const std::vector<int>& ranks_on : kGroups) {
+    const int last = std::accumulate(ranks_on.begin(), ranks_on.end(), 0) - 1;
+    RunOnHosts(ranks_on, [&](Communicator& group) {
+      ddl::Met met = ddl::Met::kAlike;
+      ddl::Offer offer = Plan(7);
+      offer.leaving = group.rank() == last;
+      const ddl::Status status = group.Meet(offer, &met);
+      CHECK(status.code() == ddl::Code::kFailedPrecondition, status.message());
+      const std::string part = "rank " + std::to_string(last) + " has already ended its script";
+      CHECK(status.message().find(part) != std::string::npos, status.message());
+      if (!offer.leaving) {
+        CHECK(status.message().find("AllReduce \"7\"") == 0, status.message());
+        CHECK(!group.Meet(Plan(8), &met).ok(), "the group is broken");
+      }
+    });
+  }
+}
+
+TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
+  for (const std::vector<int>& ranks_on : {kGroups[2], kGroups[3]}) {
+    const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
+    for (const int missing : {0, size - 1}) {
+      RunOnHosts(
+          ranks_on,
+          [&](Communicator& group) {
+            ddl::Met met = ddl::Met::kAlike;
+            if (group.rank() == missing) {
+              // Too late, and alive: whoever dies is another kind of error.
+              std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+              CHECK(!group.Meet(Plan(7), &met).ok(), "the others have given up");
+              return;
+            }
+            const ddl::Status status = group.Meet(Plan(7), &met);
+            CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
+            const std::string part = "\": rank " + std::to_string(missing) + " did not come within";
+            CHECK(status.message().find(part) != std::string::npos, status.message());
+          },
+          0.5);
+    }
+  }
+}
+
+TEST(AChainOfWaitsOverHostsIsNoStall) {
+  RunOnHosts(
+      {2, 1, 1},
+      [&](Communicator& group) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(400) * group.rank());
+        ddl::Met met = ddl::Met::kDifferent;
+        const ddl::Status status = group.Meet(Plan(1), &met);
+        CHECK(status.ok() && met == ddl::Met::kAlike, status.message());
+      },
+      0.6);
+}
+
+// A rank that is always late has no time to look what the others tell each other meanwhile.
+TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
+  Mailboxes mailboxes;
+  RunOnHosts(
+      {1, 2, 1},
+      [&](Communicator& group) {
+        for (int step = 0; step < 40; ++step) {
+          if (group.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          ddl::Met met = ddl::Met::kDifferent;
+          CHECK(group.Meet(Plan(step), &met).ok() && met == ddl::Met::kAlike, "");
+        }
+      },
+      /*timeout_s=*/0.16, &mailboxes);
+  CHECK(mailboxes.Left() < 20, std::to_string(mailboxes.Left()));
 }
 
 }  // namespace

@@ -7,12 +7,15 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "algorithms/pieces.h"
 #include "comm/communicator.h"
+#include "comm/dissemination_barrier.h"
 #include "transport/host_group.h"
 
 // The messages under way between ranks that are threads. None overtakes another.
@@ -23,35 +26,45 @@ class Mailboxes {
   // How long a message is under way. Set before there are any.
   std::function<Clock::duration(int from, int to, const std::string& message)> takes;
 
-  void Put(int from, int to, std::string message) {
+  void Put(int from, int to, ddl::Channel channel, std::string message) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Clock::time_point ready = Clock::now() + (takes ? takes(from, to, message) : kNoTime);
-    boxes_[{from, to}].push_back({ready, std::move(message)});
+    boxes_[{from, to, channel}].push_back({ready, std::move(message)});
   }
 
-  bool Take(int from, int to, std::string* message) {
+  bool Take(int from, int to, ddl::Channel channel, std::string* message) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::deque<std::pair<Clock::time_point, std::string>>& box = boxes_[{from, to}];
+    std::deque<std::pair<Clock::time_point, std::string>>& box =
+        boxes_[{from, to, channel}];
     if (box.empty() || box.front().first > Clock::now()) return false;
     *message = std::move(box.front().second);
     box.pop_front();
     return true;
   }
 
+  // How many messages nobody has taken.
+  size_t Left() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    size_t left = 0;
+    for (const auto& box : boxes_) left += box.second.size();
+    return left;
+  }
+
  private:
   static constexpr Clock::duration kNoTime{0};
 
   std::mutex mutex_;
-  std::map<std::pair<int, int>, std::deque<std::pair<Clock::time_point, std::string>>> boxes_;
+  std::map<std::tuple<int, int, ddl::Channel>, std::deque<std::pair<Clock::time_point, std::string>>> boxes_;
 };
 
 // Ranks that are threads, as runtime/ and comm/ see them.
 class ThreadCommunicator : public ddl::Communicator {
  public:
-  // `mailboxes`: for all ranks; null where none sends messages.
+  // `mailboxes`: for all ranks; null where none sends messages. `shares_memory`: else ranks meet by
+  // messages, as if each were a host of its own.
   explicit ThreadCommunicator(ddl::HostGroup* group, Mailboxes* mailboxes = nullptr,
-                              bool meets = false)
-      : group_(group), mailboxes_(mailboxes), meets_(meets) {}
+                              bool shares_memory = false)
+      : group_(group), mailboxes_(mailboxes), shares_memory_(shares_memory) {}
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -59,19 +72,36 @@ class ThreadCommunicator : public ddl::Communicator {
   int local_size() const override { return size(); }
   const char* Means() const override { return "threads"; }
 
-  ddl::Status Send(int peer, std::string message) override {
+  using ddl::Communicator::Send;
+  using ddl::Communicator::TryReceive;
+  ddl::Status Send(int peer, std::string message, ddl::Channel channel) override {
     if (mailboxes_ == nullptr) return Unused();
-    mailboxes_->Put(rank(), peer, std::move(message));
+    mailboxes_->Put(rank(), peer, channel, std::move(message));
     return ddl::Status();
   }
-  ddl::Status TryReceive(int peer, std::string* message, bool* received) override {
+  ddl::Status TryReceive(int peer, std::string* message, bool* received,
+                         ddl::Channel channel) override {
     if (mailboxes_ == nullptr) return Unused();
-    *received = mailboxes_->Take(peer, rank(), message);
+    *received = mailboxes_->Take(peer, rank(), channel, message);
     return ddl::Status();
   }
-  bool CanMeet() const override { return meets_; }
+  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::Channel channel) override {
+    if (mailboxes_ == nullptr) return Unused();
+    for (*peer = size() - 1; *peer >= 0; --*peer) {
+      if (mailboxes_->Take(*peer, rank(), channel, message)) break;
+    }
+    return ddl::Status();
+  }
+  bool SumsOffers() const override { return shares_memory_; }
   ddl::Status Meet(const ddl::Offer& offer, ddl::Met* met) override {
-    return meets_ ? ddl::Meet(group_, offer, met) : Unused();
+    if (shares_memory_) return ddl::Meet(group_, offer, met);
+    if (!barrier_) {
+      std::vector<std::vector<int>> alone;
+      for (int peer = 0; peer < size(); ++peer) alone.push_back({peer});
+      barrier_ = std::make_unique<ddl::DisseminationBarrier>(this, alone, group_->timeout_s());
+    }
+    barrier_->Begin();
+    return barrier_->Meet(offer, ddl::Met::kAlike, met);
   }
   ddl::Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
                         int divisor) override {
@@ -100,7 +130,8 @@ class ThreadCommunicator : public ddl::Communicator {
 
   ddl::HostGroup* group_;
   Mailboxes* mailboxes_;
-  const bool meets_;
+  const bool shares_memory_;
+  std::unique_ptr<ddl::DisseminationBarrier> barrier_;
 };
 
 #endif  // DDL_TESTS_THREAD_COMMUNICATOR_H_
