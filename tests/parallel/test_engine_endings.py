@@ -75,3 +75,33 @@ def test_gathers_of_more_than_2_gib_and_without_memory(
     assert ended.returncode == 0, ended.output  # else the driver saw a wrong result
     for rank in range(3):
         assert ended.lines_of(rank) == [f"{OK} 303"] * 51
+
+
+def test_what_was_asked_for_before_the_start_failed_is_answered(
+    driver: Path, run_command: Callable
+) -> None:
+    ended = run_command(mpirun_command(2, str(driver), "in vain"), {}, 60)
+    assert ended.returncode == 0, ended.output
+    assert ended.lines_of(0) == [
+        "DDL_TRANSPORT differs among the ranks. Give all of them the same value."
+    ]
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_a_rank_that_runs_out_of_memory_fails_on_every_rank(
+    driver: Path, run_command: Callable, transport: str
+) -> None:
+    environment = {"DDL_TRANSPORT": transport, "DDL_STALL_TIMEOUT": "2"}
+    ended = run_command(mpirun_command(2, str(driver), "throws"), environment, 60)
+    # With messages under way MPI is not finalized, which mpirun takes for a failure.
+    assert (ended.returncode == 0) == (transport == "shm"), ended.output
+    for rank in range(2):
+        total, *said = ended.lines_of(rank)
+        assert total == f"{OK} 201"
+        freed = "memory is free" in said
+        said = [line for line in said if line != "memory is free"]
+        assert "rank 1" in said[0], ended.output
+        assert len(said) == 51 and not any(line.startswith(f"{OK} ") for line in said[1:])
+        # Where messages are under way, MPI may look at the tensors until the process ends.
+        assert freed == (transport == "shm" or rank == 1), ended.output
+    assert "rank 1 could not go on: std::bad_alloc" in ended.output

@@ -4,11 +4,15 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <memory>
+#include <new>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -153,6 +157,75 @@ bool GatherWithoutMemory(const ddl::Topology& topology) {
          status.message().find("rank 1 could not allocate the result of") != std::string::npos;
 }
 
+// Rank 1 starts late, with a setting that differs: until then rank 0's engine opens, and takes a
+// request that it will have to refuse.
+int StartInVain() {
+  const char* number = std::getenv("OMPI_COMM_WORLD_RANK");
+  const int rank = number == nullptr ? 0 : std::atoi(number);
+  ddl::Topology topology;
+  if (rank != 0) {
+    setenv("DDL_TRANSPORT", "mpi", 1);
+    usleep(1000 * 1000);
+    return ddl::Engine::Get().Start(&topology).ok() ? 5 : 0;
+  }
+  std::thread starter([] {
+    ddl::Topology found;
+    (void)ddl::Engine::Get().Start(&found);
+  });
+  usleep(500 * 1000);
+  std::vector<std::vector<float>> tensors{std::vector<float>(3, 1.0f)};
+  std::future<ddl::Status> begun =
+      Begin(ddl::Request::Kind::kAllReduce, "AllReduce", "early", &tensors);
+  const bool answered = begun.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  std::printf("<0> %s\n", answered ? begun.get().message().c_str() : "no answer");
+  std::fflush(stdout);
+  if (!answered) _exit(0);
+  starter.join();
+  return 0;
+}
+
+// What a request's tensors point to, until it says that it is gone.
+struct Memory {
+  explicit Memory(int rank) : rank(rank) {}
+  ~Memory() {
+    std::printf("<%d> memory is free\n", rank);
+    std::fflush(stdout);
+  }
+  const int rank;
+  std::vector<char> bytes = std::vector<char>(1 << 20, 1);
+};
+
+// Rank 1 runs out of memory in the engine's thread, in the middle of a gather.
+void GatherAndThrow(const ddl::Topology& topology) {
+  auto memory = std::make_shared<Memory>(topology.rank);
+  std::vector<char> out;
+  ddl::TensorBuffer buffer;
+  buffer.in = memory->bytes.data();
+  buffer.count = 1 << 20;
+  buffer.dims = {1 << 20};
+  ddl::Request request;
+  request.kind = ddl::Request::Kind::kAllGather;
+  request.op_name = "AllGather";
+  request.name = "rows";
+  request.dtype = ddl::DType::kInt8;
+  request.tensors.push_back(buffer);
+  request.memory = std::move(memory);
+  request.allocate = [&](const std::vector<int64_t>& sizes, void** result) {
+    if (topology.rank == 1) throw std::bad_alloc();
+    out.resize(sizes.size() << 20);
+    *result = out.data();
+    return ddl::Status();
+  };
+  std::promise<ddl::Status> finished;
+  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  const ddl::Status status = finished.get_future().get();
+  std::printf("<%d> %s\n", topology.rank, status.message().c_str());
+  std::fflush(stdout);
+  static std::vector<char> kept;  // MPI may still write to it
+  kept = std::move(out);
+}
+
 // Three sums of one graph, in an order that differs by rank in every step: small ones, which travel
 // with the agreement, and a large one. Other values in every step, so that none meets an old one.
 bool SumCrossed(const ddl::Topology& topology, int step) {
@@ -190,6 +263,7 @@ bool SumCrossed(const ddl::Topology& topology, int step) {
 int main(int count, char** arguments) {
   if (std::strcmp(arguments[1], "soak") == 0) return Soak(count, arguments);
   if (std::strcmp(arguments[1], "large") == 0) return OneLarge(count, arguments);
+  if (std::strcmp(arguments[1], "in vain") == 0) return StartInVain();
   ddl::Topology topology;
   const ddl::Status started = ddl::Engine::Get().Start(&topology);
   if (!started.ok()) {
@@ -200,6 +274,7 @@ int main(int count, char** arguments) {
   Total(topology.rank);
   if (std::strcmp(how, "large gather") == 0 && !GatherLarge(topology)) return 2;
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
+  if (std::strcmp(how, "throws") == 0) GatherAndThrow(topology);
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
   if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(1800 * 1000);
   if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(1800 * 1000);
