@@ -112,6 +112,19 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/opt/trainer/bin/python",
                         "version_added": "0.1.0",
                     },
+                    "run_ranks_as": {
+                        "description": (
+                            "User that trainings, and all commands of manifests, run as: by the "
+                            "kernel where Airflow's tasks run as root, else by sudo. Jobs of Slurm "
+                            "are that user's. SECURITY.md says what it takes and what it keeps "
+                            "apart. Empty: Airflow's own user, whose files and secrets they may "
+                            "then read."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "trainer",
+                        "version_added": "0.1.0",
+                    },
                     "compute": {
                         "description": (
                             "The site's kinds of node, by the names that manifests write: ranks "

@@ -22,35 +22,47 @@ from typing import Any
 from ddl_airflow.core.errors import FileRefused
 
 _MOST_BYTES = 16 * 2**20
+# Of a folder that ranks write as another user: theirs by its group.
+SHARED = 0o2770
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)
 
 
-def open_beneath(path: Path, root: Path, flags: int = os.O_RDONLY) -> int:
+def open_beneath(path: Path, root: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
     """Returns a descriptor of a regular file.
 
     Args:
         path: the file, below root.
         root: a folder; no link beneath it is followed.
-        flags: as ``os.open`` has them; what is made gets mode 0666 without the umask.
+        flags, mode: as ``os.open`` has them.
 
     Raises:
-        FileRefused: a part of the path is a link, or no folder; or the file is not regular, or
-            neither of its folder's or root's owner nor of this process's user.
+        FileRefused: a part of the path is a link, or no folder; or the file is not regular; or it
+            is neither of its folder's or root's owner nor of this process's user. In a folder that
+            ranks write as another user, or have made: or it is not theirs.
         OSError: as ``os.open``.
     """
     with _folder_of(path, root) as folder, _refusing(path):
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
-        # Where Airflow's tasks run as users of their own, a run's folders are such a user's.
-        owners = {os.geteuid(), os.stat(root).st_uid, os.fstat(folder).st_uid}
+        descriptor = os.open(path.name, flags, mode, dir_fd=folder)
+        of, site = os.fstat(folder), os.stat(root)
     found = os.fstat(descriptor)
+    ours = {os.geteuid(), site.st_uid}
+    if of.st_uid not in ours:
+        # Where Airflow's tasks run as users of their own, a run's folders are such a user's.
+        belongs = found.st_uid == of.st_uid
+    elif stat.S_IMODE(of.st_mode) & SHARED == SHARED:
+        # What is linked there from elsewhere (link(2)) keeps its group.
+        belongs = found.st_gid == of.st_gid
+    else:
+        belongs = found.st_uid in ours
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise FileRefused(f"{path} is no regular file. Nothing else is read there: remove it.")
-    if found.st_uid not in owners:
+    if not belongs:
         os.close(descriptor)
         raise FileRefused(
-            f"{path} belongs to user id {found.st_uid}, and its folder to another. Copy it there."
+            f"{path} belongs to user id {found.st_uid}, group id {found.st_gid}, and its folder "
+            "to another. Copy it there."
         )
     return descriptor
 
@@ -106,6 +118,53 @@ def check_folder(path: Path, root: Path) -> None:
     """Raises FileRefused if a part of the path from root on is a link, or no folder."""
     with _folder_of(path / "file", root):
         pass
+
+
+def make_folder(path: Path, root: Path, group: int | None = None) -> None:
+    """Makes a folder and those on the way to it, if they are not there.
+
+    Args:
+        path: the folder, below root.
+        root: a folder that is there; no link beneath it is followed.
+        group: the id of a group whose members read and write in the folder, and others do not:
+            what is made in it is the group's (setgid). None: as the umask has it.
+
+    Raises:
+        FileRefused: a part of the path is a link, or no folder.
+        OSError: as ``os.mkdir``.
+    """
+    parts = (path / "file").relative_to(root).parts
+    for depth in range(1, len(parts)):
+        part = root.joinpath(*parts[:depth])
+        with _folder_of(part, root) as folder, _refusing(part), suppress(FileExistsError):
+            os.mkdir(part.name, dir_fd=folder)
+    with _folder_of(path / "file", root) as folder, _refusing(path):
+        if group is None:
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        opened = os.open(".", flags, dir_fd=folder)
+        try:
+            found = os.fstat(opened)
+            if found.st_gid != group:
+                os.fchown(opened, -1, group)
+            if stat.S_IMODE(found.st_mode) != SHARED and found.st_uid == os.geteuid():
+                os.fchmod(opened, SHARED)
+        finally:
+            os.close(opened)
+
+
+def share_file(path: Path, root: Path, group: int) -> None:
+    """Makes a file, if it is not there, and one that a group's members write.
+
+    Raises:
+        FileRefused, OSError: as ``open_beneath``.
+    """
+    opened = open_beneath(path, root, os.O_RDWR | os.O_CREAT)
+    try:
+        os.fchown(opened, -1, group)
+        os.fchmod(opened, 0o660)
+    finally:
+        os.close(opened)
 
 
 @contextmanager

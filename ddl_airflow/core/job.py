@@ -31,6 +31,7 @@ class JobSpec:
         gpu: whether each rank expects a GPU of its own; for who has to ask for it.
         lock: file that the job must hold alone while it runs, where its caller does not wait and
             so cannot; None for none.
+        user: name of the user that the job runs as; empty for the one that starts it.
     """
 
     job_id: str
@@ -46,6 +47,7 @@ class JobSpec:
     inherits: tuple[int, ...] = ()
     gpu: bool = False
     lock: Path | None = None
+    user: str = ""
 
     @property
     def world_size(self) -> int:
@@ -81,7 +83,7 @@ class JobHandle:
         number: of the process that holds the ranks together, on this host; or the scheduler's
             own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
-        record_dir, log_dir: as in the JobSpec.
+        record_dir, log_dir, user: as in the JobSpec.
     """
 
     kind: str
@@ -90,6 +92,7 @@ class JobHandle:
     world_size: int
     record_dir: Path
     log_dir: Path
+    user: str = ""
 
 
 class JobState(Enum):
@@ -169,25 +172,30 @@ class StartedJob:
         started: when it was submitted, in unix seconds.
         sizes: bytes that each log had before it, by file name: those are of other tries.
         progress: where rank 0 reports, and how long that file was; None where nobody does.
+        note: file that is there while somebody waits for it in place of who submitted it, in a
+            folder of Airflow's own; None where nobody does.
     """
 
     handle: JobHandle
     started: float
     sizes: Mapping[str, int] = field(default_factory=dict)
     progress: tuple[Path, int] | None = None
+    note: Path | None = None
 
     @property
     def watched(self) -> bool:
         """Whether somebody has been waiting for it in place of who submitted it."""
-        return (self.handle.record_dir / _WATCHED).exists()
+        return self.note is not None and self.note.exists()
 
     def watch(self) -> None:
-        """Notes that somebody waits for it now. The note goes with the records of this try."""
-        (self.handle.record_dir / _WATCHED).touch()
+        """Notes that somebody waits for it now."""
+        if self.note is not None:
+            self.note.touch()
 
     def unwatch(self) -> None:
         """Nobody does any more, and it goes on all the same."""
-        (self.handle.record_dir / _WATCHED).unlink(missing_ok=True)
+        if self.note is not None:
+            self.note.unlink(missing_ok=True)
 
     def dump(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -197,6 +205,7 @@ class StartedJob:
             "started": self.started,
             "sizes": dict(self.sizes),
             "progress": self.progress and [str(self.progress[0]), self.progress[1]],
+            "note": self.note and str(self.note),
         }
 
     @staticmethod
@@ -209,8 +218,8 @@ class StartedJob:
             told["started"],
             told["sizes"],
             (Path(progress[0]), progress[1]) if progress else None,
+            Path(told["note"]) if told["note"] else None,
         )
 
 
 _PLACES = ("record_dir", "log_dir")
-_WATCHED = "watched"

@@ -15,8 +15,10 @@
         logs/rank-<n>.log                                                     LOG_DIR
         damaged/                  checkpoints that could not be read
         replaced/                 what a finished training left, once it is trained again
-        ddl/                      progress.jsonl, stats.json, run.json, lineage/, transform.json,
-                                  job.json, try-<k>/rank-<n>.json
+        ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
+                                  try-<k>/rank-<n>.json           JOB_STATE_DIR
+        airflow/                  what tasks keep for each other, and no rank is told of: run.json,
+                                  job.json, lineage/, lineage.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
 The experiment is the training itself, unless the manifest or the run names one; then it goes on
@@ -26,10 +28,14 @@ where the last training in it stopped.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from ddl_airflow.core.beneath import make_folder
 
 
 def training_id(dag_id: str, run_id: str) -> str:
@@ -47,6 +53,7 @@ def training_id(dag_id: str, run_id: str) -> str:
     return f"{dag_id}-{slug}-{digest}"
 
 
+_OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
 _MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
@@ -68,12 +75,16 @@ class RunLayout:
 
     Attributes:
         experiment_id: the experiment that it belongs to; empty: one of its own.
+        ranks_group: id of the group of the user that ranks run as, where that is another than
+            Airflow's. Then they write in the folders that are theirs, and see of the workspace no
+            more than their run, while one of its steps runs.
     """
 
     workspace: Path
     dag_id: str
     training_id: str
     experiment_id: str = ""
+    ranks_group: int | None = None
 
     @property
     def root(self) -> Path:
@@ -117,6 +128,11 @@ class RunLayout:
         return self.root / "ddl"
 
     @property
+    def kept(self) -> Path:
+        """What tasks keep for each other: no rank has any business there."""
+        return self.root / "airflow"
+
+    @property
     def progress(self) -> Path:
         return self.state / "progress.jsonl"
 
@@ -148,22 +164,74 @@ class RunLayout:
     @property
     def to_start_again(self) -> Path:
         """Is there until a training that somebody wants once more has begun from the start."""
-        return self.state / "start-again"
+        return self.kept / "start-again"
 
     @property
     def scheduled_job(self) -> Path:
         """What is known of the job that a scheduler runs for the training."""
-        return self.state / "job.json"
+        return self.kept / "job.json"
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """Those that are made before the steps begin."""
-        return (self.code, self.result, self.checkpoints, self.logs, self.state)
+        return (self.code, self.result, self.checkpoints, self.logs, self.state, self.kept)
 
     def create(self) -> None:
-        """Makes the folders that ranks write to."""
-        for folder in self.folders:
-            folder.mkdir(parents=True, exist_ok=True)
+        """Makes the folders of the run, and gives them their rights."""
+        if self.ranks_group is None:
+            for folder in self.folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            return
+        if not self.workspace.exists():
+            self.workspace.mkdir(_PASSAGE, parents=True)
+        # Others may go through, also where the site made it; beneath it, they may not even list.
+        self.workspace.chmod(stat.S_IMODE(self.workspace.stat().st_mode) | 0o001)
+        self.cache.mkdir(exist_ok=True)
+        self.cache.chmod(_OURS)
+        runs, shared = self.root.parent.parent, experiments(self.workspace)
+        for folder in (runs, shared):
+            folder.mkdir(exist_ok=True)
+            if stat.S_IMODE(folder.stat().st_mode) != _PASSAGE:
+                # What is there is of a time when ranks had no user of their own.
+                for one in folder.glob("*/*" if folder == runs else "*"):
+                    if one.is_dir() and not one.is_symlink():
+                        one.chmod(_OURS)
+                folder.chmod(_PASSAGE)
+        self.root.parent.mkdir(exist_ok=True)
+        self.root.parent.chmod(_PASSAGE)
+        if not self.root.exists():
+            self.root.mkdir(_OURS)
+        for folder in (self.kept, self.replaced):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(_OURS)
+        theirs = (self.code, self.result, self.checkpoints, self.logs, self.state, self.damaged)
+        for folder in (*theirs, self.experiment):
+            make_folder(folder, self.workspace, self.ranks_group)
+
+    def open_to_ranks(self) -> None:
+        """Lets the user that ranks run as into the run's folder, if it is another."""
+        if self.ranks_group is not None:
+            os.chown(self.root, -1, self.ranks_group)
+            self.root.chmod(_OPEN)
+
+    def close_to_ranks(self) -> None:
+        """And out again: what a training left is not for the next one to read."""
+        if self.ranks_group is not None:
+            self.root.chmod(_OURS)
+
+    def give_to_ranks(self, folder: Path) -> None:
+        """Makes what Airflow has put into a folder that of the ranks, if they have another user.
+
+        Only for a folder in which no rank has written yet.
+        """
+        if self.ranks_group is None:
+            return
+        for parent, _, files in os.walk(folder):
+            make_folder(Path(parent), self.workspace, self.ranks_group)
+            for path in (Path(parent, name) for name in files):
+                os.chown(path, -1, self.ranks_group)
+                owner = path.stat().st_mode & 0o700
+                path.chmod(owner | owner >> 3)
 
     def start_again(self) -> None:
         """Moves what a training has left to ``replaced``, in place of what was there before.
@@ -174,7 +242,7 @@ class RunLayout:
         """
         if not self.to_start_again.exists() or self.to_start_again.read_text() != _MOVING:
             shutil.rmtree(self.replaced, ignore_errors=True)
-            self.replaced.mkdir(parents=True)
+            self.replaced.mkdir(_OURS, parents=True)
             self.to_start_again.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
         for path in (self.result, self.progress, *own):

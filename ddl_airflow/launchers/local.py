@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-from ddl_airflow.core.beneath import open_beneath, write_beneath
+from ddl_airflow.core.beneath import make_folder, open_beneath
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
-from ddl_airflow.launchers import session_directory, tasks, tether
+from ddl_airflow.launchers import processes, run_as, session_directory, tasks, tether
 from ddl_airflow.launchers.base import ranks_status
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked
@@ -36,6 +37,8 @@ _INHERITED_PREFIXES = (
     *("TF_DISABLE_", "TF_CUDNN_", "TF_CUDA", "TF_DETERMINISTIC_", "TF_USE_", "TF_AUTOTUNE_"),
     *("TF_DUMP_", "TF_LITE_", "TF_DATA_", "TF_PER_DEVICE_MEMORY_LIMIT_MB", "TF_MIN_GPU_"),
 )
+# Places and names of Airflow's own user.
+_OF_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
 _SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE")
 _POLL_S = 0.05
 # ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
@@ -59,14 +62,31 @@ def rank_argv(python: str, command: str | Sequence[str]) -> list[str]:
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
     """What every rank of the job finds, whatever starts it."""
+    own = inherited(os.environ)
+    if job.user:
+        own = {name: value for name, value in own.items() if name not in _OF_USER}
+        own |= run_as.environment(job.user)
     return {
-        **inherited(os.environ),
+        **own,
         **job.env,
         "DDL_JOB_ID": job.job_id,
         "DDL_SLOTS": str(job.slots),
         "DDL_RECORD_DIR": str(job.record_dir),
         "LOG_DIR": str(job.log_dir),
     }
+
+
+def make_folders(job: JobSpec) -> None:
+    """Makes those for records and logs, which the ranks write.
+
+    Raises:
+        FileRefused: a part of the path is a link, or no folder.
+    """
+    root = Path(os.path.commonpath([job.record_dir, job.log_dir]))
+    root.mkdir(parents=True, exist_ok=True)
+    of = run_as.account(job.user)
+    for folder in (job.record_dir, job.log_dir):
+        make_folder(folder, root, of and of.pw_gid)
 
 
 class LocalLauncher:
@@ -79,6 +99,8 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
+        # Where a job runs as another user: what holds it, and the Python of that user.
+        self._held: dict[int, tuple[socket.socket, str]] = {}
 
     def render(self, job: JobSpec) -> Submission:
         """``mpirun … python -m ddl_ops.rank --command …``; for a cluster ``tasks`` starts that.
@@ -87,44 +109,69 @@ class LocalLauncher:
             SubmitFailed: no such Python, or no mpirun.
         """
         python = find_python(job.python)
+        # Another user need not be able to run Airflow's own.
+        programs = python if job.user else sys.executable
         if job.cluster is not None:
-            argv = tasks.argv(job.cluster, rank_argv(python, job.command))
-            return Submission(job, tuple(argv), rank_environment(job))
+            argv = tasks.argv(job.cluster, rank_argv(python, job.command), programs)
+            return Submission(job, self._for_user(job, argv), rank_environment(job))
         mpi = OpenMpi(find_mpirun(python))
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))
-        return Submission(job, tuple(session_directory.argv(argv)), env)
+        argv = session_directory.argv(argv, programs)
+        return Submission(job, self._for_user(job, argv), env)
+
+    def _for_user(self, job: JobSpec, argv: list[str]) -> tuple[str, ...]:
+        return tuple(run_as.argv(job.user, find_python(job.python), argv) if job.user else argv)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process; what it says goes to ``launcher.log``."""
         job = submission.job
-        job.record_dir.mkdir(parents=True, exist_ok=True)
-        job.log_dir.mkdir(parents=True, exist_ok=True)
-        tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv]
+        make_folders(job)
         try:
             root = Path(os.path.commonpath([job.record_dir, job.log_dir]))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             with open(open_beneath(job.log_dir / "launcher.log", root, flags), "ab") as log:
-                process = subprocess.Popen(
-                    tethered,
-                    cwd=job.folder,
-                    env=dict(submission.env),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=job.inherits,
-                    start_new_session=True,  # Airflow signals the task's group; cancel() is ours
-                )
+                process = self._start(submission, log)
         except OSError as error:
-            raise SubmitFailed(f"cannot start ranks in {job.folder}: {error.strerror}") from error
+            user = f" as user {job.user}" if job.user else ""
+            raise SubmitFailed(
+                f"cannot start ranks in {job.folder}{user}: {error.strerror}"
+            ) from error
         self._started[process.pid] = process
-        handle = JobHandle(
-            self.kind, job.job_id, process.pid, job.world_size, job.record_dir, job.log_dir
+        return JobHandle(
+            self.kind,
+            job.job_id,
+            process.pid,
+            job.world_size,
+            job.record_dir,
+            job.log_dir,
+            job.user,
         )
-        facts = {"kind": self.kind, "job_id": job.job_id, "pid": process.pid}
-        write_beneath(job.record_dir / "job.json", root, json.dumps(facts).encode())
-        return handle
+
+    def _start(self, submission: Submission, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        job = submission.job
+        if job.user:
+            process, holder = run_as.start(
+                job.user,
+                submission.argv,
+                env=submission.env,
+                folder=job.folder,
+                output=log,
+                inherits=job.inherits,
+            )
+            self._held[process.pid] = holder, find_python(job.python)
+            return process
+        return subprocess.Popen(
+            [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv],
+            cwd=job.folder,
+            env=dict(submission.env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=job.inherits,
+            start_new_session=True,  # Airflow signals the task's group; cancel() is ours
+        )
 
     def status(self, handle: JobHandle) -> JobStatus:
         """Running while mpirun lives; then what the ranks' records say."""
@@ -134,13 +181,21 @@ class LocalLauncher:
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
         """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left."""
         process = self._started.get(handle.number)
+        held = self._held.pop(handle.number, None)
+        if held is not None:
+            held[0].close()
         if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            if held is None:
+                process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
         # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
-        kill_marked("DDL_RECORD_DIR", str(handle.record_dir))
+        mark = ("DDL_RECORD_DIR", str(handle.record_dir))
+        kill_marked(*mark)
+        if held is not None and os.geteuid() != 0:
+            words = [held[1], "-SE", processes.__file__, *mark]
+            run_as.run(handle.user, held[1], words, env={}, timeout_s=grace_s)
         if process is not None:
             process.wait()
 
@@ -157,4 +212,4 @@ class OnceLauncher(LocalLauncher):
     def render(self, job: JobSpec) -> Submission:
         """``python -m ddl_ops.rank --command …``: recorded and logged as a rank is."""
         argv = rank_argv(find_python(job.python), job.command)
-        return Submission(job, tuple(argv), rank_environment(job))
+        return Submission(job, self._for_user(job, argv), rank_environment(job))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -39,3 +40,7 @@ def kill_marked(name: str, value: str) -> None:
             except ProcessLookupError:
                 continue  # it ended by itself
         time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    kill_marked(*sys.argv[1:])

@@ -37,9 +37,9 @@ exec 3<&0
 """
 
 
-def argv(command: Sequence[str]) -> list[str]:
+def argv(command: Sequence[str], python: str = sys.executable) -> list[str]:
     """The command line that runs mpirun's ``command`` with a session directory of its own."""
-    return [sys.executable, "-SE", __file__, *command]
+    return [python, "-SE", __file__, *command]
 
 
 def settings(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:

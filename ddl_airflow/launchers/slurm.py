@@ -15,15 +15,23 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
+from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import ranks_status
-from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv, rank_environment
+from ddl_airflow.launchers.local import (
+    DEFAULT_OPTIONS,
+    make_folders,
+    rank_argv,
+    rank_environment,
+)
 from ddl_airflow.launchers.mpirun import OpenMpi
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
@@ -168,7 +176,9 @@ class SlurmLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name at Slurm is the ``job_id``."""
-        return JobHandle(self.kind, job.job_id, 0, job.world_size, job.record_dir, job.log_dir)
+        return JobHandle(
+            self.kind, job.job_id, 0, job.world_size, job.record_dir, job.log_dir, job.user
+        )
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
@@ -177,9 +187,10 @@ class SlurmLauncher:
             SubmitFailed: Slurm refuses it, cannot be reached, or is not installed.
         """
         job = submission.job
-        job.record_dir.mkdir(parents=True, exist_ok=True)
-        job.log_dir.mkdir(parents=True, exist_ok=True)
-        said = _slurm(submission.argv, submission.script, submission.env)
+        make_folders(job)
+        if job.lock is not None and (of := run_as.account(job.user)) is not None:
+            share_file(job.lock, job.lock.parent, of.pw_gid)
+        said = _slurm(submission.argv, submission.script, submission.env, job.user)
         if said.returncode:
             raise _refused(said.stderr)
         number = int(said.stdout.strip().partition(";")[0])  # the cluster's name may follow
@@ -194,7 +205,7 @@ class SlurmLauncher:
         if handle.number:
             return handle
         words = ["squeue", "--me", "--noheader", "--states=all", "--format=%i"]
-        said = _answered([*words, f"--name={handle.job_id}"])
+        said = _answered([*words, f"--name={handle.job_id}"], handle.user)
         return replace(handle, number=max(map(int, said.split()), default=0))
 
     def status(self, handle: JobHandle) -> JobStatus:
@@ -212,7 +223,8 @@ class SlurmLauncher:
         if state not in _PENDING:
             return JobStatus(JobState.RUNNING, reason=_where(told))
         reason = told.get("Reason", "None")
-        if never := _NEVER.get(reason) or (_too_much(told) if reason in _TOO_MUCH else ""):
+        too_much = _too_much(told, handle.user) if reason in _TOO_MUCH else ""
+        if never := _NEVER.get(reason) or too_much:
             why = f"Slurm will never start job {told['JobId']} ({reason}): {never}."
             return JobStatus(JobState.FAILED, reason=why, permanent=True)
         return JobStatus(JobState.PENDING, reason=f"in Slurm's queue ({reason})")
@@ -227,7 +239,7 @@ class SlurmLauncher:
         """
         handle = self.find(handle)
         if handle.number and _facts(handle):
-            _answered(["scancel", str(handle.number)])
+            _answered(["scancel", str(handle.number)], handle.user)
 
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""
@@ -260,10 +272,10 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     return status
 
 
-def _too_much(told: Mapping[str, str]) -> str:
+def _too_much(told: Mapping[str, str], user: str) -> str:
     """Why the partition could not run the job even if it were empty; nothing if it could."""
     name = told["Partition"]
-    partition = _pairs(_answered(["scontrol", "--oneliner", "show", "partition", name]))
+    partition = _pairs(_answered(["scontrol", "--oneliner", "show", "partition", name], user))
     limits = (
         ("NumNodes", "nodes", "TotalNodes", "has"),
         ("NumNodes", "nodes", "MaxNodes", "allows"),
@@ -292,7 +304,8 @@ def _facts(handle: JobHandle) -> dict[str, str]:
     """What Slurm says of the job; empty if it knows none of that number and name."""
     if not handle.number:
         return {}
-    said = _slurm(["scontrol", "--oneliner", "show", "job", str(handle.number)])
+    words = ["scontrol", "--oneliner", "show", "job", str(handle.number)]
+    said = _slurm(words, user=handle.user)
     if said.returncode and _NO_SUCH_JOB in said.stderr:
         return {}
     if said.returncode:
@@ -308,8 +321,8 @@ def _pairs(said: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", said))
 
 
-def _answered(argv: Sequence[str]) -> str:
-    said = _slurm(argv)
+def _answered(argv: Sequence[str], user: str) -> str:
+    said = _slurm(argv, user=user)
     if said.returncode and _NO_SUCH_JOB not in said.stderr:
         raise _silent(argv[0], said)
     return said.stdout
@@ -331,9 +344,9 @@ def _last_line(said: str) -> str:
 
 
 def _slurm(
-    argv: Sequence[str], given: str = "", env: Mapping[str, str] | None = None
+    argv: Sequence[str], given: str = "", env: Mapping[str, str] | None = None, user: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands.
+    """Runs one of Slurm's commands, as the user whose job it is.
 
     Raises:
         SubmitFailed: it is not installed.
@@ -341,7 +354,15 @@ def _slurm(
     """
     # Not the caller's own settings of Slurm, which change what is asked for and how it is said.
     own = {name: os.environ[name] for name in ("PATH", "HOME", "SLURM_CONF") if name in os.environ}
+    other = run_as.account(user)
+    if other is not None:
+        own |= run_as.environment(user)
     try:
+        if other is not None:
+            wanted = {**(env or {}), **own}
+            return run_as.run(
+                user, sys.executable, argv, env=wanted, given=given, timeout_s=_TIMEOUT_S
+            )
         return subprocess.run(
             argv,
             input=given,

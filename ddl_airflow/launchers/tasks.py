@@ -34,9 +34,9 @@ _LIBC = ctypes.CDLL(None)
 _RELEASE = signal.SIGUSR2
 
 
-def argv(cluster: Cluster, command: Sequence[str]) -> list[str]:
+def argv(cluster: Cluster, command: Sequence[str], python: str = sys.executable) -> list[str]:
     """The command line of this program; ``command`` is what each task runs."""
-    return [sys.executable, "-P", "-m", "ddl_airflow.launchers.tasks", str(cluster), *command]
+    return [python, "-P", "-m", "ddl_airflow.launchers.tasks", str(cluster), *command]
 
 
 def reserve(count: int) -> list[socket.socket]:

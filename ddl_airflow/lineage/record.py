@@ -1,6 +1,6 @@
 """The lineage record: which data, code, manifest and run made a model (docs/process-contract.md).
 
-Each task writes the part that it knows to ``<run>/ddl/lineage/``; the upload puts them together
+Each task writes the part that it knows to ``<run>/airflow/lineage/``; the upload puts them together
 and publishes the whole beside the model. No part holds a key, a token or an environment.
 """
 
@@ -26,24 +26,24 @@ _PARTS = ("stage_data", "train", "transform", "evaluate")
 
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
-    folder = layout.state / "lineage"
+    folder = layout.kept / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
     _write(layout, folder / f"{step}.json", facts)
 
 
 def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     """What a step kept. Raises FileNotFoundError if it has not run."""
-    return read_object(layout.state / "lineage" / f"{step}.json", layout.workspace)
+    return read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
 
 
 def forget_part(layout: RunLayout, step: str) -> None:
     """Drops what a step kept, if it has run."""
-    (layout.state / "lineage" / f"{step}.json").unlink(missing_ok=True)
+    (layout.kept / "lineage" / f"{step}.json").unlink(missing_ok=True)
 
 
 def has_part(layout: RunLayout, step: str) -> bool:
     """Whether the step has run to its end, and nobody has started it again."""
-    return (layout.state / "lineage" / f"{step}.json").exists()
+    return (layout.kept / "lineage" / f"{step}.json").exists()
 
 
 def fix_run(
@@ -56,13 +56,13 @@ def fix_run(
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
     """
-    _write(layout, layout.state / _RUN, {"made_of": made_of, "steps": steps})
+    _write(layout, layout.kept / _RUN, {"made_of": made_of, "steps": steps})
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
     """What ``fix_run`` kept; None if nothing was."""
     try:
-        return read_object(layout.state / _RUN, layout.workspace)
+        return read_object(layout.kept / _RUN, layout.workspace)
     except FileNotFoundError:
         return None
 
@@ -76,7 +76,7 @@ def assemble(
     tries: int,
     published: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The record of a training, also written to ``<run>/ddl/lineage.json``.
+    """The record of a training, also written to ``<run>/airflow/lineage.json``.
 
     Args:
         layout: the run's folder, with the parts of the steps before.
@@ -102,8 +102,8 @@ def assemble(
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)
     record["run"]["tries"]["upload_results"] = tries
-    if _is_published(layout.state / LINEAGE, published):
-        before = read_object(layout.state / LINEAGE, layout.workspace)["run"]
+    if _is_published(layout.kept / LINEAGE, published):
+        before = read_object(layout.kept / LINEAGE, layout.workspace)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
@@ -111,7 +111,7 @@ def assemble(
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())
     ]
-    _write(layout, layout.state / LINEAGE, record)
+    _write(layout, layout.kept / LINEAGE, record)
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import sys
 import time
 from abc import abstractmethod
@@ -17,10 +18,17 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.beneath import check_folder
-from ddl_airflow.core.errors import CommandInvalid, DdlError, SettingInvalid, TimedOut
+from ddl_airflow.core.errors import (
+    CommandInvalid,
+    DdlError,
+    SettingInvalid,
+    SubmitFailed,
+    TimedOut,
+)
 from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
+from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.record import fixed_run
 from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.filesystem import os_errors
@@ -39,12 +47,31 @@ def workspace() -> Path:
 def layout_of(context: Any) -> RunLayout:
     """The folder of the run that a task belongs to."""
     run = context["dag_run"]
+    user = ranks_user()
     return RunLayout(
         workspace(),
         run.dag_id,
         training_id(run.dag_id, run.run_id),
         context["params"].get("experiment_id") or "",
+        pwd.getpwnam(user).pw_gid if user else None,
     )
+
+
+def ranks_user() -> str:
+    """The user that ranks run as: ``[ddl] run_ranks_as``; empty where that is this process's.
+
+    Raises:
+        SubmitFailed: this host has no such user.
+    """
+    user: str = conf.get("ddl", "run_ranks_as", fallback="").strip()
+    try:
+        return user if account(user) else ""
+    except KeyError:
+        raise SubmitFailed(
+            f"this host has no user {user!r}. Create it, or correct [ddl] run_ranks_as in "
+            "Airflow's configuration.",
+            retryable=False,
+        ) from None
 
 
 def rank_python(configured: str) -> str:
@@ -105,9 +132,9 @@ class StepOperator(BaseOperator):
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
         attempts = context["params"].get("attempts", sys.maxsize)
-        layout = layout_of(context)
         with airflow_errors(attempts_left=self.tries(context) < attempts):
             try:
+                layout = layout_of(context)
                 # Airflow takes any name in a run's conf, and makes a parameter of it.
                 check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():

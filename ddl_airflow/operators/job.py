@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from airflow.sdk.exceptions import TaskDeferred
 
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
-from ddl_airflow.operators.base import StepOperator, rank_python
+from ddl_airflow.operators.base import StepOperator, rank_python, ranks_user
 from ddl_airflow.operators.launch import RunningJob
 
 
@@ -35,6 +37,25 @@ class JobOperator(StepOperator):
         self.tf1 = tf1
         self.parameters = dict(parameters or {})
         self._job: RunningJob | None = None
+
+    def with_layout(
+        self, context: Any, work: Callable[[RunLayout, Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """As ``StepOperator``, with the run's folder open to its ranks meanwhile."""
+
+        def opened(layout: RunLayout, context: Any) -> dict[str, Any]:
+            layout.open_to_ranks()
+            try:
+                done = work(layout, context)
+            except TaskDeferred:  # its job goes on
+                raise
+            except BaseException:
+                layout.close_to_ranks()
+                raise
+            layout.close_to_ranks()
+            return done
+
+        return super().with_layout(context, opened)
 
     def environment(self, layout: RunLayout) -> dict[str, str]:
         """What the manifest's own commands find in their environment."""
@@ -71,6 +92,7 @@ class JobOperator(StepOperator):
             record_dir=layout.state / name,
             log_dir=log_dir,
             env=dict(env),
+            user=ranks_user(),
         )
         # Not at the top: a DAG that is parsed starts nothing.
         from ddl_airflow.launchers.local import OnceLauncher

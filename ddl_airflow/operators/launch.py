@@ -274,9 +274,11 @@ class ScheduledJob(RunningJob):
             JobLost: it was cancelled meanwhile.
         """
         submission = self._prepare(job)
+        note = self._kept.with_name(f"{job.record_dir.name}.watched")
+        note.unlink(missing_ok=True)  # of a deleted run of that id
         # First what to look for: this process may end before it knows the answer.
         started = StartedJob(
-            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path)
+            self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path), note
         )
         self._keep(started)
         started = replace(started, handle=self._launcher.submit(submission))

@@ -130,6 +130,7 @@ class StageDataOperator(StepOperator):
         from ddl_airflow.storage.code import snapshot
 
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
+        layout.give_to_ranks(layout.code)
         for command in self.commands:
             check_command(command, layout.code, rank_python(self.python))
         self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)
@@ -155,6 +156,7 @@ class StageDataOperator(StepOperator):
             Cache(layout.cache),
             layout.staged,
             listing=listing,
+            closed_cache=layout.ranks_group is not None,
             workers=conf.getint("ddl", "transfer_workers", fallback=8),
             progress=TransferLog(self.log, "staged"),
         )

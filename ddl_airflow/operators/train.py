@@ -24,7 +24,7 @@ from ddl_airflow.launchers.base import Launcher, Scheduler, read_records
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import forget_part, has_part, write_part
 from ddl_airflow.links import TensorBoardLink, TrainingLink
-from ddl_airflow.operators.base import rank_python
+from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob, kept_job
@@ -134,6 +134,7 @@ class TrainOperator(JobOperator):
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
             lock=lock_of(_place(layout)),
+            user=ranks_user(),
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -141,6 +142,8 @@ class TrainOperator(JobOperator):
         try_number = context["ti"].try_number
         job = self._job_of(layout, try_number)
         check_command(job.command, job.folder, job.python)
+        if not job.user:
+            self.log.info("ranks run as Airflow's own user: [ddl] run_ranks_as is not set")
         chosen = launcher(self.launcher, self.scheduler)
         if self.tries(context) == 1 and has_part(layout, "train"):
             # Cleared after its end. Who does that wants another training, not the word that there

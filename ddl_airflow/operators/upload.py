@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from airflow.configuration import conf
 
-from ddl_airflow.core.errors import QualityTooLow, TransformError
+from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.errors import FileRefused, QualityTooLow, TransformError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
@@ -95,8 +97,8 @@ class UploadResultsOperator(StepOperator):
             files |= found
             for path in elsewhere:
                 self.log.warning(
-                    "%s is not published: it leads out of the training's folder, or to no file. "
-                    "Copy what it leads to.",
+                    "%s is not published: it leads out of the training's folder, to no file, or to "
+                    "another user's. Copy what it leads to.",
                     path,
                 )
         store = store_of(self._reference)
@@ -108,7 +110,7 @@ class UploadResultsOperator(StepOperator):
             tries=self.tries(context),
             published=publications(store.at(layout.training_id)).values(),
         )
-        files[LINEAGE] = layout.state / LINEAGE
+        files[LINEAGE] = layout.kept / LINEAGE
         self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
         published = publish(
             files,
@@ -180,8 +182,8 @@ class UploadResultsOperator(StepOperator):
 def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
     """The files in a folder by their keys; and links and others that are none of the folder's.
 
-    A training may leave links to whatever Airflow can read. Only those to files of the same folder
-    are what they seem.
+    A training may leave links to whatever Airflow can read, also names of another's file (link(2)).
+    Only those to files of the same folder are what they seem.
     """
     files, elsewhere = {}, []
     top = folder.resolve()
@@ -189,8 +191,16 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
         if path.is_dir() and not path.is_symlink():
             continue
         target = path.resolve()
-        if target.is_relative_to(top) and target.is_file():
+        if target.is_relative_to(top) and target.is_file() and _belongs(target, top):
             files[prefix + path.relative_to(folder).as_posix()] = target
         else:
             elsewhere.append(path)
     return files, elsewhere
+
+
+def _belongs(path: Path, top: Path) -> bool:
+    try:
+        os.close(open_beneath(path, top))
+    except FileRefused:
+        return False
+    return True

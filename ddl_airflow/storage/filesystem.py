@@ -87,8 +87,8 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
     """
     with os_errors(folder):
         path = lock_of(folder)
-        # A link there would have another file truncated below.
-        opened = open_beneath(path, path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        # A link there would have another file truncated below. Others have no business in it.
+        opened = open_beneath(path, path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     with open(opened, "a+") as lock:
         deadline = time.monotonic() + wait_s
         while not _locked(lock.fileno(), path):

@@ -160,6 +160,7 @@ def stage(
     destination: Path,
     *,
     listing: Listing | None = None,
+    closed_cache: bool = False,
     workers: int = 8,
     progress: Progress | None = None,
 ) -> StagedDataset:
@@ -174,6 +175,8 @@ def stage(
         cache: where it is kept.
         destination: the folder.
         listing: of the store, where that is known; None: it is listed.
+        closed_cache: whoever reads the folder cannot go into the cache. Then the links are names of
+            the same files (link(2)): deleting them from the cache alone frees no room.
         workers: transfers at once.
         progress: see ``Progress``.
 
@@ -186,7 +189,8 @@ def stage(
     check_keys([*(obj.key for obj in objects), COMPLETE], store.uri)
     checks = dict.fromkeys((obj.key for obj in objects), CACHED)
     nbytes = sum(obj.size for obj in objects)
-    marker = json.dumps({"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}) + "\n"
+    facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
+    marker = json.dumps(facts | ({"links": "hard"} if closed_cache else {})) + "\n"
 
     if not _is_staged(destination, marker, objects):
         missing = [obj for obj in objects if not cache.holds(store, obj)]
@@ -202,7 +206,8 @@ def stage(
 
         _for_each(missing, fetch, workers, meter)
         with os_errors(destination):
-            _link(destination, {obj.key: cache.path(store, obj) for obj in objects}, marker)
+            blobs = {obj.key: cache.path(store, obj) for obj in objects}
+            _link(destination, blobs, marker, closed_cache=closed_cache)
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
@@ -240,7 +245,7 @@ def _is_staged(destination: Path, marker: str, listing: Sequence[StoredObject]) 
         return False
 
 
-def _link(destination: Path, blobs: Mapping[str, Path], marker: str) -> None:
+def _link(destination: Path, blobs: Mapping[str, Path], marker: str, *, closed_cache: bool) -> None:
     """Builds the folder beside its place and renames it there."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     # Links are relative, so that a workspace may be mounted elsewhere in another container.
@@ -250,9 +255,15 @@ def _link(destination: Path, blobs: Mapping[str, Path], marker: str) -> None:
         for key, blob in blobs.items():
             link = fresh / key
             link.parent.mkdir(parents=True, exist_ok=True)
+            if closed_cache:
+                link.hardlink_to(blob.resolve())
+                continue
             final_folder = (destination / key).parent
             link.symlink_to(os.path.relpath(blob.resolve(), final_folder))
         (fresh / COMPLETE).write_text(marker)
+        if closed_cache:  # whose readers have another user, whatever the umask
+            for folder, _, _ in os.walk(fresh):
+                os.chmod(folder, 0o755)  # noqa: S103  # in a run's folder, which is closed
         _place(fresh, destination)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

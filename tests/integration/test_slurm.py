@@ -104,7 +104,7 @@ class Training:
         """Until both ranks run, and a trigger waits for them."""
         ups = [self.layout.logs / f"up-{rank}" for rank in (0, 1)]
         self.until(lambda: all(up.exists() for up in ups), "up")
-        watched = self.layout.records(try_number) / "watched"
+        watched = self.layout.kept / f"try-{try_number}.watched"
         self.until(lambda: self.task()["state"] == "deferred" and watched.exists(), "deferred")
 
     def go(self) -> None:

@@ -39,7 +39,7 @@ def test_job_values_do_not_change():
 def test_values_come_out_of_json_as_they_went_in(tmp_path):
     handle = JobHandle("slurm", "t/train-1", 12, 4, tmp_path / "r", tmp_path / "l")
     started = StartedJob(handle, 17.5, {"rank-0.log": 3}, (tmp_path / "p", 9))
-    for one in (started, replace(started, progress=None)):
+    for one in (started, replace(started, progress=None, note=tmp_path / "n")):
         assert StartedJob.load(json.loads(json.dumps(one.dump()))) == one
     failure = RankFailure(1, "n1", 41, "exited with code 41")
     for status in (JobStatus(JobState.FAILED, failure), JobStatus(JobState.LOST, reason="gone")):

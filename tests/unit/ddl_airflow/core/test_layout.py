@@ -41,7 +41,7 @@ def test_layout_keeps_all_but_the_cache_in_the_run(tmp_path):
     layout = RunLayout(tmp_path, "mnist", "mnist-1")
     assert layout.root == tmp_path / "runs" / "mnist" / "mnist-1"
     assert layout.cache == tmp_path / "cache"
-    names = "code staged result checkpoints model logs state progress transform_report".split()
+    names = "code staged result checkpoints model logs state kept progress transform_report".split()
     places = [getattr(layout, name) for name in names] + [layout.records(1), layout.records(2)]
     assert all(layout.root in place.parents for place in places)
     assert len(set(places)) == len(places)

@@ -85,7 +85,7 @@ def test_parts_come_together_with_the_run_and_the_files(layout, files, context_o
             },
         ],
     }
-    assert json.loads((layout.state / LINEAGE).read_text()) == record
+    assert json.loads((layout.kept / LINEAGE).read_text()) == record
 
 
 def test_a_run_without_dates_or_a_person_has_null(layout, files, context_of):
@@ -112,7 +112,7 @@ def test_a_retry_replaces_its_part(layout, files, context_of):
     record = assemble(layout, {}, context_of("mnist"), files, tries=1)
     assert record["run"]["tries"]["train"] == 4
     assert record["result"]["steps"] == 80
-    assert sorted(p.name for p in (layout.state / "lineage").iterdir()) == [
+    assert sorted(p.name for p in (layout.kept / "lineage").iterdir()) == [
         "stage_data.json",
         "train.json",
         "transform.json",

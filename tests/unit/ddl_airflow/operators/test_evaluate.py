@@ -70,7 +70,7 @@ def test_a_good_model_goes_on_and_its_metrics_into_the_lineage(evaluate, layout)
 def test_a_model_that_is_not_good_enough_ends_the_run(evaluate, layout, settings, words):
     with pytest.raises(AirflowFailException, match=words):
         evaluate(**settings)
-    assert not (layout.state / "lineage" / "evaluate.json").exists()
+    assert not (layout.kept / "lineage" / "evaluate.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
     assert result["bytes"] == 600
     assert (layout.staged / "sub" / "c.bin").read_bytes() == bytes(range(3)) * 100
     assert (layout.code / "train.py").read_text() == "print(1)\n"
-    part = json.loads((layout.state / "lineage" / "stage_data.json").read_text())
+    part = json.loads((layout.kept / "lineage" / "stage_data.json").read_text())
     assert part["dataset"]["fingerprint"] == result["fingerprint"]
     assert [o["key"] for o in part["dataset"]["listing"]] == ["a.bin", "b.bin", "sub/c.bin"]
     assert part["code"]["digest"] == result["code"]

@@ -23,6 +23,7 @@ from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import read_part
+from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.storage.filesystem import alone_in
@@ -127,7 +128,7 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
         assert said == f"{layout.training_id} {rank + 1}"
         assert (layout.logs / f"rank-{rank}.log").read_text() == f"step 5 loss= 0.2{rank}\n"
     assert (layout.state / "try-2" / "rank-1.json").is_file()
-    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["result"] == {"metrics": {"loss": 0.2}, "steps": 5, "wrote_model": False}
     assert part["tries"] == {"train": 2}
     about = part["environment"]
@@ -192,7 +193,8 @@ PLANTS = """
         if os.path.exists(path):
             os.unlink(path)
         os.symlink("{victim}/secret", path)
-    os.symlink("{victim}", os.environ["JOB_STATE_DIR"] + "/lineage")
+    for name in ("lineage", "run.json", "job.json"):
+        os.symlink("{victim}/none", os.environ["JOB_STATE_DIR"] + "/" + name)
 """
 
 
@@ -201,12 +203,27 @@ def test_links_that_a_training_plants_are_not_followed(train, layout, context_of
     victim.mkdir()
     (victim / "secret").write_text('{"step": 1, "secret": "of another"}\n')
     task = train(PLANTS.format(victim=victim), nodes=1)
-    with pytest.raises(AirflowFailException, match=r"FileRefused: .*lineage"):
-        task.execute(context_of("training"))
+    task.execute(context_of("training"))
     said = capsys.readouterr().out
     assert "of another" not in said and "rank-0.log is a link" in said
     (secret,) = victim.iterdir()
     assert secret.read_text() == '{"step": 1, "secret": "of another"}\n'
+
+
+def test_what_a_rank_writes_is_not_what_the_next_steps_run(train, layout, context_of):
+    told = json.dumps({"made_of": {"parameters": {}}, "steps": {"train": {"command": "false"}}})
+    script = f"""
+        import os
+        for name in ("run.json", "job.json"):
+            with open(os.environ["JOB_STATE_DIR"] + "/" + name, "w") as file:
+                file.write({told!r})
+    """
+    task = train(script, nodes=1)
+    task.execute(context_of("training"))
+    assert (layout.state / "run.json").read_text() == told
+    task.render_template_fields(context_of("training", 2))
+    assert task.command == "python train.py"
+    assert kept_job(layout.scheduled_job) is None
 
 
 def test_a_run_folder_that_became_a_link_is_refused(train, layout, context_of, tmp_path):
@@ -316,7 +333,7 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     assert run(5, 6) == "found 0"
     assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 4
     assert (layout.replaced / layout.training_id / "curve").exists()
-    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["tries"] == {"train": 1}
     # Of those that were replaced, only the last are kept.
     assert run(6, 7, fails=True) == "found 0"
@@ -437,7 +454,7 @@ def test_cluster_runs_as_ranks_do(train, layout, context_of):
     experiment = layout.workspace / "experiments" / "wide"
     for name in ("master-0", "worker-0", "worker-1", "worker-2"):
         assert (layout.result / name).read_text() == str(experiment)
-    about = json.loads((layout.state / "lineage" / "train.json").read_text())["environment"]
+    about = json.loads((layout.kept / "lineage" / "train.json").read_text())["environment"]
     assert (about["world_size"], about["distribution"]) == (6, "parameter_server")
     tasks = [
         json.loads((layout.records(1) / f"rank-{n}.json").read_text())["task"] for n in range(6)
@@ -509,7 +526,7 @@ def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cl
     event = ended(wish.trigger)
     result = getattr(scheduled, wish.method_name)(context_of("training"), event)
     assert result == {"world_size": 2, "metrics": {}}
-    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["environment"]["launcher"] == "fake-scheduler"
     assert not layout.scheduled_job.exists()
 
@@ -582,7 +599,7 @@ def test_a_job_is_settled_by_its_own_launcher_though_the_manifest_names_another_
     cluster.set(1, "succeeded")
     result = edited.execute_complete(context_of("training", 2), ended(wish.trigger))
     assert result == {"world_size": 2, "metrics": {}}
-    part = json.loads((layout.state / "lineage" / "train.json").read_text())
+    part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["environment"]["launcher"] == cluster.kind
 
 
@@ -597,6 +614,15 @@ def test_a_job_is_given_up_though_the_manifest_names_another_launcher_now(
     assert cluster.state(1) == "lost"
     assert edited.execute(context_of("training", 2))["world_size"] == 2
     assert not layout.scheduled_job.exists()
+
+
+def test_a_link_that_a_rank_plants_makes_the_triggerer_write_nowhere_else(
+    scheduled, cluster, context_of, tmp_path
+):
+    started = StartedJob.load(deferred(scheduled, context_of("training")).trigger.job)
+    (started.handle.record_dir / "watched").symlink_to(tmp_path / "elsewhere")
+    started.watch()
+    assert started.watched and not (tmp_path / "elsewhere").exists()
 
 
 def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(

@@ -49,7 +49,7 @@ def test_own_commands_run_once_each_in_order_and_their_model_must_load(
     with pytest.raises(AirflowFailException, match="ModelRejected: .*model cannot be loaded"):
         transform(WRITES, commands=commands).execute(context_of("forming", 2))
     assert (layout.model / "saved_model.pb").read_text() == "one;two;"
-    assert not (layout.state / "lineage" / "transform.json").exists()
+    assert not (layout.kept / "lineage" / "transform.json").exists()
     assert (layout.logs / "transform" / "rank-0.log").is_file()  # not over the training's
     assert not (layout.logs / "rank-0.log").exists()
 
@@ -73,7 +73,7 @@ def test_own_command_that_fails_ends_the_step(transform, layout, context_of):
     with pytest.raises(AirflowException, match="exited with code 3"):
         transform(WRITES, commands=commands).execute(context_of("forming"))
     assert not (layout.code / "after").exists()
-    assert not (layout.state / "lineage" / "transform.json").exists()
+    assert not (layout.kept / "lineage" / "transform.json").exists()
 
 
 @pytest.mark.parametrize("script", ["raise SyntaxError('x')", "import no_such_module_here"])

@@ -30,7 +30,9 @@ def said(capsys):
 def triggered(cluster, job, tmp_path):
     """triggered(**settings): a trigger, as it comes out of Airflow's database, of job 1."""
     submission = cluster.render(job().spec)
-    started = StartedJob(cluster.submit(submission), time.time(), {}, (tmp_path / "progress", 0))
+    reports, note = (tmp_path / "progress", 0), tmp_path / "kept" / "try-1.watched"
+    note.parent.mkdir()
+    started = StartedJob(cluster.submit(submission), time.time(), {}, reports, note)
 
     def make(**settings):
         path, arguments = JobTrigger(started.dump(), interval_s=0.01, **settings).serialize()
@@ -227,7 +229,7 @@ def test_on_kill_in_a_triggerer_that_slept_leaves_the_job_to_another(
 
 
 def test_a_triggerer_without_the_workspace_says_so(triggered, cluster):
-    shutil.rmtree(triggered.started.handle.record_dir)
+    shutil.rmtree(triggered.started.note.parent)
     (event,) = events(triggered())
     assert "watched: No such file" in event["unseen"]
     assert "must see the workspace" in event["unseen"]

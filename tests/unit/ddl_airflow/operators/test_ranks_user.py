@@ -1,0 +1,148 @@
+"""A whole run whose commands run as another user than Airflow's."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import textwrap
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.lineage.record import has_part
+from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.operators.transform import TransformOperator
+
+LOOK = """
+    import json, os, sys
+    def tried(work, path):
+        try:
+            return work(path) and "done"
+        except OSError as error:
+            return type(error).__name__
+    def write(path):
+        with open(path, "a") as file:
+            return file.write("by a rank")
+    def read(path):
+        with open(path, "rb") as file:
+            return file.read() or True
+    data = os.environ["DATA_DIR"]
+    told = json.loads(open(data + "/look.json").read())
+    own = [os.environ[name] for name in ("RESULT_DIR", "CHECKPOINT_DIR", "EXPERIMENT_DIR",
+                                         "LOG_DIR", "JOB_STATE_DIR", "MODEL_DIR")]
+    root = os.path.dirname(os.environ["RESULT_DIR"])
+    seen = {
+        "uid": os.getuid(),
+        "data": tried(read, data + "/look.json"),
+        "read": {path: tried(os.listdir if os.path.isdir(path) else read, path)
+                 for path in [*told["read"], root + "/airflow", root]},
+        "write": {path: tried(write, path)
+                  for path in [data + "/look.json", data + "/new", root + "/new",
+                               root + "/airflow/run.json", root + "/.ddl.lock"]},
+        "own": {path: tried(write, path + "/written-" + sys.argv[1]) for path in own},
+    }
+    with open(os.environ["RESULT_DIR"] + "/seen-" + sys.argv[1], "w") as file:
+        json.dump(seen, file)
+"""
+EVALUATE = """
+    import json, os
+    with open(os.environ["EVALUATION"], "w") as file:
+        json.dump({"accuracy": 0.5}, file)
+"""
+EXPORT = """
+    import os
+    os.makedirs(os.environ["RESULT_DIR"] + "/model")
+    open(os.environ["RESULT_DIR"] + "/model/saved_model.pb", "w").close()
+"""
+MORE = "evaluation: {command: python evaluate.py, metric: accuracy, minimum: 0.25}\n"
+
+
+@pytest.fixture
+def run(request, trainer, tmp_path, monkeypatch, write_manifest, context_of):
+    """The DAG of a manifest, its context and its run's folder; its ranks run as that user."""
+    workspace = trainer.place / "site" / "workspace"
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(workspace))
+    monkeypatch.setenv("AIRFLOW__DDL__PYTHON", trainer.python)
+    monkeypatch.setenv("AIRFLOW__DDL__RUN_RANKS_AS", trainer.name)
+    umask = os.umask(getattr(request, "param", 0o022))
+    trainer.place.joinpath("site").mkdir(mode=0o711)
+    trainer.place.joinpath("site").chmod(0o711)
+    path = write_manifest(
+        tmp_path / "dags",
+        "road",
+        "python look.py 0 ; python export.py",
+        more=MORE,
+    )
+    for name, script in (("look", LOOK), ("export", EXPORT), ("evaluate", EVALUATE)):
+        file = path.parent / f"{name}.py"
+        file.write_text(textwrap.dedent(script))
+        file.chmod(0o600)
+    (path.parent / "data").mkdir()
+    other = RunLayout(workspace, "other", "other-1").result
+    other.mkdir(parents=True)  # before ranks had a user of their own
+    look = {"read": [str(other), str(workspace / "cache"), str(workspace / "runs")]}
+    (path.parent / "data" / "look.json").write_text(json.dumps(look))
+    monkeypatch.setattr(TransformOperator, "_saved_model", lambda *words: {})
+    context = context_of("road")
+    layout = RunLayout(workspace, "road", training_id("road", context["dag_run"].run_id))
+    yield dag_from(load_manifest(path), path), context, layout
+    os.umask(umask)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("run", [0o022, 0o000, 0o077], indirect=True)
+def test_what_ranks_of_another_user_reach(run, trainer):
+    dag, context, layout = run
+    for name in ("stage_data", "train", "transform", "evaluate"):
+        dag.get_task(name).execute(context)
+    seen = json.loads((layout.result / "seen-0").read_text())
+    assert (seen["uid"], seen["data"]) == (trainer.uid, "done")
+    assert set(seen["read"].values()) == {"PermissionError"}, seen
+    assert set(seen["write"].values()) == {"PermissionError"}, seen
+    assert set(seen["own"].values()) == {"done"}, seen
+    assert (layout.result / "model" / "saved_model.pb").stat().st_uid == trainer.uid
+    assert layout.evaluation.stat().st_uid == trainer.uid
+    # Nobody but Airflow is let in when no step of it runs.
+    assert mode(layout.root) == 0o700 and mode(layout.cache) == 0o700
+    assert mode(layout.workspace) & 0o001 and mode(layout.kept) == 0o700
+    (layout.workspace / "secret").write_text("of Airflow")
+    os.link(layout.workspace / "secret", layout.result / "linked")
+    places = dag.get_task("upload_results").execute(context)
+    published = Path(places["training"].removeprefix("file://"))
+    assert not (published / "linked").exists()
+    assert (published / "seen-0").is_file() and (published / "experiment/written-0").is_file()
+
+
+def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):
+    dag, context, layout = run
+    train = dag.get_task("train")
+    (Path(dag.get_task("stage_data").code) / "look.py").write_text(
+        "import os, sys\n"
+        "open(os.environ['CHECKPOINT_DIR'] + '/own', 'w').close()\n"
+        "assert os.path.exists(os.environ['CHECKPOINT_DIR'] + '/before')\n"
+    )
+    dag.get_task("stage_data").execute(context)
+    with pytest.raises(AirflowFailException, match="AssertionError"):
+        train.execute(context_of("road", max_tries=train.retries, attempts=1))
+    assert mode(layout.root) == 0o700
+    (layout.checkpoints / "before").write_text("")
+    train.execute(context_of("road", 2, max_tries=train.retries))
+    assert has_part(layout, "train")
+    with pytest.raises(AirflowFailException, match="AssertionError"):  # cleared: from its start
+        train.execute(context_of("road", 3, max_tries=train.retries + 2, attempts=1))
+    assert (layout.replaced / "result/checkpoints/before").exists()
+    assert (layout.checkpoints / "own").exists()
+
+
+def test_a_user_that_is_not_there_is_named(run, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DDL__RUN_RANKS_AS", "no-such-user")
+    dag, context, _ = run
+    with pytest.raises(AirflowFailException, match=r"no user 'no-such-user'.*run_ranks_as"):
+        dag.get_task("stage_data").execute(context)
