@@ -16,13 +16,14 @@ from typing import Any, cast
 from ddl_airflow import __version__
 from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
-from ddl_airflow.core.layout import experiments
+from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.production import PRODUCTION, promote, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
+from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
 from ddl_airflow.storage.transfer import publications
@@ -88,15 +89,18 @@ def _parser() -> argparse.ArgumentParser:
     tensorboard = commands.add_parser(
         "tensorboard", help="show the curves of all experiments in a workspace"
     )
-    tensorboard.add_argument(
-        "--workspace",
-        type=Path,
-        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
-        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
-    )
+    _takes_workspace(tensorboard)
     tensorboard.add_argument("--host", default="localhost", help="default: localhost")
     tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
     tensorboard.set_defaults(run=_tensorboard)
+
+    verify = commands.add_parser(
+        "verify-cache",
+        help="read all staged data in a workspace's cache, and remove what was changed or damaged",
+        epilog="Ends with 1 if there was any. What is removed is fetched again when it is needed.",
+    )
+    _takes_workspace(verify)
+    verify.set_defaults(run=_verify_cache)
 
     production = commands.add_parser(
         "production",
@@ -145,6 +149,15 @@ def _takes_compute(command: argparse.ArgumentParser) -> None:
         default=os.environ.get("AIRFLOW__DDL__COMPUTE", ""),
         metavar="FILE",
         help="the site's kinds of node, as [ddl] compute; default: $AIRFLOW__DDL__COMPUTE",
+    )
+
+
+def _takes_workspace(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--workspace",
+        type=Path,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
     )
 
 
@@ -334,10 +347,25 @@ def _open(uri: str) -> ObjectStore:
     return open_store(uri if scheme == "file" else Path(uri).resolve().as_uri())
 
 
-def _tensorboard(options: argparse.Namespace) -> int:
-    """Becomes TensorBoard. Returns only when that cannot be."""
+def _says_no_workspace(options: argparse.Namespace) -> bool:
     if options.workspace is None:
         print("ddl-airflow: which workspace? Give --workspace DIR.", file=sys.stderr)
+    return options.workspace is None
+
+
+def _verify_cache(options: argparse.Namespace) -> int:
+    if _says_no_workspace(options):
+        return 2
+    removed = 0
+    for blob in Cache(Path(options.workspace) / CACHE).verify():
+        print(f"removed {blob}: it is not what was fetched")
+        removed += 1
+    return 1 if removed else 0
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    """Becomes TensorBoard. Returns only when that cannot be."""
+    if _says_no_workspace(options):
         return 2
     if importlib.util.find_spec("tensorboard") is None:
         said = "TensorBoard is not installed. Run: pip install 'ddl-airflow[tensorboard]'"

@@ -56,6 +56,7 @@ def training_id(dag_id: str, run_id: str) -> str:
 _OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
 _MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
+CACHE = "cache"
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 
 
@@ -92,7 +93,7 @@ class RunLayout:
 
     @property
     def cache(self) -> Path:
-        return self.workspace / "cache"
+        return self.workspace / CACHE
 
     @property
     def experiment(self) -> Path:

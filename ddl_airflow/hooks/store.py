@@ -83,7 +83,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
     if connection is None:
         return open_store(reference.uri)
     if connection.conn_id:
-        return open_store(reference.uri, _client_of_connection(connection.conn_id))
+        return open_store(reference.uri, *_client_of_connection(connection.conn_id))
     from ddl_airflow.storage.s3 import s3_client
 
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
@@ -93,10 +93,11 @@ def store_of(reference: StoreReference) -> ObjectStore:
     client = s3_client(
         keys.endpoint_url, keys.access_key_id, keys.secret_access_key, keys.region_name
     )
-    return open_store(reference.uri, client)
+    return open_store(reference.uri, client, keys.access_key_id)
 
 
-def _client_of_connection(conn_id: str) -> Any:
+def _client_of_connection(conn_id: str) -> tuple[Any, str]:
+    """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
     from ddl_airflow.storage.s3 import s3_config
@@ -110,6 +111,6 @@ def _client_of_connection(conn_id: str) -> Any:
             f"type {ObjectStoreHook.hook_name}; or set AIRFLOW_CONN_{conn_id.upper()}."
         ) from error
     if connection.conn_type == ObjectStoreHook.conn_type:
-        return ObjectStoreHook(conn_id).get_conn()
+        return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
-    return S3Hook(aws_conn_id=conn_id, config=s3_config(endpoint)).get_conn()
+    return S3Hook(aws_conn_id=conn_id, config=s3_config(endpoint)).get_conn(), ""

@@ -1,28 +1,56 @@
-"""Objects kept on disk by what they are, so that unchanged data is fetched once."""
+"""Objects kept on disk by what they are, so that unchanged data is fetched once.
+
+The cache gives an object to nobody whom the store would not give it to: who has not fetched it with
+the same keys, or asked before, asks the store. What is there is what was fetched: its digests are
+kept beside it, and compared with samples of it whenever it is used, with all of it on demand.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import json
+import logging
 import os
+import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.store import Advance, ObjectStore, StoredObject
+from ddl_airflow.storage.store import CHUNK, Advance, ObjectStore, StoredObject
 
 CACHED = "cache"  # how an object was checked that this call did not fetch
+_PIECE = 16 * 2**20
+_SAMPLE = 4 * _PIECE  # bytes compared whenever a dataset is staged from the cache
+_RANDOM = random.SystemRandom()  # not to be foreseen by who changes a blob
+_log = logging.getLogger(__name__)
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # e.g. Lustre mounted without flock
+
+
+class _Facts(NamedTuple):
+    """What is known of a blob.
+
+    Attributes:
+        changed_ns: its time of change: what has another one now is no longer what was fetched.
+        pieces: SHA-256 in hex of each 16 MiB of it.
+        callers: of stores whose keys may read it.
+    """
+
+    changed_ns: int
+    pieces: list[str]
+    callers: list[str]
 
 
 class Cache:
     """Blobs at ``<root>/blobs/ab/<digest>``, read-only, each whole and checked.
 
-    The digest is of the object's identity (place, ETag, size), known before it is fetched. Stagers
+    The digest is of the object's identity (place, ETag, size), known before it is fetched. Beside
+    them, at ``<root>/facts/ab/<digest>.json``, is what they must be, and who may have them. Stagers
     in any number of threads and processes may share one cache. Nothing is ever evicted: delete
     the folder, or blobs in it, while no run uses them.
     """
@@ -36,11 +64,84 @@ class Cache:
         return self.root / "blobs" / digest[:2] / digest
 
     def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
-        """Whether the object's blob is there with the right size."""
+        """Whether the object's blob is there, with its size and as it was left."""
+        blob = self.path(store, obj)
         try:
-            return self.path(store, obj).stat().st_size == obj.size
+            found = blob.stat()
         except FileNotFoundError:
             return False
+        facts = self._facts(blob)
+        return facts is not None and (found.st_size, found.st_mtime_ns) == (
+            *(obj.size, facts.changed_ns),
+        )
+
+    def check_access(self, store: ObjectStore, obj: StoredObject) -> None:
+        """Has the store say whether the caller may have what the cache holds, if need be.
+
+        Raises:
+            AccessDenied: it may not.
+        """
+        blob = self.path(store, obj)
+        facts = self._facts(blob)
+        if facts is not None and store.caller in facts.callers:
+            return
+        store.check_access(obj)
+        if facts is not None and store.caller:
+            with os_errors(blob):
+                self._keep(blob, facts._replace(callers=[*facts.callers, store.caller]))
+
+    def drop_damaged(
+        self, store: ObjectStore, objects: Sequence[StoredObject], sample_bytes: int = _SAMPLE
+    ) -> list[StoredObject]:
+        """Compares samples of blobs with their digests; if one differs, all of all of them.
+
+        Returns:
+            The objects whose blobs were not what was fetched, and are gone now.
+        """
+        left = sample_bytes
+        for obj in _RANDOM.sample(objects, len(objects)):
+            if left <= 0:
+                return []
+            left -= min(_PIECE, obj.size)
+            blob = self.path(store, obj)
+            facts = self._facts(blob)
+            with os_errors(blob):
+                if facts is None or not _is(blob, facts, _RANDOM.randrange(len(facts.pieces))):
+                    break
+        else:
+            return []
+        return [obj for obj in objects if not self._is_whole(self.path(store, obj))]
+
+    def verify(self) -> Iterator[Path]:
+        """Reads all blobs; removes those that are not what was fetched, and yields them."""
+        for blob in sorted((self.root / "blobs").glob("??/*")):
+            if not blob.name.endswith(".part") and not self._is_whole(blob):
+                yield blob
+
+    def _is_whole(self, blob: Path) -> bool:
+        with os_errors(blob):
+            facts = self._facts(blob)
+            if facts is not None and all(_is(blob, facts, n) for n in range(len(facts.pieces))):
+                return True
+            blob.unlink(missing_ok=True)
+        _log.warning("%s is not what was fetched: removed", blob)
+        return False
+
+    def _facts_of(self, blob: Path) -> Path:
+        return self.root / "facts" / blob.parent.name / f"{blob.name}.json"
+
+    def _facts(self, blob: Path) -> _Facts | None:
+        try:
+            return _Facts(**json.loads(self._facts_of(blob).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def _keep(self, blob: Path, facts: _Facts) -> None:
+        path = self._facts_of(blob)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        new.write_text(json.dumps(facts._asdict()))
+        new.replace(path)
 
     def fetch(self, store: ObjectStore, obj: StoredObject, advance: Advance) -> str:
         """Makes the blob be there.
@@ -54,6 +155,7 @@ class Cache:
             blob.parent.mkdir(parents=True, exist_ok=True)
             with self._lock(blob, advance) as locked:
                 if self.holds(store, obj):
+                    self.check_access(store, obj)
                     advance(obj.size)
                     return CACHED
                 if locked:  # so whatever is unfinished belongs to a stager that was killed
@@ -63,6 +165,8 @@ class Cache:
                 try:
                     checked = store.get(obj, part, advance)
                     part.chmod(0o444)  # runs reach it through links and must not change it
+                    callers = [store.caller] if store.caller else []
+                    self._keep(blob, _Facts(part.stat().st_mtime_ns, _pieces(part), callers))
                     os.replace(part, blob)
                 finally:
                     part.unlink(missing_ok=True)
@@ -95,3 +199,28 @@ class Cache:
             # Only now that the blob is there: who still waits, or comes and makes a new lock, finds
             # it and fetches nothing. After an error the lock must stay for those that wait.
             lock.unlink(missing_ok=True)
+
+
+def _pieces(path: Path) -> list[str]:
+    with open(path, "rb") as file:
+        count = max(1, -(-os.fstat(file.fileno()).st_size // _PIECE))
+        return [_digest(file) for _ in range(count)]
+
+
+def _is(blob: Path, facts: _Facts, piece: int) -> bool:
+    """Whether a piece of the blob has its digest."""
+    try:
+        with open(blob, "rb") as file:
+            file.seek(piece * _PIECE)
+            return _digest(file) == facts.pieces[piece]
+    except FileNotFoundError:
+        return False
+
+
+def _digest(file: IO[bytes]) -> str:
+    """Of the next piece."""
+    digest, left = hashlib.sha256(), _PIECE
+    while left and (chunk := file.read(min(CHUNK, left))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return digest.hexdigest()

@@ -229,9 +229,10 @@ class S3Store:
     versions, and one object comes down in one stream.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
-        """``client``: a boto3 S3 client, made with ``s3_config``."""
+    def __init__(self, client: Any, bucket: str, prefix: str = "", access_key_id: str = "") -> None:
+        """``client``: a boto3 S3 client, made with ``s3_config``; ``access_key_id``: its own."""
         self._client = client
+        self._access_key_id = access_key_id
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self.endpoint: str = client.meta.endpoint_url
@@ -239,7 +240,14 @@ class S3Store:
 
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""
-        return S3Store(self._client, self.bucket, f"{self.prefix}/{prefix}")
+        return S3Store(self._client, self.bucket, f"{self.prefix}/{prefix}", self._access_key_id)
+
+    @property
+    def caller(self) -> str:
+        """A digest of endpoint and access key, where that is known."""
+        if not self._access_key_id:
+            return ""
+        return hashlib.sha256(f"{self.endpoint} {self._access_key_id}".encode()).hexdigest()[:32]
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key
@@ -270,6 +278,12 @@ class S3Store:
     def identity(self, obj: StoredObject) -> str:
         """Endpoint, bucket, whole key, ETag and size."""
         return json.dumps([self.endpoint, self.bucket, self._key(obj.key), obj.etag, obj.size])
+
+    def check_access(self, obj: StoredObject) -> None:
+        """HEAD, which takes the right to read. Source: Amazon S3's API reference, HeadObject."""
+        name = {"Bucket": self.bucket, "Key": self._key(obj.key), "IfMatch": f'"{obj.etag}"'}
+        with self._errors(obj.key):
+            self._client.head_object(**name)
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
         """Streams the object, digesting as it comes, and compares with what the store says."""

@@ -47,6 +47,10 @@ class ObjectStore(Protocol):
     def uri(self) -> str:
         """``s3://bucket/prefix`` or ``file:///folder``, without a trailing slash."""
 
+    @property
+    def caller(self) -> str:
+        """A text equal for two stores only if the same keys open them; empty: nobody knows."""
+
     def at(self, prefix: str) -> ObjectStore:
         """The store of what lies under ``prefix``; "" is the store itself."""
 
@@ -55,6 +59,9 @@ class ObjectStore(Protocol):
 
     def identity(self, obj: StoredObject) -> str:
         """A text equal for two objects only if their place and content are the same."""
+
+    def check_access(self, obj: StoredObject) -> None:
+        """Asks whether this caller may read the object; raises AccessDenied if not."""
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
         """Writes a new file, flushed to disk and checked.
@@ -120,12 +127,13 @@ def _unusable(uri: str, key: str, why: str) -> StagingError:
     return StagingError(f"{uri}: key {key!r} {why}. Rename or remove the object.", retryable=False)
 
 
-def open_store(uri: str, client: Any = None) -> ObjectStore:
+def open_store(uri: str, client: Any = None, access_key_id: str = "") -> ObjectStore:
     """The store that a uri, as ``ObjectStore.uri`` gives it, names.
 
     Args:
         uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
         client: a boto3 S3 client, for ``s3://`` alone.
+        access_key_id: whose keys the client has, where that is known.
     """
     from ddl_airflow.storage.filesystem import FolderStore
     from ddl_airflow.storage.s3 import S3Store
@@ -138,4 +146,4 @@ def open_store(uri: str, client: Any = None) -> ObjectStore:
         raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")
     if client is None:
         raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
-    return S3Store(client, bucket, prefix)
+    return S3Store(client, bucket, prefix, access_key_id)

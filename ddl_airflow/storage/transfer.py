@@ -192,13 +192,18 @@ def stage(
     facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
     marker = json.dumps(facts | ({"links": "hard"} if closed_cache else {})) + "\n"
 
-    if not _is_staged(destination, marker, objects):
-        missing = [obj for obj in objects if not cache.holds(store, obj)]
+    held = [obj for obj in objects if cache.holds(store, obj)]
+    _for_each(held, lambda obj: cache.check_access(store, obj), workers, _Meter(None, 0, 0))
+    damaged = cache.drop_damaged(store, held)
+    missing = sorted({*objects} - {*held} | {*damaged})
+    # One that is there and not held was changed where it is, and links lead to it.
+    changed = any(cache.path(store, obj).exists() for obj in missing)
+    if damaged or changed or not _is_staged(destination, marker, objects):
         _check_room(cache, store, sum(obj.size for obj in missing))
         meter = _Meter(progress, nbytes, len(objects))
         if len(missing) < len(objects):
-            held = nbytes - sum(obj.size for obj in missing)
-            meter.advance(held, len(objects) - len(missing))
+            there = nbytes - sum(obj.size for obj in missing)
+            meter.advance(there, len(objects) - len(missing))
 
         def fetch(obj: StoredObject) -> None:
             checks[obj.key] = cache.fetch(store, obj, meter.advance)

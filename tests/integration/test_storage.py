@@ -352,6 +352,36 @@ def test_publish_by_a_reader_is_denied_and_changes_nothing(ceph, client, store, 
     assert [o.key for o in store.list()] == ["theirs"]
 
 
+def test_who_may_list_and_not_read_gets_nothing_from_the_cache(
+    ceph, client, store, cache, tmp_path
+):
+    store.put_bytes("theirs", b"1")
+    stage(store, cache, tmp_path / "of-the-owner")
+    pair = ceph.add_user("lister")
+    rights = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": ["arn:aws:iam:::user/lister"]},
+                "Action": ["s3:ListBucket"],
+                "Resource": [f"arn:aws:s3:::{store.bucket}"],
+            }
+        ],
+    }
+    client.put_bucket_policy(Bucket=store.bucket, Policy=json.dumps(rights))
+    keys = s3_client(ceph.endpoint_url, *pair)
+    for theirs in (
+        S3Store(keys, store.bucket, "a prefix"),
+        S3Store(keys, store.bucket, "a prefix", pair[0]),
+    ):
+        assert [obj.key for obj in theirs.list()] == ["theirs"]
+        with pytest.raises(AccessDenied):
+            stage(theirs, cache, tmp_path / "of-the-lister")
+    assert not (tmp_path / "of-the-lister").exists()
+    assert stage(store, cache, tmp_path / "of-the-owner-again").reused == 1
+
+
 def test_publish_that_a_signal_ends_stops_soon_and_leaves_nothing(store, client, tmp_path):
     class Killed(BaseException):
         pass

@@ -17,6 +17,8 @@ import yaml
 from ddl_airflow import __version__, cli
 from ddl_airflow.core.manifest import looks_like_manifest
 from ddl_airflow.demo.site import free_port
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.filesystem import FolderStore
 
 ROOT = Path(__file__).parents[3]
 
@@ -280,6 +282,19 @@ def test_tensorboard_says_what_it_needs(call, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     code, _, err = call("tensorboard", "--workspace", tmp_path)
     assert code == 2 and "pip install 'ddl-airflow[tensorboard]'" in err
+
+
+def test_verify_cache_removes_what_was_changed(call, tmp_path):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a", b"content")
+    cache.fetch(store, obj, lambda count: None)
+    assert call("verify-cache", "--workspace", tmp_path) == (0, "", "")
+    blob = cache.path(store, obj)
+    blob.unlink()
+    blob.write_bytes(b"another")
+    code, out, _ = call("verify-cache", "--workspace", tmp_path)
+    assert code == 1 and f"removed {blob}" in out and not blob.exists()
+    assert call("verify-cache", "--workspace", tmp_path) == (0, "", "")
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["validate"], ["plan", "a", "b"]])

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import AccessDenied, StagingError
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import stage
 
 
 def ignore(nbytes):
@@ -51,7 +53,7 @@ def test_fetch_once_then_cached(tmp_path):
     assert blob.read_bytes() == b"content"
     assert blob.stat().st_mode & 0o777 == 0o444
     assert blob.parent.name == blob.name[:2]
-    assert files_below(tmp_path / "cache") == [blob]
+    assert files_below(tmp_path / "cache" / "blobs") == [blob]
 
 
 def test_fetch_again_when_the_blob_has_a_wrong_size(tmp_path):
@@ -106,3 +108,85 @@ def test_waiting_for_another_stager_ends_when_told_to_stop(tmp_path):
             cache.fetch(store, obj, stop)
         release.set()
         assert other.result() == "size"
+
+
+class Shared(FolderStore):
+    """Whose objects one caller may read, and another may only list."""
+
+    def __init__(self, path, caller, *, may_read):
+        super().__init__(path)
+        self.asked, self._caller, self._may_read = 0, caller, may_read
+
+    @property
+    def caller(self):
+        return self._caller
+
+    def check_access(self, obj):
+        self.asked += 1
+        if not self._may_read:
+            raise AccessDenied(f"{self.uri}/{obj.key}: the keys may not read it")
+
+    def get(self, obj, path, advance):
+        self.check_access(obj)
+        return super().get(obj, path, advance)
+
+
+def test_who_may_only_list_does_not_get_what_another_one_fetched(tmp_path):
+    cache, place = Cache(tmp_path / "cache"), tmp_path / "data"
+    owner, other = Shared(place, "a", may_read=True), Shared(place, "b", may_read=False)
+    unknown = Shared(place, "", may_read=False)
+    obj = owner.put_bytes("a", b"content")
+    stage(owner, cache, tmp_path / "of-a")
+    for store in (other, unknown):
+        with pytest.raises(AccessDenied):
+            cache.fetch(store, obj, ignore)
+        with pytest.raises(AccessDenied):
+            stage(store, cache, tmp_path / "of-b")
+    assert not (tmp_path / "of-b").exists()
+
+
+def test_a_caller_asks_once_and_one_that_nobody_knows_each_time(tmp_path):
+    cache, place = Cache(tmp_path / "cache"), tmp_path / "data"
+    one, other = Shared(place, "a", may_read=True), Shared(place, "b", may_read=True)
+    unknown = Shared(place, "", may_read=True)
+    one.put_bytes("a", b"content")
+    for number in range(3):
+        for store in (one, other, unknown):
+            stage(store, cache, tmp_path / f"{number}{store.caller}")
+    assert (one.asked, other.asked, unknown.asked) == (1, 1, 3)
+
+
+def rewrite(blob, content, *, hide):
+    """Changes a blob where it is, as its owner can; and its time of change back."""
+    found = blob.stat()
+    blob.chmod(0o644)
+    blob.write_bytes(content)
+    if hide:
+        os.utime(blob, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_blob_that_was_changed_where_it_is_is_fetched_again(tmp_path, hide, again):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    found = [store.put_bytes(name, name.encode() * 100) for name in "abc"]
+    stage(store, cache, tmp_path / "first")
+    rewrite(cache.path(store, found[1]), b"x" * 100, hide=hide)
+    done = stage(store, cache, tmp_path / ("first" if again else "second"))
+    assert (done.fetched, done.reused) == (1, 2)
+    for folder in ("first", "second")[: 1 if again else 2]:
+        assert (tmp_path / folder / "b").read_bytes() == b"b" * 100
+
+
+def test_verify_reads_all_of_it_and_removes_what_is_not_what_was_fetched(tmp_path):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    large = store.put_bytes("large", bytes(33 * 2**20))
+    found = [large, store.put_bytes("empty", b""), store.put_bytes("small", b"1")]
+    for obj in found:
+        cache.fetch(store, obj, ignore)
+    assert list(cache.verify()) == []
+    blob = cache.path(store, large)
+    rewrite(blob, bytes(33 * 2**20 - 1) + b"x", hide=True)  # in its last piece
+    assert list(cache.verify()) == [blob] and not blob.exists()
+    assert list(cache.verify()) == []
+    assert [cache.holds(store, obj) for obj in found] == [False, True, True]

@@ -12,6 +12,7 @@ import io
 import botocore.exceptions as aws
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 
 from ddl_airflow.core.errors import (
@@ -220,3 +221,16 @@ def test_a_service_without_conditions_is_said_and_written_to(client, monkeypatch
         client.meta.events.unregister("before-send.s3.PutObject", refuse)
     assert store.read_bytes("p") == b"2"
     assert "does not write on conditions: of two processes" in caplog.text
+
+
+def test_access_is_asked_for_with_the_callers_keys(client):
+    client.put_object(Bucket="bucket", Key="access/a", Body=b"content")
+    store = S3Store(client, "bucket", "access", "K")
+    (obj,) = store.list()
+    store.check_access(obj)
+    with Stubber(client) as stub:
+        stub.add_client_error("head_object", "403", http_status_code=403)
+        with pytest.raises(AccessDenied, match="access/a"):
+            store.check_access(obj)
+    assert store.caller == store.at("b").caller != S3Store(client, "bucket", "access", "L").caller
+    assert S3Store(client, "bucket", "access").caller == ""
