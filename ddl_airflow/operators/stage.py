@@ -131,6 +131,12 @@ class StageDataOperator(StepOperator):
 
         code = snapshot(Path(self.code), layout.code, map(Path, self.not_code))
         layout.give_to_ranks(layout.code)
+        for name in code.left_out:
+            self.log.warning(
+                "code: %s is a link that leads out of %s, and is not copied. Put there what it "
+                "leads to.",
+                *(name, self.code),
+            )
         for command in self.commands:
             check_command(command, layout.code, rank_python(self.python))
         self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)

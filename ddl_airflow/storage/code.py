@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class CodeSnapshot:
     Attributes:
         digest: ``sha256:…`` over the sorted files' names and contents.
         files: relative names.
+        left_out: links that lead out of the folder, which were not followed.
         commit: the git commit that is checked out there, or empty. The files may differ from it;
             what they were is in the digest.
     """
@@ -35,6 +37,7 @@ class CodeSnapshot:
     digest: str
     files: tuple[str, ...]
     commit: str
+    left_out: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """For the lineage."""
@@ -48,10 +51,11 @@ class CodeSnapshot:
 def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) -> CodeSnapshot:
     """Copies the scripts, without manifests (they may hold keys), hidden files and caches.
 
-    The destination is replaced as a whole.
+    The destination is replaced as a whole. What a link leads to outside the folder is not the
+    author's to give: Airflow may read what the author, and the ranks, may not.
 
     Args:
-        source: folder of the scripts; links in it are followed.
+        source: folder of the scripts; links to what is in it are followed.
         destination: where the copy goes.
         leave_out: folders in it that are no code: data and results of a manifest beside them.
 
@@ -62,7 +66,7 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
     """
     if not source.is_dir():
         raise SourceMissing(f"code: {source} is not a folder. Set `code:` in the manifest.")
-    names = _scripts(source, {folder.resolve() for folder in leave_out})
+    names, left_out = _scripts(source, {folder.resolve() for folder in leave_out})
     total = sum((source / name).stat().st_size for name in names)
     if total > _MOST_BYTES:
         largest = max(names, key=lambda name: (source / name).stat().st_size)
@@ -72,10 +76,11 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
             retryable=False,
         )
     if not names:
-        raise SourceMissing(f"code: {source} holds no file. Set `code:` in the manifest.")
+        links = f" but links that lead out of it ({', '.join(left_out[:3])})" if left_out else ""
+        raise SourceMissing(f"code: {source} holds no file{links}. Set `code:` in the manifest.")
     with os_errors(destination, total):
         digest = _copy(source, names, destination)
-    return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source))
+    return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source), tuple(left_out))
 
 
 def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
@@ -86,7 +91,7 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
         for name in names:
             target = partial / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / name, target)
+            _copy_file((source / name).resolve(), target)
             content = hashlib.sha256(target.read_bytes()).hexdigest()
             digest.update(f"{name}\0{content}\n".encode())
         shutil.rmtree(destination, ignore_errors=True)
@@ -97,10 +102,25 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
     return digest.hexdigest()
 
 
-def _scripts(source: Path, seen: set[Path]) -> list[str]:
-    names = []
+def _copy_file(source: Path, target: Path) -> None:
+    # What has become a link since it was looked at is an error.
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as reader:
+        with open(target, "xb") as writer:
+            shutil.copyfileobj(reader, writer)
+        found = os.fstat(reader.fileno())
+    target.chmod(stat.S_IMODE(found.st_mode) & 0o777)
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
+    """Names of the scripts, and of links that lead out of the folder."""
+    names, left_out, top = [], [], source.resolve()
     for folder, folders, files in os.walk(source, followlinks=True):
         real = Path(folder).resolve()
+        if not real.is_relative_to(top):
+            left_out.append(Path(folder).relative_to(source).as_posix())
+            folders.clear()
+            continue
         if real in seen:  # left out, or a link that leads back
             folders.clear()
             continue
@@ -112,12 +132,15 @@ def _scripts(source: Path, seen: set[Path]) -> list[str]:
             path = Path(folder, file)
             if file.startswith(".") or not path.is_file():
                 continue
+            if not path.resolve().is_relative_to(top):
+                left_out.append(path.relative_to(source).as_posix())
+                continue
             if path.suffix in (".yml", ".yaml") and looks_like_manifest(
                 file, path.read_text("utf-8", "replace")
             ):
                 continue
             names.append(path.relative_to(source).as_posix())
-    return sorted(names)
+    return sorted(names), sorted(left_out)
 
 
 def _commit(folder: Path) -> str:

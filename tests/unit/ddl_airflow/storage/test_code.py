@@ -73,11 +73,33 @@ def test_digest_depends_on_names_and_contents_alone(source, tmp_path):
     assert len({first, changed, renamed}) == 3
 
 
-def test_folder_that_is_a_link_is_copied_too(source, tmp_path):
-    (tmp_path / "common").mkdir()
-    (tmp_path / "common" / "data.py").write_text("x = 1\n")
-    (source / "common").symlink_to(tmp_path / "common")
-    assert "common/data.py" in snapshot(source, tmp_path / "code").files
+def test_links_to_what_is_in_the_folder_are_followed(source, tmp_path):
+    (source / "common").symlink_to(source / "lib")
+    (source / "same.py").symlink_to("train.py")
+    (tmp_path / "site").symlink_to(source)  # as where the folder is reached by one
+    taken = snapshot(tmp_path / "site", tmp_path / "code")
+    assert {"same.py", "train.py"} < set(taken.files) and taken.left_out == ()
+    assert {"lib/net.py", "common/net.py"} & set(taken.files)
+    assert (tmp_path / "code" / "same.py").read_text() == "import lib.net\n"
+
+
+def test_links_that_lead_out_of_the_folder_are_not_followed(source, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "airflow.cfg").write_text("fernet_key = secret")
+    (others / "manifest.yml").write_text("model_definition:\n")
+    for name, place in (("folder", others), ("a.cfg", others / "airflow.cfg")):
+        (source / name).symlink_to(place)
+    (source / "m.yml").symlink_to(others / "manifest.yml")
+    (source / "folder2").symlink_to("folder")
+    (source / "all").symlink_to("/")
+    taken = snapshot(source, tmp_path / "code")
+    assert taken.files == ("lib/net.py", "train.py")
+    assert taken.left_out == ("a.cfg", "all", "folder", "folder2", "m.yml")
+    for script in (source / "train.py", source / "lib" / "net.py"):
+        script.unlink()
+    with pytest.raises(SourceMissing, match="but links that lead out of it .a.cfg, all, folder"):
+        snapshot(source, tmp_path / "code")
 
 
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
