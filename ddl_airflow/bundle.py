@@ -14,7 +14,7 @@ changes and then only, so that Airflow parses at once what changed, and nothing 
         manifests/<sha256>        the texts
 
 A version is the digest of its listing. Versions are what lets a run finish with the manifest that
-it began with.
+it began with. A text with keys written out is kept for a day after its change, others for a month.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from airflow.sdk.exceptions import AirflowException
 from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
+    KEYS_FORGOTTEN,
     REDACTED,
     label,
     load_manifest_text,
@@ -60,6 +61,8 @@ _SETTLED_S = 2.0
 _PARSED_S = 5.0
 _DAY_S = 24 * 3600.0
 _KEPT_S = 30 * _DAY_S
+_KEYS_KEPT_S = _DAY_S
+_LOOK_EVERY_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +98,7 @@ class ManifestBundle(BaseDagBundle):
         super().__init__(**kwargs)
         self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
         self._latest: str | None = None
+        self._look_for_keys = 0.0
         self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
         # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
         self._seen: dict[str, tuple[tuple[int, ...], tuple[_Entry, str | None] | None]] = {}
@@ -139,12 +143,16 @@ class ManifestBundle(BaseDagBundle):
             listing = self._list()
             version = self._version_of(listing)
             if version != self._latest:
+                self._note_changed(listing)
                 self._write_listing(version, listing)
                 written = self._write_stubs(self.path, listing)
                 if self._latest is not None:  # at its start the DAG processor parses them all
                     self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
                 self._latest = version
                 self._forget_old()
+            if time.time() >= self._look_for_keys:
+                self._look_for_keys = time.time() + _LOOK_EVERY_S
+                self._forget_keys()
             self._touch_again()
 
     def _touch_again(self) -> None:
@@ -297,6 +305,10 @@ class ManifestBundle(BaseDagBundle):
                     "[dag_processor] dag_bundle_storage_path, or run with the newest version."
                 )
             self._write_listing(version, listing)
+            self._forget_keys()
+        for name, entry in listing.items():
+            if entry.text and not self._kept(entry.text).exists():
+                listing = {**listing, name: _Entry("", unreadable=KEYS_FORGOTTEN)}
         self.versions_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=self.versions_dir) as folder:
             new = Path(folder, "version")
@@ -318,6 +330,23 @@ class ManifestBundle(BaseDagBundle):
             return None
         entries = json.loads(path.read_bytes())
         return {n: _Entry(text, why, tuple(c)) for n, (text, why, c) in entries.items()}
+
+    def _note_changed(self, listing: _Listing) -> None:
+        """Has the texts that no manifest has any more begin to age."""
+        now = {entry.text for entry in listing.values()}
+        for text in {entry.text for entry in self._known().values()} - now - {""}:
+            with suppress(FileNotFoundError):
+                os.utime(self._kept(text))
+
+    def _forget_keys(self) -> None:
+        """Deletes texts with keys that no manifest has had for a day."""
+        now = {entry.text for entry in self._known().values()}
+        folder = self.base_dir / "manifests"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name in now or time.time() - path.stat().st_mtime < _KEYS_KEPT_S:
+                continue
+            if _without_keys(content := path.read_bytes()) != content:
+                path.unlink()
 
     def _forget_old(self) -> None:
         """Deletes listings of a month ago and the texts that no other one has."""
@@ -371,6 +400,9 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     """Writes a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    new.write_bytes(content)
-    new.chmod(mode)
+    new.unlink(missing_ok=True)
+    # Never open to more than it shall be: there may be keys in it.
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
     new.replace(path)

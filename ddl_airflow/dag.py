@@ -29,6 +29,7 @@ from ddl_airflow.core.errors import (
     ManifestSyntaxError,
 )
 from ddl_airflow.core.manifest import (
+    KEYS_FORGOTTEN,
     REDACTED,
     Manifest,
     label,
@@ -241,7 +242,10 @@ def _built(claim: _Loaded, shown_as_code: Path | None) -> DAG:
 
 
 def _unreadable(source: str, reason: str) -> ManifestError:
-    issue = ManifestIssue(0, "", f"cannot be read: {reason}", "Correct its permissions.")
+    fix = "Correct its permissions."
+    if reason == KEYS_FORGOTTEN:
+        fix = "Start another run; and use conn_id, with which manifests are kept for a month."
+    issue = ManifestIssue(0, "", f"cannot be read: {reason}", fix)
     return ManifestSyntaxError(source, [issue])
 
 

@@ -70,6 +70,12 @@ def experiments(workspace: Path) -> Path:
     return workspace / "experiments"
 
 
+def make_workspace(folder: Path) -> None:
+    """Makes the workspace, closed to other users; one that the site has made keeps its rights."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(_OURS, exist_ok=True)
+
+
 @dataclass(frozen=True)
 class RunLayout:
     """The folder of one training.
@@ -179,12 +185,11 @@ class RunLayout:
 
     def create(self) -> None:
         """Makes the folders of the run, and gives them their rights."""
+        make_workspace(self.workspace)
         if self.ranks_group is None:
             for folder in self.folders:
                 folder.mkdir(parents=True, exist_ok=True)
             return
-        if not self.workspace.exists():
-            self.workspace.mkdir(_PASSAGE, parents=True)
         # Others may go through, also where the site made it; beneath it, they may not even list.
         self.workspace.chmod(stat.S_IMODE(self.workspace.stat().st_mode) | 0o001)
         self.cache.mkdir(exist_ok=True)

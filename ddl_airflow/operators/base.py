@@ -25,7 +25,7 @@ from ddl_airflow.core.errors import (
     SubmitFailed,
     TimedOut,
 )
-from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
+from ddl_airflow.core.layout import RunLayout, is_experiment, make_workspace, training_id
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.launchers.run_as import account
@@ -138,6 +138,7 @@ class StepOperator(BaseOperator):
                 # Airflow takes any name in a run's conf, and makes a parameter of it.
                 check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
+                    make_workspace(layout.workspace)
                     if layout.experiment_id:
                         self._claim(layout)
                     layout.create()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddl_airflow.core.manifest.folder import (
+    KEYS_FORGOTTEN,
     REDACTED,
     label,
     manifests_in,
@@ -24,6 +25,7 @@ from ddl_airflow.core.manifest.sections.places import Connection, Credentials, L
 from ddl_airflow.core.manifest.sections.schedule import Schedule
 
 __all__ = [
+    "KEYS_FORGOTTEN",
     "REDACTED",
     "Connection",
     "Credentials",

@@ -14,6 +14,8 @@ from ddl_airflow.core.manifest.model import Manifest
 
 # The ending of a copy without keys.
 REDACTED = ".redacted"
+# Why a manifest of an earlier version is gone (ddl_airflow.bundle).
+KEYS_FORGOTTEN = "keys were written out in it, and it was changed more than a day ago"
 _LONGEST_LABEL = 300
 
 

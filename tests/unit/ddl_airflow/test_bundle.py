@@ -294,6 +294,60 @@ def test_copies_are_as_private_as_the_manifest(bundle, folder, literal_keys):
     assert holding == []
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_keys_are_on_disk_as_private_as_the_manifest_from_the_first_byte(
+    bundle, folder, literal_keys, monkeypatch, umask
+):
+    path = folder / "manifest.yml"
+    path.write_text(literal_keys[0])
+    path.chmod(0o600)
+    open_to_others = []
+
+    def looking(change):
+        def changed(what, mode, **more):
+            found = os.fstat(what) if isinstance(what, int) else os.stat(what)
+            open_to_others.append(found.st_size and found.st_mode & 0o77 and mode & 0o77 == 0)
+            change(what, mode, **more)
+
+        return changed
+
+    monkeypatch.setattr(os, "chmod", looking(os.chmod))
+    monkeypatch.setattr(os, "fchmod", looking(os.fchmod))
+    before = os.umask(umask)
+    try:
+        bundle.refresh()
+    finally:
+        os.umask(before)
+    assert open_to_others and not any(open_to_others)
+
+
+def test_a_text_with_keys_is_kept_for_a_day_after_its_change(
+    bundle, make_bundle, folder, literal_keys, write_manifest, monkeypatch
+):
+    def kept() -> list[str]:
+        return [path.read_text() for path in (bundle.base_dir / "manifests").iterdir()]
+
+    text, keys = literal_keys
+    (folder / "manifest.yml").write_text(text)
+    write_manifest(folder / "a", "first")
+    os.utime(folder / "manifest.yml", (1e9, 1e9))
+    bundle.refresh()
+    version = version_of(bundle)
+    (folder / "manifest.yml").write_text(text.replace(*keys))
+    write_manifest(folder / "a", "second")
+    bundle.refresh()
+    assert len(kept()) == 4 and text in kept()  # a run may go on with it
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    bundle.refresh()
+    assert len(kept()) == 3 and text not in kept() and text.replace(*keys) in kept()
+    old = make_bundle(version)
+    old.initialize()
+    found = parsed(old)
+    assert found["a/manifest.yml.py"].dag_id == "first"
+    assert "cannot be read: keys were written out in it" in str(found["manifest.yml.py"])
+
+
 def test_what_cannot_be_read_is_an_error_of_its_own(bundle, folder, write_manifest):
     write_manifest(folder / "good", "first")
     (folder / "bad").mkdir()

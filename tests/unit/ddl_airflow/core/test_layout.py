@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,20 @@ def test_create_makes_what_ranks_write_to_and_keeps_what_is_there(tmp_path):
         assert folder.is_dir()
     assert not layout.staged.exists()  # staging renames a whole folder there
     assert (layout.checkpoints / "model-10").read_text() == "kept"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_a_workspace_is_closed_to_others_unless_the_site_has_made_it(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        RunLayout(tmp_path / "new" / "ddl", "mnist", "mnist-1").create()
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site").chmod(0o750)
+        RunLayout(tmp_path / "site", "mnist", "mnist-1").create()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new/ddl", "site")]
+    assert modes == [0o700, 0o750]
 
 
 def test_trainings_of_one_experiment_share_its_folder():
