@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import Param
@@ -14,10 +15,15 @@ from ddl_airflow.core.plan import Plan
 _RUN = "This run"
 
 
-def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
+def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict[str, Param]:
     """The fields of the trigger form, by name, with the manifest's values as defaults.
 
     Airflow holds what is entered, or sent as ``conf``, to them and refuses the rest (status 400).
+
+    Args:
+        manifest: as loaded.
+        steps: its plan.
+        launchers: kinds that the site leaves to runs, besides the manifest's own.
     """
     fields = {name: _parameter(one) for name, one in manifest.parameters.items()}
     fields["nodes"] = Param(
@@ -28,17 +34,22 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
         type="integer",
         minimum=1,
         # What a task takes of a pool is fixed before anybody fills in the form.
-        maximum=steps.train.nodes if steps.train.place.pool else manifest.compute.nodes or 4096,
+        maximum=_most_nodes(manifest, steps),
     )
     if manifest.distribution == "mpi":  # the other one has no choice
         fields["launcher"] = Param(
             manifest.launcher.kind,
             title="Launcher",
             description="local: the host of the Airflow worker. slurm: a job of a Slurm cluster, "
-            "with what the manifest's launcher asks for.",
+            "with what the manifest's launcher asks for. The manifest's, or one that the site "
+            "leaves to runs ([ddl] manifest_rights).",
             section=_RUN,
             type="string",
-            enum=list(LAUNCHER_KINDS),
+            enum=[
+                kind
+                for kind in LAUNCHER_KINDS
+                if kind == manifest.launcher.kind or kind in launchers
+            ],
         )
     if len(manifest.commands) == 1:  # commands of its own choose by themselves
         fields["checkpoint"] = Param(
@@ -80,6 +91,13 @@ def form(manifest: Manifest, steps: Plan) -> dict[str, Param]:
     return fields
 
 
+def _most_nodes(manifest: Manifest, steps: Plan) -> int:
+    """The manifest's; or as many as the site has, where it says so and none were set aside."""
+    if steps.train.place.pool or manifest.compute.nodes is None:
+        return steps.train.nodes
+    return manifest.compute.nodes
+
+
 def _nodes(manifest: Manifest, steps: Plan) -> str:
     each = f"Each runs {manifest.slots} rank(s)."
     if manifest.distribution == "parameter_server":
@@ -91,6 +109,8 @@ def _nodes(manifest: Manifest, steps: Plan) -> str:
     if pool:
         taken = f"{steps.train.pool_slots} slot(s) of the pool {pool}"
         return f"{each} At most the manifest's: the training takes {taken} whatever is entered."
+    if manifest.compute.nodes is None:
+        return f"{each} At most the manifest's: the site does not say how many it has."
     return each
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pendulum import timezone
 
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest, redacted_text
+from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
@@ -71,7 +73,14 @@ def dag_from(
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
+    rights = rights_of(conf.get("ddl", "manifest_rights", fallback=""), path.parent)
+    _check_rights(manifest, path, rights)
     _check_executors(steps, manifest)
+    if rights is not None:
+        # Of the data alone: results are written, and what is there is not read.
+        data = steps.stage_data.dataset
+        data = replace(data, within=(path.parent.resolve(), *rights.paths))
+        steps = replace(steps, stage_data=replace(steps.stage_data, dataset=data))
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
@@ -85,7 +94,7 @@ def dag_from(
         default_args={"on_failure_callback": [say_error, *failed] if failed else None},
     ) as dag:
         dag.shown_as_code = shown_as_code
-        fields = form(manifest, steps)
+        fields = form(manifest, steps, (rights and rights.launchers) or ())
         _tasks(steps, list(fields), manifest)
     # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
     # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
@@ -158,6 +167,16 @@ def _changed_data(steps: Plan) -> Asset:
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")
     changed.watchers = [AssetWatcher(name=f"{steps.dag_id} data", trigger=watch)]
     return changed
+
+
+def _check_rights(manifest: Manifest, path: Path, rights: Rights | None) -> None:
+    """Raises ManifestInvalid if the manifest names what is not its to name."""
+    issues = [
+        ManifestIssue(manifest.line_of(found.field), *found)
+        for found in beyond(manifest, path.parent, rights)
+    ]
+    if issues:
+        raise ManifestInvalid(manifest.source, issues)
 
 
 def _check_executors(steps: Plan, manifest: Manifest) -> None:

@@ -137,6 +137,19 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/etc/airflow/compute.yml",
                         "version_added": "0.1.0",
                     },
+                    "manifest_rights": {
+                        "description": (
+                            "What manifests may name, by the folder that they lie in: Airflow "
+                            "connections, folders outside their own, launchers. A YAML file, or "
+                            "the table itself as JSON; docs/cluster.md has its fields. Manifests "
+                            "of other folders may then name none. Empty: all may name what they "
+                            "like."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "/etc/airflow/rights.yml",
+                        "version_added": "0.1.0",
+                    },
                     "manifest_variables": {
                         "description": (
                             "Environment variables that manifests may read with ${NAME} in a "

@@ -24,10 +24,12 @@ class StoreReference:
     Attributes:
         uri: ``s3://bucket/prefix`` or ``file:///folder``; never ends with a slash.
         connection: keys, or where to find them; None for a folder.
+        within: folders out of which no link of that folder may lead; None: it may.
     """
 
     uri: str
     connection: Connection | None = None
+    within: tuple[Path, ...] | None = None
 
     def view(self) -> dict[str, str]:
         """What may be shown: everything but keys."""

@@ -81,7 +81,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
     """
     connection = reference.connection
     if connection is None:
-        return open_store(reference.uri)
+        return open_store(reference.uri, within=reference.within)
     if connection.conn_id:
         return open_store(reference.uri, *_client_of_connection(connection.conn_id))
     from ddl_airflow.storage.s3 import s3_client

@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -138,9 +138,20 @@ class FolderStore:
     """Files under ``path/prefix``. Links to files and folders are followed.
 
     A file counts as unchanged while its time of change and size are the same.
+
+    Args:
+        path: the folder.
+        prefix: what is under it.
+        within: folders out of which no link is followed; None: every link is.
     """
 
-    def __init__(self, path: str | os.PathLike[str], prefix: str = "") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        prefix: str = "",
+        within: Sequence[Path] | None = None,
+    ) -> None:
+        self._within = within
         # Not resolved: the user's own name for the folder is what messages and lineage show.
         self.path = Path(os.path.abspath(path))
         self.prefix = prefix.strip("/")
@@ -151,7 +162,7 @@ class FolderStore:
 
     def at(self, prefix: str) -> FolderStore:
         """The store of a folder inside this one."""
-        return FolderStore(self.path, f"{self.prefix}/{prefix}")
+        return FolderStore(self.path, f"{self.prefix}/{prefix}", self._within)
 
     def list(self) -> list[StoredObject]:
         """All files below, sorted by key."""
@@ -160,6 +171,7 @@ class FolderStore:
 
     def _walk(self, folder: Path, parents: frozenset[Path]) -> Iterator[StoredObject]:
         here = folder.resolve()
+        self._check_within(folder, here)
         if here in parents:
             raise StagingError(
                 f"{folder} links to a folder above itself. Remove the link.", retryable=False
@@ -168,7 +180,19 @@ class FolderStore:
             if path.is_dir():
                 yield from self._walk(path, parents | {here})
             elif not path.name.startswith(PART_PREFIX):
+                self._check_within(path)
                 yield self._object(path.relative_to(self._root).as_posix(), path.stat())
+
+    def _check_within(self, path: Path, real: Path | None = None) -> None:
+        if self._within is None:
+            return
+        real = path.resolve() if real is None else real
+        if not any(real.is_relative_to(folder) for folder in self._within):
+            raise StagingError(
+                f"{path} leads to {real}, which manifests of that folder may not read ([ddl] "
+                "manifest_rights). Put there what it leads to.",
+                retryable=False,
+            )
 
     def _object(self, key: str, found: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(found.st_mode):
@@ -199,6 +223,7 @@ class FolderStore:
         """A copy: a link would let a later edit of the file change what was staged."""
         source = self._path(obj.key)
         with os_errors(path, obj.size):
+            self._check_within(source)
             _copy(source, path, advance)
             if self._object(obj.key, source.stat()) != obj or path.stat().st_size != obj.size:
                 raise TransferCorrupt(

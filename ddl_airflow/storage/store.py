@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,20 +127,26 @@ def _unusable(uri: str, key: str, why: str) -> StagingError:
     return StagingError(f"{uri}: key {key!r} {why}. Rename or remove the object.", retryable=False)
 
 
-def open_store(uri: str, client: Any = None, access_key_id: str = "") -> ObjectStore:
+def open_store(
+    uri: str,
+    client: Any = None,
+    access_key_id: str = "",
+    within: Sequence[Path] | None = None,
+) -> ObjectStore:
     """The store that a uri, as ``ObjectStore.uri`` gives it, names.
 
     Args:
         uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
         client: a boto3 S3 client, for ``s3://`` alone.
         access_key_id: whose keys the client has, where that is known.
+        within: folders out of which no link may lead, for ``file://``; None: links are followed.
     """
     from ddl_airflow.storage.filesystem import FolderStore
     from ddl_airflow.storage.s3 import S3Store
 
     scheme, _, rest = uri.partition("://")
     if scheme == "file" and rest.startswith("/"):
-        return FolderStore(Path(unquote(rest)))
+        return FolderStore(Path(unquote(rest)), within=within)
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
         raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")

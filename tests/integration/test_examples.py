@@ -98,12 +98,12 @@ def test_what_the_form_does_not_allow_starts_no_run(site, finished):
 
 
 def test_dry_run_skips_every_step_and_publishes_nothing(site, object_store, finished):
-    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 4, "launcher": "slurm"})
+    run_id = site.trigger("mnist-keras", {"dry_run": True, "nodes": 1})
     site.wait_for_run("mnist-keras", run_id, 60)
     states = {name: t["state"] for name, t in site.task_instances("mnist-keras", run_id).items()}
     assert set(states.values()) == {"skipped"} and "upload_results" in states
     said = site.task_log("mnist-keras", run_id, "stage_data")
-    assert "would start 4 rank(s): sbatch" in said
+    assert "would start 1 rank(s): " in said
     store = S3Store(object_store.client, RESULTS_BUCKET, training_id("mnist-keras", run_id))
     assert store.list() == []
 

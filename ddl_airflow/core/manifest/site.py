@@ -1,13 +1,13 @@
-"""The site's table of compute: ``[ddl] compute``, over the built-in one."""
+"""The site's table of compute: ``[ddl] compute``, over the built-in one; and how such are read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -19,6 +19,7 @@ from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.values import Text, Whole, truth
 
 _INLINE = "[ddl] compute"
+_Parsed = TypeVar("_Parsed")
 # Columns of Airflow's database.
 _MAX_NAME = 256
 
@@ -107,25 +108,39 @@ _RULES = (Rule(("compute",), _slots_are_known, warning=False),)
 
 
 def read_table(setting: str) -> Mapping[str, Compute]:
-    """What ``ddl_airflow.core.compute.compute_table`` says of a setting that is not empty.
+    """What ``ddl_airflow.core.compute.compute_table`` says of a setting that is not empty."""
+    return read_setting(setting, _INLINE, _parsed)
 
-    A file is read once, and again when it has changed.
+
+def read_setting(setting: str, name: str, parsed: Callable[[bytes, str], _Parsed]) -> _Parsed:
+    """A table of the site's. A file is read once, and again when it has changed.
+
+    Args:
+        setting: a path, or the table itself where it begins with a brace.
+        name: of the setting, as messages have it.
+        parsed: text and its source to the table; keeps what it made last.
+
+    Raises:
+        ManifestError: the file cannot be read, or as ``parsed``.
     """
     if setting.startswith("{"):
-        return _parsed(setting.encode(), _INLINE)
+        return parsed(setting.encode(), name)
     path = Path(setting).expanduser()
     try:
         found = path.stat()
-        return _read(path, found.st_mtime_ns, found.st_size)
+        table: _Parsed = _read(path, found.st_mtime_ns, found.st_size, parsed)
+        return table
     except OSError as error:
-        fix = f"Correct {_INLINE} in Airflow's configuration, or the rights of the file."
+        fix = f"Correct {name} in Airflow's configuration, or the rights of the file."
         issue = ManifestIssue(0, "", f"cannot be read: {error.strerror}", fix)
         raise ManifestSyntaxError(os.fspath(path), [issue]) from error
 
 
-@lru_cache(1)
-def _read(path: Path, changed_ns: int, size: int) -> Mapping[str, Compute]:
-    return _parsed(path.read_bytes(), os.fspath(path))
+@lru_cache(4)  # more than there are settings
+def _read(
+    path: Path, changed_ns: int, size: int, parsed: Callable[[bytes, str], _Parsed]
+) -> _Parsed:
+    return parsed(path.read_bytes(), os.fspath(path))
 
 
 @lru_cache(1)

@@ -178,6 +178,25 @@ def test_the_sites_table_says_where_each_step_runs(tmp_path, write_manifest, mon
         assert where == ("transfers", 1, "io", "LocalExecutor")
 
 
+def test_a_manifest_that_names_what_is_not_its_own_is_an_error_of_its_own(
+    tmp_path, write_manifest, monkeypatch
+):
+    ours = write_manifest(tmp_path / "ours", "ours")
+    theirs = write_manifest(tmp_path / "theirs", "theirs")
+    for path in (ours, theirs):
+        path.write_text(path.read_text().replace("{path: ./data}", "{path: /srv/ours/mnist}"))
+    rights = {"rights": {str(ours.parent): {"paths": ["/srv/ours"], "launchers": ["slurm"]}}}
+    monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
+    ours.write_text(ours.read_text() + "launcher: {kind: slurm}\n")
+    dags = dags_from(tmp_path)
+    assert len(dags) == 2
+    dataset = dags["ours"].get_task("stage_data")._reference
+    assert dataset.within == (ours.parent, Path("/srv/ours"))
+    assert dags["ours"].params.get_param("launcher").schema["enum"] == ["slurm"]
+    with pytest.raises(ManifestProblem, match="theirs/manifest.yml:9: .*source.path: /srv/ours"):
+        DagSerialization.to_dict(next(dag for name, dag in dags.items() if name != "ours"))
+
+
 def test_a_broken_table_is_one_import_error_that_names_it(tmp_path, write_manifest, monkeypatch):
     for name in ("a", "b"):
         write_manifest(tmp_path / name, name)

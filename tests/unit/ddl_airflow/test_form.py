@@ -51,6 +51,25 @@ def test_nodes_are_bounded_by_what_was_set_aside_and_by_what_there_is():
     assert "takes 6 slot(s) of the pool gpus whatever is entered" in pooled.description
 
 
+def test_who_triggers_chooses_no_more_than_the_manifest_and_the_site_allow(tmp_path):
+    path = FULL.with_name("folders.yml")
+    manifest = load_manifest(path)
+    asked = plan(manifest, path).train.nodes
+
+    def fields(*launchers: str) -> ParamsDict:
+        return ParamsDict(form(manifest, plan(manifest, path), launchers))
+
+    nodes = fields().get_param("nodes")
+    assert nodes.schema["maximum"] == asked and "At most the manifest's" in nodes.description
+    for name, value in (("nodes", 4096), ("launcher", "slurm")):
+        with pytest.raises(ParamValidationError):
+            fields().update({name: value})
+    taken = fields("slurm", "local")
+    taken.update({"launcher": "slurm"})
+    assert taken.validate()["launcher"] == "slurm"
+    assert fields("slurm").get_param("launcher").schema["enum"] == ["local", "slurm"]
+
+
 @pytest.mark.parametrize("path", sorted(FULL.parent.glob("*.yml")), ids=lambda path: path.name)
 def test_defaults_are_what_airflow_allows(path):
     # Which a parse does not ask it.
@@ -65,7 +84,7 @@ def test_defaults_are_what_airflow_allows(path):
         {"learning_rate": 1},
         {"optimizer": "sgd"},
         {"augment": False},
-        {"nodes": 1, "launcher": "local", "checkpoint": "latest"},
+        {"nodes": 1, "launcher": "slurm", "checkpoint": "latest"},
         {"attempts": 1, "dry_run": True, "launcher": "slurm"},
         {"checkpoint": "0"},
         {"experiment_id": "digits-2_b.c"},
@@ -86,6 +105,8 @@ def test_what_the_manifest_allows_is_taken(fields, conf):
         {"augment": "yes"},
         {"nodes": 0},
         {"launcher": "fake"},
+        {"launcher": "local"},
+        {"nodes": 4},
         {"nodes": 1.5},
         {"checkpoint": "newest"},
         {"checkpoint": "1; rm"},

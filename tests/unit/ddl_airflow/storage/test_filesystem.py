@@ -39,6 +39,28 @@ def file_size_limit(nbytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_links_lead_to_no_other_folders_than_may_be_read(tmp_path):
+    data, shared, other = (tmp_path / name for name in ("data", "shared", "other"))
+    for folder in (data, shared, other):
+        folder.mkdir()
+        (folder / "a").write_text(folder.name)
+    (data / "b").symlink_to(shared / "a")
+    (data / "c").symlink_to(shared)
+    store = FolderStore(data, within=[data, shared])
+    assert [obj.key for obj in store.list()] == ["a", "b", "c/a"]
+    for name, place in (("file", other / "a"), ("folder", other)):
+        (data / name).symlink_to(place)
+        with pytest.raises(StagingError, match=rf"data/{name} leads to .*/other"):
+            store.list()
+        (data / name).unlink()
+    # Changed since it was listed.
+    (found, *_) = store.list()
+    (data / "a").unlink()
+    (data / "a").symlink_to(other / "a")
+    with pytest.raises(StagingError, match="data/a leads to"):
+        store.get(found, tmp_path / "copy", lambda count: None)
+
+
 def test_list_gives_nested_files_sorted_and_follows_links(tmp_path):
     store = FolderStore(tmp_path / "data")
     for index, key in enumerate(["b/x ü", "a", "b/c/d"]):

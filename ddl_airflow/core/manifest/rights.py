@@ -1,0 +1,169 @@
+"""The site's rights of manifests: ``[ddl] manifest_rights``, by the folder that they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from ddl_airflow.core.manifest.load import read_fields
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule
+from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.launcher import LAUNCHER_KINDS
+from ddl_airflow.core.manifest.sections.places import Reference
+from ddl_airflow.core.manifest.site import read_setting
+from ddl_airflow.core.manifest.values import Text
+
+SETTING = "[ddl] manifest_rights"
+
+
+class _Rights(Section):
+    connections: tuple[Text, ...] = Field(
+        default=(),
+        description="Ids of Airflow connections; * is any text.",
+        examples=[["vision_*"]],
+    )
+    paths: tuple[Text, ...] = Field(
+        default=(), description="Folders outside the manifest's own.", examples=[["/data/vision"]]
+    )
+    launchers: tuple[Text, ...] | None = Field(
+        default=None,
+        description="Kinds of launcher, which runs may choose too; by default any in a manifest, "
+        "and no other in its runs.",
+        examples=[["slurm"]],
+    )
+
+
+class _Table(Section):
+    rights: Mapping[str, Annotated[_Rights, BeforeValidator(lambda value: value or {})]] = Field(
+        description="What manifests may name, by the folder that they lie in, or below.",
+        examples=[{"/opt/airflow/dags/vision": {"connections": ["vision_*"]}}],
+    )
+
+
+def _folders_are_absolute(at: str, table: Mapping[str, _Rights]) -> Findings:
+    for name, entry in table.items():
+        for folder in (name, *entry.paths):
+            if not folder.startswith("/"):
+                fix = "Write the folder's absolute path."
+                yield Finding(f"{at}.{name}", f"{folder[:60]!r} is no absolute path", fix)
+        for kind in entry.launchers or ():
+            if kind not in LAUNCHER_KINDS:
+                known = ", ".join(LAUNCHER_KINDS)
+                yield Finding(f"{at}.{name}", f"{kind[:40]!r} is no launcher", f"Known: {known}.")
+
+
+_RULES = (Rule(("rights",), _folders_are_absolute, warning=False),)
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What the manifests of a folder may name, besides what lies beside them.
+
+    Attributes:
+        connections: ids of Airflow connections; ``*`` is any text.
+        paths: folders.
+        launchers: kinds, also for runs; None: any, and for runs the manifest's alone.
+    """
+
+    connections: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    launchers: tuple[str, ...] | None = None
+
+
+def rights_of(setting: str, folder: Path) -> Rights | None:
+    """The rights of the manifests in a folder: those of the nearest one above that is listed.
+
+    Args:
+        setting: ``[ddl] manifest_rights``: a path, or the table itself where it begins with a
+            brace; empty: a manifest may name what it likes.
+        folder: where the manifest lies.
+
+    Returns:
+        None where the site says nothing; no connections and paths where it says something, and
+        nothing of this folder.
+
+    Raises:
+        ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
+    """
+    setting = setting.strip()
+    if not setting:
+        return None
+    table = read_setting(setting, SETTING, _parsed)
+    here = folder.resolve()
+    for above in (here, *here.parents):
+        if above in table:
+            return table[above]
+    return Rights()
+
+
+@lru_cache(1)
+def _parsed(text: bytes, source: str) -> Mapping[Path, Rights]:
+    table = read_fields(_Table, text, source, _RULES)
+    return {
+        Path(name).resolve(): Rights(
+            entry.connections,
+            tuple(Path(path).resolve() for path in entry.paths),
+            entry.launchers,
+        )
+        for name, entry in table.rights.items()
+    }
+
+
+def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
+    """What a manifest names that is not its to name.
+
+    Args:
+        manifest: as loaded.
+        folder: where it lies.
+        rights: ``rights_of`` that.
+    """
+    own = folder.resolve()
+    if not (folder / manifest.code).resolve().is_relative_to(own):
+        fix = "Put the scripts beside the manifest, or below it."
+        yield Finding("code", "is a link that leads out of the manifest's folder", fix)
+    if rights is None:
+        return
+    ask = f"Or ask the site's administrator for the right ({SETTING})."
+    references: dict[str, Reference] = {
+        "training_data_reference": manifest.training_data_reference,
+        "training_results_reference": manifest.training_results_reference,
+    }
+    for name, reference in references.items():
+        connection = reference.connection
+        if connection is not None and connection.conn_id is not None:
+            at = f"{name}.connection.conn_id"
+            yield from _connection(at, connection.conn_id, rights, ask)
+        if reference.type == "fs":
+            place = (folder / str(reference.place.path)).resolve()
+            if not any(place.is_relative_to(one) for one in (own, *rights.paths)):
+                at = f"{name}.{'source' if name.startswith('training_data') else 'target'}.path"
+                fix = f"{_named('folders', rights.paths)} {ask}"
+                yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
+    for event in ("on_failure", "on_success", "on_approval"):
+        for index, one in enumerate(getattr(manifest.notifications, event)):
+            for argument, value in getattr(one, "arguments", {}).items():
+                if argument.endswith("conn_id"):
+                    at = f"notifications.{event}[{index}].arguments.{argument}"
+                    yield from _connection(at, str(value), rights, ask)
+    kind = manifest.launcher.kind
+    if rights.launchers is not None and kind not in rights.launchers:
+        fix = f"{_named('launchers', rights.launchers)} {ask}"
+        yield Finding("launcher.kind", f"{kind} is not for manifests in {own}", fix)
+
+
+def _connection(at: str, conn_id: str, rights: Rights, ask: str) -> Findings:
+    # What a template makes of it is known when it is used, and not before.
+    if "{" in conn_id or not any(fnmatchcase(conn_id, one) for one in rights.connections):
+        fix = f"{_named('connections', rights.connections)} {ask}"
+        yield Finding(at, f"{conn_id[:60]!r} is not a connection for this manifest", fix)
+
+
+def _named(what: str, there: tuple[object, ...]) -> str:
+    return f"Its {what}: {', '.join(map(str, there)) or 'none'}."

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
+
+MANIFEST = """\
+model_definition:
+  name: small
+  framework: {{name: tensorflow, version: "2.21"}}
+  execution:
+    command: python train.py
+    compute_configuration: {{name: cpu}}
+training_data_reference:
+  {data}
+training_results_reference:
+  {results}
+{more}
+"""
+OWN = {
+    "data": "{type: fs, source: {path: ./data}}",
+    "results": "{type: fs, target: {path: ./results}}",
+}
+S3 = "{{type: s3, connection: {{conn_id: {}}}, {}: {{bucket: some-bucket}}}}"
+
+
+@pytest.fixture
+def found(tmp_path):
+    """found(rights, data=, results=, more=) -> fields that are beyond the rights, and why."""
+
+    def find(rights: Rights | None, more: str = "", **places: str) -> dict[str, str]:
+        path = tmp_path / "team" / "manifest.yml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(MANIFEST.format(**OWN | places, more=more))
+        return {one.field: f"{one.message} {one.fix}" for one in beyond_of(path, rights)}
+
+    def beyond_of(path: Path, rights: Rights | None):
+        return list(beyond(load_manifest(path), path.parent, rights))
+
+    return find
+
+
+def table(**folders) -> str:
+    return json.dumps({"rights": folders})
+
+
+def test_where_the_site_says_nothing_all_may_name_what_they_like(tmp_path, found):
+    assert rights_of(" ", tmp_path) is None
+    elsewhere = S3.format("any", "source")
+    assert found(None, data=elsewhere, results="{type: fs, target: {path: /srv/all}}") == {}
+
+
+def test_the_nearest_folder_above_says_what_holds(tmp_path):
+    near = tmp_path / "dags" / "team" / "vision"
+    near.mkdir(parents=True)
+    setting = table(
+        **{
+            str(tmp_path / "dags"): {"connections": ["common"]},
+            str(near.parent): {"connections": ["team_*"], "paths": ["/data/team"]},
+            str(tmp_path / "dags" / "team-b"): None,
+        }
+    )
+    assert rights_of(setting, near) == Rights(("team_*",), (Path("/data/team"),))
+    assert rights_of(setting, tmp_path / "dags" / "other").connections == ("common",)
+    assert rights_of(setting, tmp_path / "dags" / "team-b") == Rights()
+    assert rights_of(setting, tmp_path) == Rights()
+    # A link into another's folder is that folder; one out of it is not.
+    (tmp_path / "dags" / "link").symlink_to(near)
+    assert rights_of(setting, tmp_path / "dags" / "link").connections == ("team_*",)
+    (tmp_path / "rights.yml").write_text(setting)
+    assert rights_of(str(tmp_path / "rights.yml"), near).connections == ("team_*",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"rights": {"dags": {}}}', "'dags' is no absolute path"),
+        ('{"rights": {"/a": {"paths": ["x"]}}}', "'x' is no absolute path"),
+        ('{"rights": {"/a": {"launchers": ["fake"]}}}', "'fake' is no launcher"),
+        ('{"rights": {"/a": {"conn": []}}}', "unknown field"),
+        ("/no/such/file.yml", r"cannot be read: .*\[ddl\] manifest_rights"),
+    ],
+)
+def test_what_is_wrong_in_the_table_is_said(text, words, tmp_path):
+    with pytest.raises(ManifestError, match=words):
+        rights_of(text, tmp_path)
+
+
+def test_connections_are_those_of_the_list(found):
+    some = Rights(("team_*", "public"))
+    for conn_id, allowed in (("team_a", True), ("public", True), ("other", False), ("TEAM_a", 0)):
+        said = found(some, data=S3.format(conn_id, "source"))
+        assert bool(said) is not bool(allowed)
+    assert list(found(Rights(), results=S3.format("team_a", "target"))) == [
+        "training_results_reference.connection.conn_id"
+    ]
+    said = found(some, data=S3.format("other", "source"))
+    assert said["training_data_reference.connection.conn_id"].startswith(
+        "'other' is not a connection for this manifest Its connections: team_*, public."
+    )
+
+
+@pytest.mark.parametrize("conn_id", ["other", "team_{{ run_id }}"])
+def test_so_are_those_of_notifiers(found, conn_id):
+    more = (
+        f"notifications: {{on_failure: [{{arguments: {{to: a@b.c, smtp_conn_id: '{conn_id}'}}}}]}}"
+    )
+    (said,) = found(Rights(("team_*",)), more=more)
+    assert said == "notifications.on_failure[0].arguments.smtp_conn_id"
+
+
+def test_folders_are_the_manifests_own_or_listed_however_they_are_named(found, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    some = Rights(paths=(shared,))
+    assert found(some) == {}
+    assert found(some, data=f"{{type: fs, source: {{path: {shared}/mnist}}}}") == {}
+    (tmp_path / "team" / "out").symlink_to("/etc")
+    for path in (f"{tmp_path}/shared2", "/etc", "./out", "./out/ssl", "/"):
+        said = found(some, data=f"{{type: fs, source: {{path: {path}}}}}")
+        assert list(said) == ["training_data_reference.source.path"], path
+        said = found(some, results=f"{{type: fs, target: {{path: {path}/x}}}}")
+        assert list(said) == ["training_results_reference.target.path"], path
+
+
+def test_code_that_is_a_link_out_of_the_folder_is_nobodys(found, tmp_path):
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team" / "src").symlink_to("/etc")
+    assert list(found(None, more="code: ./src")) == ["code"]
+
+
+def test_launchers_are_those_of_the_list(found):
+    assert found(Rights(launchers=("slurm", "local"))) == {}
+    assert list(found(Rights(launchers=("slurm",)))) == ["launcher.kind"]
