@@ -50,7 +50,7 @@ def open_beneath(path: Path, root: Path, flags: int = os.O_RDONLY, mode: int = 0
     if of.st_uid not in ours:
         # Where Airflow's tasks run as users of their own, a run's folders are such a user's.
         belongs = found.st_uid == of.st_uid
-    elif stat.S_IMODE(of.st_mode) & SHARED == SHARED:
+    elif of.st_mode & stat.S_ISGID:
         # What is linked there from elsewhere (link(2)) keeps its group.
         belongs = found.st_gid == of.st_gid
     else:

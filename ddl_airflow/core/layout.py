@@ -211,19 +211,26 @@ class RunLayout:
             folder.mkdir(exist_ok=True)
             folder.chmod(_OURS)
         theirs = (self.code, self.result, self.checkpoints, self.logs, self.state, self.damaged)
-        for folder in (*theirs, self.experiment):
+        for folder in theirs:
             make_folder(folder, self.workspace, self.ranks_group)
+        if self.experiment_id:  # others may be at work in it
+            make_folder(self.experiment, self.workspace, self.ranks_group)
+        else:
+            self.experiment.mkdir(_OURS, exist_ok=True)
 
     def open_to_ranks(self) -> None:
-        """Lets the user that ranks run as into the run's folder, if it is another."""
+        """Lets the user that ranks run as into the run's folders, if it is another."""
         if self.ranks_group is not None:
             os.chown(self.root, -1, self.ranks_group)
             self.root.chmod(_OPEN)
+            make_folder(self.experiment, self.workspace, self.ranks_group)
 
     def close_to_ranks(self) -> None:
         """And out again: what a training left is not for the next one to read."""
         if self.ranks_group is not None:
             self.root.chmod(_OURS)
+            if not self.experiment_id:
+                self.experiment.chmod(_OURS | stat.S_ISGID)  # what is in it stays the ranks'
 
     def give_to_ranks(self, folder: Path) -> None:
         """Makes what Airflow has put into a folder that of the ranks, if they have another user.
@@ -257,6 +264,7 @@ class RunLayout:
             elif path.exists():
                 path.replace(self.replaced / path.name)
         self.create()
+        self.open_to_ranks()
 
     def rank_environment(self, job_name: str) -> dict[str, str]:
         """What every rank and the transform find in their environment: docs/process-contract.md."""

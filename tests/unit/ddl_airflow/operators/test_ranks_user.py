@@ -111,6 +111,7 @@ def test_what_ranks_of_another_user_reach(run, trainer):
     assert layout.evaluation.stat().st_uid == trainer.uid
     # Nobody but Airflow is let in when no step of it runs.
     assert mode(layout.root) == 0o700 and mode(layout.cache) == 0o700
+    assert mode(layout.experiment) == 0o2700
     assert mode(layout.workspace) & 0o001 and mode(layout.kept) == 0o700
     (layout.workspace / "secret").write_text("of Airflow")
     os.link(layout.workspace / "secret", layout.result / "linked")
@@ -125,7 +126,8 @@ def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):
     train = dag.get_task("train")
     (Path(dag.get_task("stage_data").code) / "look.py").write_text(
         "import os, sys\n"
-        "open(os.environ['CHECKPOINT_DIR'] + '/own', 'w').close()\n"
+        "for name in ('CHECKPOINT_DIR', 'EXPERIMENT_DIR'):\n"
+        "    open(os.environ[name] + '/own', 'w').close()\n"
         "assert os.path.exists(os.environ['CHECKPOINT_DIR'] + '/before')\n"
     )
     dag.get_task("stage_data").execute(context)
