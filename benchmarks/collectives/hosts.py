@@ -25,6 +25,7 @@ SIZES = [4 << 2 * i for i in range(5, 13)]  # 4 KiB to 64 MiB
 def main() -> int:
     parser = report.argument_parser("Measures allreduce between hosts.", 7, "size")
     parser.add_argument("--hosts", type=int, default=2, help="each with --ranks")
+    parser.add_argument("--rate", help="what a host sends at most, as tc has it: 1gbit")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     arguments = parser.parse_args()
     if reason := available():
@@ -34,6 +35,8 @@ def main() -> int:
         program = Path(folder) / "driver"
         compile_driver(program, Path(__file__).with_name("hosts.cc"))
         with Hosts(Path(folder) / "hosts", arguments.hosts) as hosts:
+            if arguments.rate:
+                hosts.limit(arguments.rate)
             words = [str(program), str(arguments.rounds), *map(str, arguments.sizes)]
             # The hosts share this machine's cores, which MPI does not know: without this its ranks
             # spin while others have work to do, and it looks worse than it is.
@@ -60,7 +63,12 @@ def main() -> int:
             )
         print("  ".join(cells))
     if arguments.json:
-        about = {"hosts": arguments.hosts, "ranks": arguments.ranks, "samples_s": samples}
+        about = {
+            "hosts": arguments.hosts,
+            "ranks": arguments.ranks,
+            "rate": arguments.rate,
+            "samples_s": samples,
+        }
         arguments.json.write_text(json.dumps(about, indent=1) + "\n")
     return 0
 

@@ -162,6 +162,13 @@ class Hosts:
             for host in range(len(self._hosts))
         ]
 
+    def limit(self, rate: str) -> None:
+        """Each host sends at most so much, as in "1gbit". Once. Needs the kernel's sch_tbf."""
+        limits = ["rate", rate, "burst", "512kb", "latency", "100ms"]
+        for host in range(len(self._hosts)):
+            add = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf"]
+            self._run(self.on(host, [*add, *limits]))
+
     def cut(self, host: int) -> None:
         """Takes the cable of a host out."""
         self._run([*self._on_switch, "ip", "link", "set", f"host{host + 1}", "down"])

@@ -15,8 +15,8 @@ constexpr int64_t kRingBytes = int64_t{8} << 20;
 }  // namespace
 
 Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                        int divisor) {
-  const int64_t nbytes = count * static_cast<int64_t>(DTypeSize(dtype));
+                        int divisor, int64_t whole) {
+  const int64_t nbytes = whole * static_cast<int64_t>(DTypeSize(dtype));
   if (IsHalf(dtype)) return DirectAllReduce(transport, in, out, count, dtype, divisor);
   if (nbytes < kDoublingBytes) {
     return DoublingAllReduce(transport, in, out, count, dtype, divisor);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
+#include <cstring>
 #include <utility>
 
 #include "algorithms/store_choice.h"
@@ -29,35 +29,44 @@ constexpr int64_t kMeasuredPieces = 16;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+int64_t Total(const std::vector<Share>& shares) {
+  int64_t nbytes = 0;
+  for (const Share& share : shares) nbytes += share.count();
+  return nbytes;
+}
+
+int64_t Largest(const std::vector<Share>& shares) {
+  int64_t nbytes = 0;
+  for (const Share& share : shares) nbytes = std::max(nbytes, share.count());
+  return nbytes;
+}
+
 // A piece is scattered while the two before it are reduced and collected.
 static_assert(HostGroup::kBuffers >= 3);
 
 // The shares of tensors, and their way through the areas.
 class Pieces {
  public:
-  // In a piece lie `blocks` blocks: one for each rank, or only the writer's own.
+  // `shares`: of each rank, in the row of `tensors`. In a piece lie `blocks` blocks: one for each
+  // rank, or only the writer's own.
   // `stream`: whether outputs are written past the caches, but for those that were just read.
   Pieces(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensors,
-         std::vector<int64_t> nbytes, int blocks, bool stream)
+         std::vector<Share> shares, int blocks, bool stream)
       : group_(*group),
         stores_(group),
         kind_(kind),
         tensors_(tensors),
         rank_(group->rank()),
-        nbytes_(std::move(nbytes)),
-        begins_(group->size() + 1, 0),
-        largest_(*std::max_element(nbytes_.begin(), nbytes_.end())),
+        shares_(std::move(shares)),
+        nbytes_(Total(shares_)),
+        largest_(Largest(shares_)),
         blocks_(blocks),
         block_nbytes_(std::clamp(RoundUp((largest_ + kCuts - 1) / kCuts, kUnit),
                                  RoundUp(kMinPieceBytes / blocks, kUnit),
                                  HostGroup::kPieceBytes / blocks / kUnit * kUnit)),
         num_pieces_((largest_ + block_nbytes_ - 1) / block_nbytes_),
         first_(group->NextPieces(num_pieces_)),
-        stream_(stream) {
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      begins_[rank + 1] = begins_[rank] + nbytes_[rank];
-    }
-  }
+        stream_(stream) {}
 
   Status AllReduce(DType dtype, int divisor) {
     const Sum sum = Prepare(dtype, divisor);
@@ -101,7 +110,7 @@ class Pieces {
   // How areas are written in this step: as the last rank says, after what the steps before cost it.
   void ChooseStores(int64_t step) {
     if (step == 0 || step == measured_ + kMeasuredPieces) Measure(step);
-    stream_areas_ = stores_.Streams(kind_, nbytes());
+    stream_areas_ = stores_.Streams(kind_, nbytes_);
   }
 
   void Measure(int64_t step) {
@@ -109,7 +118,7 @@ class Pieces {
     const Clock::time_point now = Clock::now();
     if (step > measured_) {
       const double seconds = std::chrono::duration<double>(now - since_).count();
-      stores_.Tune(kind_, nbytes(), seconds * num_pieces_ / (step - measured_));
+      stores_.Tune(kind_, nbytes_, seconds * num_pieces_ / (step - measured_));
     }
     measured_ = step;
     since_ = now;
@@ -120,13 +129,10 @@ class Pieces {
     if (measured_ == 0) Measure(num_pieces_);  // too short for more
   }
 
-  // Of the whole tensor.
-  int64_t nbytes() const { return begins_.back(); }
-
   // Where in its share a piece's block begins, and how long it is.
   int64_t At(int64_t piece) const { return piece * block_nbytes_; }
   int64_t Nbytes(int64_t piece, int rank) const {
-    return std::clamp(nbytes_[rank] - At(piece), int64_t{0}, block_nbytes_);
+    return std::clamp(shares_[rank].count() - At(piece), int64_t{0}, block_nbytes_);
   }
   // Where `rank` writes its block of its own share for the others.
   char* Area(int rank, int64_t piece) const { return Area(rank, piece, rank); }
@@ -174,7 +180,7 @@ class Pieces {
   // function(in, out, at, n) for each stretch of a tensor in the block of `rank`'s share.
   template <typename Function>
   void ForEach(int64_t piece, int rank, Function function) const {
-    tensors_.ForEach(begins_[rank] + At(piece), Nbytes(piece, rank), function);
+    tensors_.ForEach(shares_[rank].begin + At(piece), Nbytes(piece, rank), function);
   }
 
   void AppendScatter(int64_t piece, int rank) {
@@ -258,7 +264,10 @@ class Pieces {
       DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::copied, first_ + piece + 1));
     }
     sum.stream_copy = stream_areas_;
+    int64_t end = 0;
     ForEach(piece, rank_, [&](const char* in, char* out, int64_t at, int64_t n) {
+      if (own_out != nullptr) std::memset(own_out + At(piece) + end, 0, at - end);
+      end = at + n;
       for (int peer = 0; peer < group_.size(); ++peer) {
         sources_[peer] = peer == rank_ ? in : Area(peer, piece, rank_) + at;
       }
@@ -268,6 +277,9 @@ class Pieces {
       sum.count = n / static_cast<int64_t>(DTypeSize(sum.dtype));
       Compute(sum);
     });
+    if (own_out != nullptr) {
+      std::memset(own_out + At(piece) + end, 0, Nbytes(piece, rank_) - end);
+    }
     return Status();
   }
 
@@ -304,8 +316,8 @@ class Pieces {
   const StoreChoice::Kind kind_;
   const TensorList& tensors_;
   const int rank_;
-  const std::vector<int64_t> nbytes_;  // of the ranks' shares
-  std::vector<int64_t> begins_;
+  const std::vector<Share> shares_;
+  const int64_t nbytes_;  // of all
   const int64_t largest_;
   const int blocks_;
   const int64_t block_nbytes_;
@@ -319,38 +331,29 @@ class Pieces {
   std::vector<Copy> copies_in_, copies_out_;  // into the areas, and out of them
 };
 
-// What each of `size` ranks reduces.
-std::vector<int64_t> EvenShares(int64_t nbytes, int size) {
-  const int64_t share = RoundUp((nbytes + size - 1) / size, kUnit);
-  std::vector<int64_t> shares(size);
-  for (int64_t& one : shares) {
-    one = std::min(share, nbytes);
-    nbytes -= one;
-  }
-  return shares;
-}
-
-// Its one tensor has no `in`.
-Status Gather(HostGroup* group, StoreChoice::Kind kind, const void* in, void* out,
-              const std::vector<int64_t>& nbytes) {
-  const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
+Status Gather(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensors,
+              const std::vector<Share>& shares, const void* in) {
   DDL_RETURN_IF_ERROR(group->status());
-  if (total == 0) return Status();
-  const TensorList tensors({{nullptr, out, total}}, 1);
-  return Pieces(group, kind, tensors, nbytes, 1, total >= kStreamBytes)
+  if (Total(shares) == 0) return Status();
+  return Pieces(group, kind, tensors, shares, 1, tensors.nbytes() >= kStreamBytes)
       .AllGather(static_cast<const char*>(in));
 }
 
 }  // namespace
 
+Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Share part, DType dtype,
+                         int divisor) {
+  DDL_RETURN_IF_ERROR(group->status());
+  if (part.count() == 0) return Status();
+  return Pieces(group, StoreChoice::kAllReduce, tensors, CutAtLines(part, group->size()),
+                group->size(), tensors.nbytes() >= kStreamBytes)
+      .AllReduce(dtype, divisor);
+}
+
 Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
                          int divisor) {
   const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
-  DDL_RETURN_IF_ERROR(group->status());
-  if (list.nbytes() == 0) return Status();
-  return Pieces(group, StoreChoice::kAllReduce, list, EvenShares(list.nbytes(), group->size()),
-                group->size(), list.nbytes() >= kStreamBytes)
-      .AllReduce(dtype, divisor);
+  return AllReduceInPieces(group, list, {0, list.nbytes()}, dtype, divisor);
 }
 
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
@@ -358,25 +361,35 @@ Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t co
   return AllReduceInPieces(group, {{in, out, count}}, dtype, divisor);
 }
 
-Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
-                             const std::vector<int64_t>& nbytes, DType dtype, int divisor) {
-  const int64_t total = std::accumulate(nbytes.begin(), nbytes.end(), int64_t{0});
+Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
+                             const std::vector<Share>& shares, void* out, DType dtype,
+                             int divisor) {
   DDL_RETURN_IF_ERROR(group->status());
-  if (total == 0) return Status();
-  const TensorList tensors({{in, nullptr, total}}, 1);
-  return Pieces(group, StoreChoice::kReduceScatter, tensors, nbytes, group->size(), false)
+  if (Total(shares) == 0) return Status();
+  return Pieces(group, StoreChoice::kReduceScatter, tensors, shares, group->size(), false)
       .ReduceScatter(static_cast<char*>(out), dtype, divisor);
+}
+
+Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
+                         const std::vector<Share>& shares, const void* in) {
+  return Gather(group, StoreChoice::kAllGather, tensors, shares, in);
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes) {
-  return Gather(group, StoreChoice::kAllGather, in, out, nbytes);
+  const std::vector<Share> shares = OneAfterTheOther(nbytes);
+  return AllGatherInPieces(group, TensorList({{nullptr, out, shares.back().end}}, 1), shares, in);
+}
+
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Share part, int root) {
+  std::vector<Share> shares(group->size());
+  shares[root] = part;
+  return Gather(group, StoreChoice::kBroadcast, TensorList({{nullptr, buffer, nbytes}}, 1), shares,
+                static_cast<char*>(buffer) + part.begin);
 }
 
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root) {
-  std::vector<int64_t> shares(group->size(), 0);
-  shares[root] = nbytes;
-  return Gather(group, StoreChoice::kBroadcast, buffer, buffer, shares);
+  return BroadcastInPieces(group, buffer, nbytes, {0, nbytes}, root);
 }
 
 }  // namespace ddl

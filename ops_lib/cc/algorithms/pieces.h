@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "algorithms/share.h"
 #include "algorithms/tensor_list.h"
 #include "core/dtype.h"
 #include "core/status.h"
@@ -30,33 +31,39 @@ namespace ddl {
 // Source: reduce-scatter and allgather as in Rabenseifner's algorithm (Optimization of Collective
 // Reduction Operations, 2004), with all peers one load away.
 
-// out[i] = sum over ranks of in[i], divided by `divisor`. `in` may equal `out`.
+// out[i] = sum over ranks of in[i], divided by `divisor`, of many tensors in one row of pieces: small
+// ones share a piece, and none waits until the one before is done. Of the row only `part`, from a
+// cache line on. Where a tensor lies does not change a bit of the result. An `in` may equal its `out`.
 //
 // Of S bytes each rank moves 2 (N - 1) / N * S through the caches and, from and to its own memory,
-// 2 S: reads all of `in`, writes all of `out`. Where `out` is too large for the caches and was not
-// read before, it is written past them.
+// 2 S: reads all of `in`, writes all of `out`. Where the outputs are too large for the caches and were
+// not read before, they are written past them.
+Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Share part, DType dtype,
+                         int divisor);
+Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
+                         int divisor);
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor);
 
-// The same of many tensors, in one row of pieces: small ones share a piece, and none waits until
-// the one before is done. Where each lies does not change a bit of the result.
-Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
-                         int divisor);
+// The first half of it: `out` gets this rank's share of the sum. `shares` are bytes of the row of
+// tensors, whole elements, best from a cache line on: one range for each rank, the same on every rank
+// and perhaps empty; together they need not be all of it. Between tensors `out` gets zeros.
+Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
+                             const std::vector<Share>& shares, void* out, DType dtype, int divisor);
 
-// The first half of it: `out` gets this rank's share of the sum. `in` is the shares one after the
-// other, nbytes[r] of rank r, whole elements and perhaps none; `out` may be this rank's own in it.
-// `nbytes` is the same on every rank.
-Status ReduceScatterInPieces(HostGroup* group, const void* in, void* out,
-                             const std::vector<int64_t>& nbytes, DType dtype, int divisor);
+// The second half: the tensors' outputs get the shares of all ranks; this rank brings its own at `in`,
+// or has it where it goes. Each byte is written to shared memory once and read by all.
+Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
+                         const std::vector<Share>& shares, const void* in);
 
-// The second half: `out` gets the shares of all ranks one after the other; rank r brings nbytes[r]
-// bytes at `in`, perhaps none. `in` may be this rank's own share in `out`. `nbytes` is the same on
-// every rank. Each byte is written to shared memory once and read by all.
+// The same of one tensor that is the shares of all ranks one after the other, nbytes[r] of rank r:
+// whole `in` of each, behind another in `out`.
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes);
 
-// Overwrites `nbytes` at `buffer` with those of rank `root`: a gather to which only that one brings
-// some.
+// Overwrites `part` of the `nbytes` at `buffer` with those of rank `root`: a gather to which only that
+// one brings some.
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Share part, int root);
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root);
 
 }  // namespace ddl

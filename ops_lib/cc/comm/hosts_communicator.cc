@@ -13,8 +13,32 @@
 namespace ddl {
 namespace {
 
+// Of a rank's share: at least, and for each host, so that a ring's segments stay whole.
+constexpr int64_t kFragmentBytes = int64_t{1} << 20;
+constexpr int64_t kFragmentBytesOfHost = int64_t{256} << 10;
+// One is on its way between hosts while another is scattered or gathered.
+constexpr int64_t kFragments = 2;
 // Within a host, ranks wait for those that talk to other hosts: no longer than a piece takes.
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
+// How often a rank that waits for the network looks whether those of its host go on.
+constexpr double kLookAround = 0.05;
+
+// At its end, however that comes, nothing is under way between the hosts.
+class NetworkUse {
+ public:
+  NetworkUse(Worker* worker, Transport* transport) : worker_(worker), transport_(transport) {}
+  NetworkUse(const NetworkUse&) = delete;
+  ~NetworkUse() {
+    if (worker_ == nullptr || worker_->pending() == 0) return;
+    transport_->Interrupt();
+    Status status;
+    while (worker_->pending() > 0) (void)worker_->Await(kLookAround, &status);
+  }
+
+ private:
+  Worker* const worker_;
+  Transport* const transport_;
+};
 
 std::vector<std::vector<int>> RanksOf(const std::vector<int>& hosts) {
   std::vector<std::vector<int>> ranks(*std::max_element(hosts.begin(), hosts.end()) + 1);
@@ -110,43 +134,76 @@ Status HostsCommunicator::Kept(Status status) {
 
 Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
                                     int divisor) {
-  DDL_RETURN_IF_ERROR(broken_);
-  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  for (int64_t first = 0; first < count; first += kPieceBytes / element) {
-    DDL_RETURN_IF_ERROR(Kept(AllReducePiece(static_cast<const char*>(in) + first * element,
-                                            static_cast<char*>(out) + first * element,
-                                            std::min(kPieceBytes / element, count - first), dtype,
-                                            divisor)));
-  }
-  return Status();
-}
-
-Status HostsCommunicator::AllReducePiece(const char* in, char* out, int64_t count, DType dtype,
-                                         int divisor) {
-  HostGroup* group = memory_->group.get();
-  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  std::vector<int64_t> nbytes(group->size(), 0);
-  for (int share = 0; share < shares_; ++share) {
-    nbytes[share] = ShareOf(count, shares_, share).count() * element;
-  }
-  char* own = out;
-  if (column_) own += ShareOf(count, shares_, group->rank()).begin * element;
-  // A host's sum of halves is rounded when it leaves the host, so it is divided before: else it
-  // could be too large for a half where the average is not.
-  const int within = IsHalf(dtype) ? divisor : 1;
-  DDL_RETURN_IF_ERROR(ReduceScatterInPieces(group, in, own, nbytes, dtype, within));
-  if (column_) {
-    DDL_RETURN_IF_ERROR(NetworkAllReduce(column_.get(), own, own, nbytes[group->rank()] / element,
-                                         dtype, divisor / within));
-  }
-  return AllGatherInPieces(group, own, out, nbytes);
+  return AllReduceN({{in, out, count}}, dtype, divisor);
 }
 
 Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                                      int divisor) {
-  return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
-    return AllReduce(in, out, count, dtype, divisor);
-  });
+  DDL_RETURN_IF_ERROR(broken_);
+  const TensorList row(tensors, static_cast<int64_t>(DTypeSize(dtype)));
+  if (row.nbytes() == 0) return Status();
+  return Kept(AllReduceRow(row, dtype, divisor));
+}
+
+Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, int divisor) {
+  HostGroup* const group = memory_->group.get();
+  const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
+  std::vector<Share> shares = CutAtLines({0, tensors.nbytes()}, shares_);
+  const int64_t largest =
+      std::max(kFragmentBytes, kFragmentBytesOfHost * (1 + *std::max_element(hosts_.begin(), hosts_.end())));
+  const int64_t room = std::min(shares[0].count(), largest);
+  const int64_t fragments = (shares[0].count() + largest - 1) / largest;
+  shares.resize(group->size());  // the others have none
+  const auto of_all = [&](int64_t fragment) {
+    std::vector<Share> all = shares;
+    for (Share& one : all) {
+      one.begin = std::min(one.begin + fragment * largest, one.end);
+      one.end = std::min(one.begin + largest, one.end);
+    }
+    return all;
+  };
+  if (const int64_t nbytes = std::min(fragments, kFragments) * room;
+      column_ && nbytes > static_cast<int64_t>(fragments_.size())) {
+    fragments_.resize(nbytes);
+  }
+  const auto own = [&](int64_t fragment) {
+    return fragments_.data() + fragment % kFragments * room;
+  };
+  // A host's sum of halves is rounded when it leaves the host, so it is divided before: else it
+  // could be too large for a half where the average is not.
+  const int within = IsHalf(dtype) ? divisor : 1;
+  const auto between = [&](int64_t fragment) {
+    return NetworkAllReduce(column_.get(), own(fragment), own(fragment),
+                            of_all(fragment)[group->rank()].count() / element, dtype,
+                            divisor / within, shares[group->rank()].count() / element);
+  };
+  const bool overlap = column_ && fragments > 1;
+  if (overlap && !network_) network_ = std::make_unique<Worker>("ddl-network");
+  const NetworkUse use(network_.get(), column_.get());
+  for (int64_t step = 0; step <= fragments; ++step) {
+    if (step < fragments) {
+      DDL_RETURN_IF_ERROR(
+          ReduceScatterInPieces(group, tensors, of_all(step), own(step), dtype, within));
+      if (overlap) {
+        network_->Begin([&between, step] { return between(step); });
+      } else if (column_) {
+        DDL_RETURN_IF_ERROR(between(step));
+      }
+    }
+    if (step == 0) continue;
+    if (overlap) DDL_RETURN_IF_ERROR(AwaitNetwork());
+    DDL_RETURN_IF_ERROR(AllGatherInPieces(group, tensors, of_all(step - 1), own(step - 1)));
+  }
+  return Status();
+}
+
+// For the oldest fragment.
+Status HostsCommunicator::AwaitNetwork() {
+  Status status;
+  while (!network_->Await(kLookAround, &status)) {
+    DDL_RETURN_IF_ERROR(memory_->group->status());
+  }
+  return status;
 }
 
 Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {

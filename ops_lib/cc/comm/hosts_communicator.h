@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/packed_allreduce.h"
+#include "algorithms/tensor_list.h"
 #include "comm/communicator.h"
 #include "comm/dissemination_barrier.h"
 #include "comm/host_memory.h"
+#include "core/worker.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -19,7 +20,9 @@ namespace ddl {
 // holds its share, 1/L of L ranks, summed over the host; the ranks with the same share on all hosts
 // reduce it by messages (algorithms/network_allreduce.h); the ranks of a host gather the shares. Of
 // S bytes each of H hosts sends 2 (H - 1) / H * S, whatever L, L ranks at once. Where hosts have
-// different numbers of ranks, L is the smallest, and the other ranks have no share. Halves travel as
+// different numbers of ranks, L is the smallest, and the other ranks have no share. Large shares go in
+// fragments, so that the steps overlap: while one is on its way between the hosts, the next is
+// scattered and the one before gathered. Halves travel as
 // halves: added in float32 within a host and rounded, then so between hosts, and rounded again.
 // Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
 // Hierarchy, 2019.
@@ -54,17 +57,22 @@ class HostsCommunicator : public Communicator {
   Baseline* baseline() override { return base_->baseline(); }
 
  private:
-  Status AllReducePiece(const char* in, char* out, int64_t count, DType dtype, int divisor);
+  Status AllReduceRow(const TensorList& tensors, DType dtype, int divisor);
+  Status AwaitNetwork();
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status Kept(Status status);
 
   std::unique_ptr<Communicator> base_;
   std::unique_ptr<HostMemory> memory_;
+  // Fragments of this rank's share, between the steps. Messages point to them, as long as `column_`
+  // lives.
+  std::vector<char> fragments_;
   std::unique_ptr<Transport> column_;
+  // Uses `column_` while there are several fragments. Made when first there are.
+  std::unique_ptr<Worker> network_;
   const int shares_;
   const std::vector<int> hosts_;
   DisseminationBarrier barrier_;
-  PackedAllReduce packed_;
   Status broken_;
 };
 

@@ -157,6 +157,7 @@ bool HostGroup::Commit(uint64_t meeting) {
 }
 
 Status HostGroup::Break(const Status& reason, uint64_t meeting) {
+  const std::lock_guard<std::mutex> lock(breaking_);  // one of this rank writes its error
   Error& error = errors_[rank_];
   uint64_t now = outcome_->word.load();
   if (now & kBroken) return status();
@@ -166,8 +167,8 @@ Status HostGroup::Break(const Status& reason, uint64_t meeting) {
   while (!(now & kBroken)) {
     if (meeting > 0 && now >= meeting) return Status();
     if (outcome_->word.compare_exchange_weak(now, kBroken | static_cast<uint64_t>(rank_))) {
-      for (int peer = 0; peer < size_; ++peer) {
-        if (peer != rank_ && waiters_[peer].awaited.load() != 0) Wake(peer);
+      for (int rank = 0; rank < size_; ++rank) {
+        if (waiters_[rank].awaited.load() != 0) Wake(rank);
       }
       return reason;
     }

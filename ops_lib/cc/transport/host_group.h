@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -136,7 +137,8 @@ class HostGroup {
   // Whether `meeting` was held in the end: this rank has seen all others there.
   bool Commit(uint64_t meeting);
   // Breaks the group for this reason unless it is broken already or the meeting was committed; 0 for
-  // none. The answer is why the group is broken, or ok if it is not.
+  // none. The answer is why the group is broken, or ok if it is not. Any thread of the rank may call
+  // it.
   Status Break(const Status& reason, uint64_t meeting);
   // Ok, or why it is broken.
   Status status() const;
@@ -186,6 +188,7 @@ class HostGroup {
 #if defined(__x86_64__)
   std::atomic<uint32_t> fence_{0};
 #endif
+  std::mutex breaking_;
   uint64_t meetings_ = 0;
   int64_t pieces_ = 0;
 

@@ -117,6 +117,7 @@ Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
       int done = 0;
       DDL_RETURN_IF_ERROR(Kept(MpiStatus(MPI_Test(&part.request, &done, &status), what)));
       if (done) break;
+      if (interrupted_.load()) return Kept(Interrupted());
       if (pauses.elapsed_s() > timeout_s_) {
         return Kept(Status(Code::kDeadlineExceeded,
                            "rank " + std::to_string(names_[part.peer]) +

@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -38,6 +39,7 @@ class MpiTransport : public Transport {
 
   Status AwaitReceive() override;
   Status AwaitSends(int64_t pending) override;
+  void Interrupt() override { interrupted_.store(true); }
 
  private:
   // A message, or a part of one that is too long for MPI.
@@ -60,6 +62,7 @@ class MpiTransport : public Transport {
   const double timeout_s_;
   std::deque<Part> sends_, receives_;
   int64_t pending_sends_ = 0;
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace ddl

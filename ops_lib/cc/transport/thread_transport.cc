@@ -52,6 +52,12 @@ class ThreadTransport : public Transport {
     return Status();
   }
 
+  void Interrupt() override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    interrupted_ = true;
+    network_.changed_.notify_all();
+  }
+
   Status AwaitSends(int64_t pending) override {
     DDL_RETURN_IF_ERROR(broken_);
     while (static_cast<int64_t>(sends_.size()) > pending) {
@@ -75,10 +81,13 @@ class ThreadTransport : public Transport {
 
   Status Await(const Message& message) {
     std::unique_lock<std::mutex> lock(network_.mutex_);
-    const auto settled = [&] { return message.done || network_.ended_[message.peer]; };
+    const auto settled = [&] {
+      return message.done || network_.ended_[message.peer] || interrupted_;
+    };
     const bool in_time = network_.changed_.wait_for(
         lock, std::chrono::duration<double>(network_.timeout_s_), settled);
     if (message.done) return Status();
+    if (interrupted_) return Kept(Interrupted());
     const std::string who = "rank " + std::to_string(message.peer);
     if (in_time) return Kept(Status(Code::kAborted, who + " has ended in the middle of a collective."));
     return Kept(Status(Code::kDeadlineExceeded,
@@ -90,6 +99,7 @@ class ThreadTransport : public Transport {
 
   ThreadNetwork& network_;
   const int rank_;
+  bool interrupted_ = false;  // guarded by the network's mutex
   std::deque<std::shared_ptr<Message>> sends_, receives_;
 };
 

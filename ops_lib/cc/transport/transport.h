@@ -22,6 +22,7 @@ namespace ddl {
 //   Aborted           the peer has ended
 //   DeadlineExceeded  the peer did nothing for as long as the timeout
 //   Internal          messages and what was expected differ, or the network failed
+//   Cancelled         another thread of this rank has called Interrupt
 // After an error nothing can be in step again: every later call answers with that error, and the
 // bytes of messages under way may still be read and written until the transport is destroyed, or
 // the process ends.
@@ -41,10 +42,17 @@ class Transport {
   // Waits until at most `pending` of the messages sent are still under way, the last ones.
   virtual Status AwaitSends(int64_t pending) = 0;
 
+  // From now on whatever would have to wait ends with Cancelled, also what waits now: this rank will not
+  // go on, and what it waits for may never come. Any thread may call it.
+  virtual void Interrupt() = 0;
+
   // So many bytes to receive into, until the next call. After an error they live on with the
   // transport: an algorithm that fails must not free what messages may still be written to.
   char* Scratch(int64_t nbytes) {
-    if (broken_.ok()) scratch_.reset(new char[nbytes]);
+    if (broken_.ok() && nbytes > scratch_nbytes_) {
+      scratch_.reset(new char[nbytes]);
+      scratch_nbytes_ = nbytes;
+    }
     return scratch_.get();
   }
 
@@ -58,8 +66,13 @@ class Transport {
   }
 
  protected:
+  static Status Interrupted() {
+    return Status(Code::kCancelled, "This rank has stopped in the middle of a collective.");
+  }
+
   Status broken_;  // the error that stays
   std::unique_ptr<char[]> scratch_;
+  int64_t scratch_nbytes_ = 0;
 };
 
 }  // namespace ddl

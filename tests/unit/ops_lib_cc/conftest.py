@@ -20,7 +20,10 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[2] / "ops_lib" / "cc"
 # What needs neither TensorFlow nor MPI.
 TESTED = [
-    *(SOURCES / "core" / f"{name}.cc" for name in "arithmetic dtype half tuner vector".split()),
+    *(
+        SOURCES / "core" / f"{name}.cc"
+        for name in "arithmetic dtype half tuner vector worker".split()
+    ),
     *(
         path
         for layer in ("transport", "algorithms")

@@ -2,6 +2,8 @@
 
 #include "comm/hosts_communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -27,6 +29,7 @@ class Place : public ThreadCommunicator {
       : ThreadCommunicator(nullptr, mailboxes), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  void Break(const ddl::Status&) override {}
 
  private:
   const int rank_, size_;
@@ -101,8 +104,18 @@ TEST(SumsOverHostsAreExact) {
       SumOnce<int64_t>(group, 12'345, true, 1);
     });
   }
-  // More than a piece.
-  RunOnHosts({2, 2}, [](Communicator& group) { SumOnce<float>(group, 9'000'001, false, 4); });
+}
+
+// Of 2 MiB for each share: more of them than can be under way, the last one shorter.
+TEST(FragmentsOverHostsAreExact) {
+  for (const auto& [job, count] : {std::pair{std::vector<int>{2, 2}, 3'200'001},
+                                   std::pair{std::vector<int>{2, 1}, 1'600'003}}) {
+    RunOnHosts(job, [count = count](Communicator& group) {
+      SumOnce<float>(group, count, true, group.size());
+      SumOnce<int32_t>(group, count, false, 1);
+      SumOnce<float>(group, 1'001, false, 1);  // and what follows is right
+    });
+  }
 }
 
 TEST(GroupsOverHostsAreExact) {
@@ -119,6 +132,31 @@ TEST(GroupsOverHostsAreExact) {
       CHECK(status.ok(), status.message());
       for (const std::vector<float>& value : values) {
         CheckTotal(value, group.size(), group.size(), "a group between hosts");
+      }
+    });
+  }
+}
+
+TEST(LargeGroupsOverHostsAreExact) {
+  for (const std::vector<int>& job : {std::vector<int>{2, 2}, {2, 3, 2}}) {
+    RunOnHosts(job, [](Communicator& group) {
+      // Fragments end within large tensors and between small ones.
+      std::vector<int64_t> counts = {1'200'007, 1, 0, 524'288, 33};
+      counts.insert(counts.end(), 200, 4'097);
+      counts.push_back(600'001);
+      std::vector<std::vector<float>> values, results;
+      std::vector<ddl::TensorSpan> tensors;
+      for (const int64_t count : counts) {
+        values.push_back(ValuesOf<float>(count, group.rank(), group.size()));
+        results.emplace_back(count);
+      }
+      for (size_t i = 0; i < counts.size(); ++i) {
+        tensors.push_back({values[i].data(), (i % 2 == 0 ? results : values)[i].data(), counts[i]});
+      }
+      const ddl::Status status = group.AllReduceN(tensors, DType::kFloat32, 1);
+      CHECK(status.ok(), status.message());
+      for (size_t i = 0; i < counts.size(); ++i) {
+        CheckTotal((i % 2 == 0 ? results : values)[i], group.size(), 1, "a large group");
       }
     });
   }
@@ -205,6 +243,45 @@ TEST(AveragesOfLargeHalvesOverHostsDoNotOverflow) {
     CHECK(status.ok(), status.message());
     CHECK(values == std::vector<uint16_t>(100, half), "the average of equal numbers");
   });
+}
+
+// Rank 3 leaves. Rank 1, which waits for it, tells rank 0, which waits for rank 2, which does nothing.
+TEST(ErrorBetweenHostsEndsTheOtherRanksOfTheHostAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string said[2];
+  std::atomic<int> failed{0};
+  RunOnHosts({2, 2}, [&](Communicator& group) {
+    if (group.rank() == 3) return;
+    if (group.rank() == 2) {
+      while (failed < 2) usleep(1000);
+      return;
+    }
+    std::vector<float> values(5'000'000, 1.0f);
+    const auto reduce = [&] {
+      return group.AllReduce(values.data(), values.data(), 5'000'000, DType::kFloat32, 1);
+    };
+    const ddl::Status status = reduce();
+    CHECK(status.code() == ddl::Code::kAborted, status.message());
+    said[group.rank()] = status.message();
+    CHECK(reduce().message() == status.message(), "the error stays");
+    ++failed;
+  });
+  CHECK(said[0] == said[1] && said[0].find("has ended") != std::string::npos, said[0]);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30), "half the timeout");
+}
+
+TEST(RankThatStopsBetweenFragmentsEndsAll) {
+  for (const int victim : {0, 3}) {
+    RunOnHosts({2, 2}, [victim](Communicator& group) {
+      std::vector<float> values(3'000'000, 1.0f);
+      ddl::Status status;
+      for (int run = 0; status.ok() && run < 2; ++run) {
+        if (run == 1 && group.rank() == victim) group.Break({ddl::Code::kInternal, "no memory"});
+        status = group.AllReduce(values.data(), values.data(), 3'000'000, DType::kFloat32, 1);
+      }
+      CHECK(!status.ok(), "rank " + std::to_string(group.rank()));
+    });
+  }
 }
 
 TEST(BroadcastsOverHostsReachAll) {

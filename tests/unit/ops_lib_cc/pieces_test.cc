@@ -237,14 +237,25 @@ struct Share {
   int64_t begin, end, total;
 };
 
+ddl::Status ReduceScatter(ddl::HostGroup& group, const float* in, float* out,
+                          const std::vector<int64_t>& counts) {
+  std::vector<ddl::Share> shares;
+  int64_t end = 0;
+  for (const int64_t nbytes : BytesOf(counts)) {
+    shares.push_back({end, end + nbytes});
+    end += nbytes;
+  }
+  const ddl::TensorList tensors({{in, nullptr, end / 4}}, 4);
+  return ddl::ReduceScatterInPieces(&group, tensors, shares, out, ddl::DType::kFloat32,
+                                    group.size());
+}
+
 void ReduceScatterOnce(ddl::HostGroup& group, const std::vector<int64_t>& counts, bool in_place) {
   const Share share(counts, group.rank());
   std::vector<float> values = ValuesOf<float>(share.total, group.rank(), group.size());
   std::vector<float> own(share.end - share.begin);
   float* out = in_place ? values.data() + share.begin : own.data();
-  const ddl::Status status =
-      ddl::ReduceScatterInPieces(&group, values.data(), out, BytesOf(counts),
-                                 ddl::DType::kFloat32, group.size());
+  const ddl::Status status = ReduceScatter(group, values.data(), out, counts);
   CHECK(status.ok(), status.message());
   const std::vector<float> original = ValuesOf<float>(share.total, group.rank(), group.size());
   for (int64_t i = 0; i < share.total; ++i) {
@@ -317,6 +328,57 @@ TEST(SharesAreScatteredAndGatheredOnProcesses) {
   for (const int size : {2, 3}) RunProcesses(size, SharesOnce);
 }
 
+// What goes between hosts: fragments of the shares, of tensors that end anywhere.
+void FragmentsOnce(ddl::HostGroup& group) {
+  const int rank = group.rank(), size = group.size();
+  const std::vector<int64_t> counts = {1, 70'001, 16, 0, 3, 33, 150'000, 7, 7};
+  std::vector<std::vector<float>> ins, outs;
+  std::vector<ddl::TensorSpan> spans;
+  for (const int64_t count : counts) {
+    ins.push_back(ValuesOf<float>(count, rank, size));
+    outs.emplace_back(count);
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    spans.push_back({ins[i].data(), i % 2 == 0 ? outs[i].data() : ins[i].data(), counts[i]});
+  }
+  const ddl::TensorList tensors(spans, 4);
+  const std::vector<ddl::Share> shares = ddl::CutAtLines({0, tensors.nbytes()}, size);
+  constexpr int64_t kFragment = 100 * 1024;
+  for (int64_t first = 0; first < shares[0].count(); first += kFragment) {
+    std::vector<ddl::Share> fragment = shares;
+    for (ddl::Share& one : fragment) {
+      one.begin = std::min(one.begin + first, one.end);
+      one.end = std::min(one.begin + kFragment, one.end);
+    }
+    const int64_t count = fragment[rank].count() / 4;
+    std::vector<float> own(count + 1, 77.0f);
+    ddl::Status status = ddl::ReduceScatterInPieces(&group, tensors, fragment, own.data(),
+                                                    ddl::DType::kFloat32, 1);
+    CHECK(status.ok(), status.message());
+    CHECK(own[count] == 77.0f, "nothing behind the end");
+    std::vector<bool> covered(count, false);
+    tensors.ForEach(fragment[rank].begin, count * 4,
+                    [&](const char*, char*, int64_t at, int64_t n) {
+                      std::fill_n(covered.begin() + at / 4, n / 4, true);
+                    });
+    for (int64_t i = 0; i < count; ++i) {
+      if (!covered[i]) CHECK(own[i] == 0, "zeros between tensors");
+      own[i] = -own[i];
+    }
+    status = ddl::AllGatherInPieces(&group, tensors, fragment, own.data());
+    CHECK(status.ok(), status.message());
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    std::vector<float> got = i % 2 == 0 ? outs[i] : ins[i];
+    for (float& value : got) value = -value;
+    CheckTotal(got, size, 1, "fragments");
+  }
+}
+
+TEST(FragmentsOfSharesAreScatteredAndGathered) {
+  for (int size = 1; size <= 5; ++size) RunThreads(size, FragmentsOnce);
+}
+
 // Ranks may differ too: the choice reaches them at different times.
 TEST(AreasHoldTheSameWhateverStoresWriteThem) {
   using Stores = ddl::StoreChoice::Stores;
@@ -384,9 +446,8 @@ TEST(DeathOfAPeerEndsGathersToo) {
         return ddl::AllGatherInPieces(&group, values + 250'000 * group.rank(), values, nbytes);
       },
       [](ddl::HostGroup& group, float* values) {
-        const std::vector<int64_t> nbytes(group.size(), 1'000'000);
-        return ddl::ReduceScatterInPieces(&group, values, values + 250'000 * group.rank(), nbytes,
-                                          ddl::DType::kFloat32, 1);
+        const std::vector<int64_t> counts(group.size(), 250'000);
+        return ReduceScatter(group, values, values + 250'000 * group.rank(), counts);
       },
   };
   for (const auto& collective : collectives) {
