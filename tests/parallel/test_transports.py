@@ -54,6 +54,37 @@ def test_rank_says_why_it_cannot_share_memory(driver: Path, run_command: Callabl
         assert f"ddl: rank {rank}: of 2, local rank {rank} of 2, over MPI\n" in ended.output
 
 
+# $1: the threads that rank 0 asks for, one less on each rank more. $2: the blocks of 512 bytes that
+# no file, in memory or not, may grow beyond on rank 0.
+_THREADS = """
+export DDL_THREADS=$(($1 - OMPI_COMM_WORLD_RANK))
+if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then trap '' XFSZ; ulimit -f "$2"; fi
+shift 2
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocks", "threads"),
+    [("3", "unlimited", 2), ("5", "16000", 2), ("2", "unlimited", 1)],
+)
+def test_ranks_of_a_host_have_equally_many_threads(
+    driver: Path, run_command: Callable, asked: str, blocks: str, threads: int
+) -> None:
+    command = ["/bin/sh", "-c", _THREADS, "threads", asked, blocks, str(driver), "measured"]
+    ended = run_command(mpirun_command(2, *command), {"DDL_LOG": "info"}, 60)
+    assert ended.returncode == 0, ended.output
+    for rank in range(2):
+        assert (
+            f"ddl: rank {rank}: of 2, local rank {rank} of 2, over shared memory\n" in ended.output
+        )
+        said = f"ddl: rank {rank}: reduces with {threads} threads\n" in ended.output
+        assert said == (threads > 1), ended.output
+    lack = "no memory for more than 2 threads of each rank: Shared memory: cannot reserve"
+    assert ended.output.count(f"ddl: rank 0: {lack}") == ended.output.count(lack)
+    assert (lack in ended.output) == (blocks != "unlimited"), ended.output
+
+
 def test_everything_works_between_hosts_too(
     mpirun: str, run_command: Callable, tmp_path: Path
 ) -> None:
@@ -74,10 +105,20 @@ def test_everything_works_between_hosts_too(
         assert passed == [f"{name}: ok" for name in CHECKS], ended.output
 
 
-def test_unknown_transport_is_refused(run_ranks: Callable) -> None:
-    ended = run_ranks("ends.py", 2, "healthy", DDL_OPTIONS="", DDL_TRANSPORT="pigeon")
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("DDL_TRANSPORT=pigeon", "DDL_TRANSPORT is 'pigeon'. Give one of: auto, shm, mpi."),
+        ("DDL_THREADS=all", "DDL_THREADS is 'all'. Give a whole number from 1 to 64."),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(
+    driver: Path, run_command: Callable, setting: str, sentence: str
+) -> None:
+    name, value = setting.split("=")
+    ended = run_command(mpirun_command(2, str(driver), "measured"), {name: value}, 60)
     assert ended.returncode != 0
-    assert "DDL_TRANSPORT is 'pigeon'. Give one of: auto, shm, mpi." in ended.output
+    assert sentence in ended.output
 
 
 def test_killed_rank_ends_all(run_ranks: Callable) -> None:

@@ -29,12 +29,6 @@ constexpr int64_t kMeasuredPieces = 16;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-int64_t Total(const std::vector<Share>& shares) {
-  int64_t nbytes = 0;
-  for (const Share& share : shares) nbytes += share.count();
-  return nbytes;
-}
-
 int64_t Largest(const std::vector<Share>& shares) {
   int64_t nbytes = 0;
   for (const Share& share : shares) nbytes = std::max(nbytes, share.count());

@@ -46,6 +46,12 @@ inline std::vector<Share> CutAtLines(Share whole, int parts) {
   return shares;
 }
 
+inline int64_t Total(const std::vector<Share>& shares) {
+  int64_t nbytes = 0;
+  for (const Share& share : shares) nbytes += share.count();
+  return nbytes;
+}
+
 // Of each of them, one of `parts` such ranges.
 inline std::vector<Share> CutEachAtLines(std::vector<Share> shares, int parts, int part) {
   for (Share& share : shares) share = CutAtLines(share, parts)[part];

@@ -6,6 +6,7 @@
 
 #include "comm/communicator.h"
 #include "transport/host_group.h"
+#include "transport/host_lanes.h"
 #include "transport/shared_segment.h"
 
 namespace ddl {
@@ -13,13 +14,18 @@ namespace ddl {
 // The ranks of this host around memory that they share.
 struct HostMemory {
   SharedSegment segment;
-  std::unique_ptr<HostGroup> group;  // lives in `segment`
+  std::unique_ptr<HostGroup> group;  // lives in `segment`, as those of `lanes`
+  std::unique_ptr<HostLanes> lanes;  // the first is `group`
 };
 
 // Shares memory among the ranks r with the same hosts[r], on each host. Collective over `base`. If
 // some rank of some host cannot, `memory` stays empty on every rank; then `why` tells what went
 // wrong on this one, if it was this one.
-Status ShareMemory(Communicator* base, const std::vector<int>& hosts, double timeout_s,
+//
+// `threads`: how many of this rank may work at once. All ranks of a host have as many as the one
+// that may have the fewest; half as many, and so on, if there is no memory for so many. Then `why`
+// tells that on the host's first rank.
+Status ShareMemory(Communicator* base, const std::vector<int>& hosts, int threads, double timeout_s,
                    std::unique_ptr<HostMemory>* memory, Status* why);
 
 }  // namespace ddl

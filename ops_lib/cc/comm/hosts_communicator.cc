@@ -23,6 +23,37 @@ constexpr int64_t kPieceBytes = int64_t{32} << 20;
 // How often a rank that waits for the network looks whether those of its host go on.
 constexpr double kLookAround = 0.05;
 
+// The shares of a row of tensors, cut into fragments.
+class Fragments {
+ public:
+  // `shares` of `ranks` have one. No fragment of a share is longer than `largest`.
+  Fragments(int64_t nbytes, int shares, int ranks, int64_t largest)
+      : shares_(CutAtLines({0, nbytes}, shares)),
+        room_(std::min(shares_[0].count(), largest)),
+        size_((shares_[0].count() + room_ - 1) / room_) {
+    shares_.resize(ranks);
+  }
+
+  int64_t size() const { return size_; }
+  // Bytes of the longest.
+  int64_t room() const { return room_; }
+  // The whole share of a rank.
+  const Share& share(int rank) const { return shares_[rank]; }
+  // The same fragment of all shares.
+  std::vector<Share> operator[](int64_t fragment) const {
+    std::vector<Share> all = shares_;
+    for (Share& one : all) {
+      one.begin = std::min(one.begin + fragment * room_, one.end);
+      one.end = std::min(one.begin + room_, one.end);
+    }
+    return all;
+  }
+
+ private:
+  std::vector<Share> shares_;
+  const int64_t room_, size_;
+};
+
 // At its end, however that comes, nothing is under way between the hosts.
 class NetworkUse {
  public:
@@ -126,7 +157,7 @@ Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
 Status HostsCommunicator::Kept(Status status) {
   // At once for the others on this host; those elsewhere find out by waiting.
   if (!status.ok()) {
-    broken_ = memory_->group->Break(status, 0);
+    broken_ = memory_->lanes->Break(status);
     base_->Break(broken_);
   }
   return broken_;
@@ -146,44 +177,30 @@ Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DTy
 }
 
 Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, int divisor) {
-  HostGroup* const group = memory_->group.get();
+  const int place = memory_->group->rank();
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  std::vector<Share> shares = CutAtLines({0, tensors.nbytes()}, shares_);
-  const int64_t largest =
-      std::max(kFragmentBytes, kFragmentBytesOfHost * (1 + *std::max_element(hosts_.begin(), hosts_.end())));
-  const int64_t room = std::min(shares[0].count(), largest);
-  const int64_t fragments = (shares[0].count() + largest - 1) / largest;
-  shares.resize(group->size());  // the others have none
-  const auto of_all = [&](int64_t fragment) {
-    std::vector<Share> all = shares;
-    for (Share& one : all) {
-      one.begin = std::min(one.begin + fragment * largest, one.end);
-      one.end = std::min(one.begin + largest, one.end);
-    }
-    return all;
-  };
-  if (const int64_t nbytes = std::min(fragments, kFragments) * room;
-      column_ && nbytes > static_cast<int64_t>(fragments_.size())) {
-    fragments_.resize(nbytes);
-  }
+  const int64_t hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end());
+  const Fragments fragments(tensors.nbytes(), shares_, memory_->group->size(),
+                            std::max(kFragmentBytes, kFragmentBytesOfHost * hosts));
+  const int64_t nbytes = std::min(fragments.size(), kFragments) * fragments.room();
+  if (column_ && nbytes > static_cast<int64_t>(fragments_.size())) fragments_.resize(nbytes);
   const auto own = [&](int64_t fragment) {
-    return fragments_.data() + fragment % kFragments * room;
+    return fragments_.data() + fragment % kFragments * fragments.room();
   };
   // A host's sum of halves is rounded when it leaves the host, so it is divided before: else it
   // could be too large for a half where the average is not.
   const int within = IsHalf(dtype) ? divisor : 1;
   const auto between = [&](int64_t fragment) {
     return NetworkAllReduce(column_.get(), own(fragment), own(fragment),
-                            of_all(fragment)[group->rank()].count() / element, dtype,
-                            divisor / within, shares[group->rank()].count() / element);
+                            fragments[fragment][place].count() / element, dtype, divisor / within,
+                            fragments.share(place).count() / element);
   };
-  const bool overlap = column_ && fragments > 1;
+  const bool overlap = column_ && fragments.size() > 1;
   if (overlap && !network_) network_ = std::make_unique<Worker>("ddl-network");
   const NetworkUse use(network_.get(), column_.get());
-  for (int64_t step = 0; step <= fragments; ++step) {
-    if (step < fragments) {
-      DDL_RETURN_IF_ERROR(
-          ReduceScatterInPieces(group, tensors, of_all(step), own(step), dtype, within));
+  for (int64_t step = 0; step <= fragments.size(); ++step) {
+    if (step < fragments.size()) {
+      DDL_RETURN_IF_ERROR(Scatter(tensors, fragments[step], own(step), dtype, within));
       if (overlap) {
         network_->Begin([&between, step] { return between(step); });
       } else if (column_) {
@@ -192,9 +209,27 @@ Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, i
     }
     if (step == 0) continue;
     if (overlap) DDL_RETURN_IF_ERROR(AwaitNetwork());
-    DDL_RETURN_IF_ERROR(AllGatherInPieces(group, tensors, of_all(step - 1), own(step - 1)));
+    DDL_RETURN_IF_ERROR(Gather(tensors, fragments[step - 1], own(step - 1)));
   }
   return Status();
+}
+
+Status HostsCommunicator::Scatter(const TensorList& tensors, const std::vector<Share>& fragment,
+                                  char* own, DType dtype, int divisor) {
+  return memory_->lanes->Run(Total(fragment), [&](HostGroup* group, int lane, int lanes) {
+    const std::vector<Share> parts = CutEachAtLines(fragment, lanes, lane);
+    char* const out = own + parts[group->rank()].begin - fragment[group->rank()].begin;
+    return ReduceScatterInPieces(group, tensors, parts, out, dtype, divisor);
+  });
+}
+
+Status HostsCommunicator::Gather(const TensorList& tensors, const std::vector<Share>& fragment,
+                                 const char* own) {
+  return memory_->lanes->Run(Total(fragment), [&](HostGroup* group, int lane, int lanes) {
+    const std::vector<Share> parts = CutEachAtLines(fragment, lanes, lane);
+    const char* const in = own + parts[group->rank()].begin - fragment[group->rank()].begin;
+    return AllGatherInPieces(group, tensors, parts, in);
+  });
 }
 
 // For the oldest fragment.
@@ -216,18 +251,21 @@ Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
 }
 
 Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes, int root) {
-  HostGroup* group = memory_->group.get();
   const int host = hosts_[root];
-  if (hosts_[rank()] == host) {
-    // The root's host has it first; its first rank passes it on.
-    const auto place = std::count(hosts_.begin(), hosts_.begin() + root, host);
-    DDL_RETURN_IF_ERROR(BroadcastInPieces(group, buffer, nbytes, static_cast<int>(place)));
-    return group->rank() == 0 ? TreeBroadcast(column_.get(), buffer, nbytes, host) : Status();
-  }
-  if (group->rank() == 0) {
-    DDL_RETURN_IF_ERROR(TreeBroadcast(column_.get(), buffer, nbytes, host));
-  }
-  return BroadcastInPieces(group, buffer, nbytes, 0);
+  const bool at_root = hosts_[rank()] == host;
+  // The root's host has it first; its first rank passes it on.
+  const auto place = at_root ? std::count(hosts_.begin(), hosts_.begin() + root, host) : 0;
+  const auto between = [&] {
+    return memory_->group->rank() == 0 ? TreeBroadcast(column_.get(), buffer, nbytes, host)
+                                       : Status();
+  };
+  if (!at_root) DDL_RETURN_IF_ERROR(between());
+  DDL_RETURN_IF_ERROR(
+      memory_->lanes->Run(nbytes, [&](HostGroup* group, int lane, int lanes) {
+        return BroadcastInPieces(group, buffer, nbytes, CutAtLines({0, nbytes}, lanes)[lane],
+                                 static_cast<int>(place));
+      }));
+  return at_root ? between() : Status();
 }
 
 Status HostsCommunicator::AllGather(const void* in, void* out,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/share.h"
 #include "algorithms/tensor_list.h"
 #include "comm/communicator.h"
 #include "comm/dissemination_barrier.h"
@@ -58,6 +59,10 @@ class HostsCommunicator : public Communicator {
 
  private:
   Status AllReduceRow(const TensorList& tensors, DType dtype, int divisor);
+  // The first and the last step of a fragment; `own` is this rank's part of it.
+  Status Scatter(const TensorList& tensors, const std::vector<Share>& fragment, char* own,
+                 DType dtype, int divisor);
+  Status Gather(const TensorList& tensors, const std::vector<Share>& fragment, const char* own);
   Status AwaitNetwork();
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status Kept(Status status);

@@ -9,9 +9,31 @@
 #include "comm/hosts_communicator.h"
 #include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
+#include "core/cores.h"
 #include "core/log.h"
 
 namespace ddl {
+namespace {
+
+// More move no more bytes: a few keep the memory of a processor busy.
+constexpr int kMostThreads = 4;
+
+// As many as cores for each of the ranks that are here.
+int ThreadsOf(const Config& config, int ranks_here) {
+  if (config.threads > 0) return config.threads;
+  return std::clamp(static_cast<int>(AvailableCores() / ranks_here), 1, kMostThreads);
+}
+
+void LogThreads(int rank, const HostMemory& memory, const Status& lack) {
+  const int threads = memory.lanes->size();
+  if (!lack.ok()) {
+    LogLine(rank, "no memory for more than " + std::to_string(threads) +
+                      " threads of each rank: " + lack.message());
+  }
+  if (threads > 1) LogLine(rank, "reduces with " + std::to_string(threads) + " threads");
+}
+
+}  // namespace
 
 Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator) {
   std::unique_ptr<MpiCommunicator> mpi;
@@ -40,7 +62,11 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
   std::unique_ptr<HostMemory> memory;
   if (config.transport != TransportChoice::kMpi && *most > 1) {
     Status why;
-    DDL_RETURN_IF_ERROR(ShareMemory(mpi.get(), hosts, config.stall_timeout_s, &memory, &why));
+    // Hosts of DDL_HOSTID may share the cores of one machine.
+    const int ranks_here = std::max(mpi->local_size(), ranks_on[hosts[rank]]);
+    const int threads = ThreadsOf(config, ranks_here);
+    DDL_RETURN_IF_ERROR(
+        ShareMemory(mpi.get(), hosts, threads, config.stall_timeout_s, &memory, &why));
     if (must && !memory) {
       return !why.ok() ? why
                        : Status(Code::kFailedPrecondition,
@@ -51,6 +77,7 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
     if (!memory && !why.ok() && config.log_info) {
       LogLine(rank, "no shared memory, over MPI instead: " + why.message());
     }
+    if (memory && config.log_info) LogThreads(rank, *memory, why);
   }
   if (!memory) {
     *communicator = std::move(mpi);

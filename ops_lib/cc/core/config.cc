@@ -6,6 +6,9 @@
 namespace ddl {
 namespace {
 
+// Each takes 1.6 MiB of memory; more than these only wait for it.
+constexpr int kMaxThreads = 64;
+
 std::string Read(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -38,6 +41,15 @@ Status ReadConfig(Config* config) {
     config->transport = transport == "shm"   ? TransportChoice::kShm
                         : transport == "mpi" ? TransportChoice::kMpi
                                              : TransportChoice::kAuto;
+  }
+  if (const std::string threads = Read("DDL_THREADS"); !threads.empty()) {
+    const bool digits = threads.find_first_not_of("0123456789") == std::string::npos;
+    config->threads = digits && threads.size() < 4 ? std::atoi(threads.c_str()) : 0;
+    if (config->threads < 1 || config->threads > kMaxThreads) {
+      return Status(Code::kInvalidArgument, "DDL_THREADS is '" + threads +
+                                                "'. Give a whole number from 1 to " +
+                                                std::to_string(kMaxThreads) + ".");
+    }
   }
   if (const std::string gpu = Read("DDL_GPU"); !gpu.empty()) {
     if (gpu != "auto" && gpu != "nccl" && gpu != "host") {

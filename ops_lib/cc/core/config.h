@@ -18,6 +18,8 @@ struct Config {
   // DDL_TRANSPORT: how the ranks reach each other. "shm" fails where they cannot share memory;
   // "auto" takes MPI then.
   TransportChoice transport = TransportChoice::kAuto;
+  // DDL_THREADS: how many threads of a rank reduce at once. 0: as the cores of the host allow.
+  int threads = 0;
   // DDL_HOSTID: ranks with the same text are on one host, whatever MPI says. Empty: MPI says.
   std::string host_id;
   // DDL_GPU: how tensors in the memory of GPUs travel. "nccl" fails where NCCL cannot be used,

@@ -33,7 +33,7 @@ struct Topology {
 };
 
 // Runs collectives one after the other: ordered ones in the order of submission, the others when
-// the ranks have agreed whose turn it is. Its thread alone calls MPI.
+// the ranks have agreed whose turn it is. MPI is called by its thread, or by one that it waits for.
 //
 // A process has one engine. It is never destroyed: MPI holds a pointer to it, and threads of
 // TensorFlow may still be running when the process exits. A child that a rank forks is no rank: its

@@ -9,7 +9,7 @@
 namespace ddl {
 
 // Messages between ranks, two at a time: what the algorithms between hosts are written against. One
-// thread of each rank uses it.
+// thread of each rank uses it at a time.
 //
 // Messages from one rank to another arrive in the order they were sent, and each is received with
 // exactly its length. There are no tags: ranks run one collective at a time and agree on it before.

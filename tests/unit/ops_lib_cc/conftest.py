@@ -21,18 +21,16 @@ SOURCES = HERE.parents[2] / "ops_lib" / "cc"
 # What needs neither TensorFlow nor MPI.
 TESTED = [
     *(
-        SOURCES / "core" / f"{name}.cc"
-        for name in "arithmetic dtype half tuner vector worker".split()
-    ),
-    *(
         path
-        for layer in ("transport", "algorithms")
+        for layer in ("core", "transport", "algorithms")
         for path in sorted((SOURCES / layer).glob("*.cc"))
         if not path.name.startswith("mpi_")
     ),
     *sorted((SOURCES / "comm").glob("nccl_*.cc")),
-    SOURCES / "comm" / "dissemination_barrier.cc",
-    SOURCES / "comm" / "hosts_communicator.cc",
+    *(
+        SOURCES / "comm" / f"{name}.cc"
+        for name in ("dissemination_barrier", "hosts_communicator", "shm_communicator")
+    ),
     *(
         SOURCES / "runtime" / f"{name}.cc"
         for name in (

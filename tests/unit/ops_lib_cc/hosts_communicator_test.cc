@@ -35,11 +35,12 @@ class Place : public ThreadCommunicator {
   const int rank_, size_;
 };
 
-// Runs `function` on ranks_on[h] ranks of each host h. Returns the bytes of tensors that each host has
-// sent.
+// Runs `function` on ranks_on[h] ranks of each host h, each with so many lanes. Returns the bytes of
+// tensors that each host has sent.
 std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
                                 const std::function<void(Communicator&)>& function,
-                                double timeout_s = 60, Mailboxes* mailboxes = nullptr) {
+                                double timeout_s = 60, Mailboxes* mailboxes = nullptr,
+                                int lanes = 1) {
   Mailboxes own;
   if (mailboxes == nullptr) mailboxes = &own;
   const int hosts = static_cast<int>(ranks_on.size());
@@ -53,9 +54,11 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
   std::vector<int> host_of;
   for (const int ranks : ranks_on) {
     host_of.insert(host_of.end(), ranks, static_cast<int>(memories.size()));
-    const int64_t nbytes = (ddl::HostGroup::Nbytes(ranks) + 4095) / 4096 * 4096;
-    memories.emplace_back(std::aligned_alloc(4096, nbytes), std::free);
-    ddl::HostGroup::Format(memories.back().get(), ranks);
+    const int64_t nbytes = ddl::HostGroup::Nbytes(ranks);
+    memories.emplace_back(std::aligned_alloc(4096, lanes * nbytes), std::free);
+    for (int lane = 0; lane < lanes; ++lane) {
+      ddl::HostGroup::Format(static_cast<char*>(memories.back().get()) + lane * nbytes, ranks);
+    }
   }
   std::vector<std::thread> threads;
   for (int host = 0, rank = 0; host < hosts; ++host) {
@@ -66,6 +69,12 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
         std::iota(names.begin(), names.end(), rank - place);
         memory->group = std::make_unique<ddl::HostGroup>(memories[host].get(), place,
                                                          ranks_on[host], timeout_s, names);
+        std::vector<void*> others;
+        for (int lane = 1; lane < lanes; ++lane) {
+          others.push_back(static_cast<char*>(memories[host].get()) +
+                           lane * ddl::HostGroup::Nbytes(ranks_on[host]));
+        }
+        memory->lanes = std::make_unique<ddl::HostLanes>(memory->group.get(), others, names);
         ddl::HostsCommunicator communicator(
             std::make_unique<Place>(rank, size, mailboxes), std::move(memory),
             place < shares ? columns[place]->Join(host) : nullptr, shares,
@@ -106,16 +115,30 @@ TEST(SumsOverHostsAreExact) {
   }
 }
 
-// Of 2 MiB for each share: more of them than can be under way, the last one shorter.
+// Of 1 MiB for each share: more of them than can be under way, the last one shorter.
 TEST(FragmentsOverHostsAreExact) {
-  for (const auto& [job, count] : {std::pair{std::vector<int>{2, 2}, 3'200'001},
-                                   std::pair{std::vector<int>{2, 1}, 1'600'003}}) {
+  for (const auto& [job, count] : {std::pair{std::vector<int>{2, 2}, 1'800'001},
+                                   std::pair{std::vector<int>{2, 1}, 900'003}}) {
     RunOnHosts(job, [count = count](Communicator& group) {
       SumOnce<float>(group, count, true, group.size());
       SumOnce<int32_t>(group, count, false, 1);
       SumOnce<float>(group, 1'001, false, 1);  // and what follows is right
     });
   }
+}
+
+TEST(LanesOfRanksOnHostsAreExact) {
+  RunOnHosts(
+      {2, 2},
+      [](Communicator& group) {
+        SumOnce<float>(group, 1'800'001, true, group.size());
+        SumOnce<int64_t>(group, 300'001, false, 1);
+        std::vector<char> bytes(5'000'001, static_cast<char>(group.rank()));
+        const ddl::Status status = group.Broadcast(bytes.data(), 5'000'001, 2);
+        CHECK(status.ok(), status.message());
+        CHECK(bytes == std::vector<char>(5'000'001, 2), "broadcast");
+      },
+      60, nullptr, 2);
 }
 
 TEST(GroupsOverHostsAreExact) {
@@ -141,9 +164,9 @@ TEST(LargeGroupsOverHostsAreExact) {
   for (const std::vector<int>& job : {std::vector<int>{2, 2}, {2, 3, 2}}) {
     RunOnHosts(job, [](Communicator& group) {
       // Fragments end within large tensors and between small ones.
-      std::vector<int64_t> counts = {1'200'007, 1, 0, 524'288, 33};
-      counts.insert(counts.end(), 200, 4'097);
-      counts.push_back(600'001);
+      std::vector<int64_t> counts = {600'007, 1, 0, 262'144, 33};
+      counts.insert(counts.end(), 100, 4'097);
+      counts.push_back(300'001);
       std::vector<std::vector<float>> values, results;
       std::vector<ddl::TensorSpan> tensors;
       for (const int64_t count : counts) {

@@ -1,0 +1,89 @@
+// What the library reads from its environment and finds out about the machine.
+
+#include "core/config.h"
+
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "check.h"
+#include "core/cores.h"
+
+namespace {
+
+TEST(ThreadsAreAWholeNumber) {
+  ddl::Config config;
+  unsetenv("DDL_THREADS");
+  CHECK(ddl::ReadConfig(&config).ok() && config.threads == 0, "by cores");
+  setenv("DDL_THREADS", "3", 1);
+  CHECK(ddl::ReadConfig(&config).ok() && config.threads == 3, "");
+  for (const char* bad : {"0", "-1", "two", "2.5", "65", "99999999999999999999", " 2"}) {
+    setenv("DDL_THREADS", bad, 1);
+    const ddl::Status status = ddl::ReadConfig(&config);
+    CHECK(status.code() == ddl::Code::kInvalidArgument, bad);
+    CHECK(status.message() == std::string("DDL_THREADS is '") + bad +
+                                  "'. Give a whole number from 1 to 64.",
+          status.message());
+  }
+  unsetenv("DDL_THREADS");
+}
+
+// A folder that stands before /proc and /sys.
+class Machine {
+ public:
+  Machine() {
+    char name[] = "/tmp/machine-XXXXXX";
+    root_ = mkdtemp(name);
+  }
+  ~Machine() { (void)!system(("rm -r " + root_).c_str()); }
+  const std::string& root() const { return root_; }
+
+  void Write(const std::string& path, const std::string& text) {
+    for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
+      mkdir((root_ + path.substr(0, at)).c_str(), 0700);
+    }
+    std::ofstream(root_ + path) << text;
+  }
+
+ private:
+  std::string root_;
+};
+
+TEST(CoresAreThoseOfTheAffinityOrOfTheQuota) {
+  cpu_set_t before;
+  sched_getaffinity(0, sizeof(before), &before);
+  const double all = CPU_COUNT(&before);
+  {
+    Machine machine;  // without control groups
+    CHECK(ddl::AvailableCores(machine.root()) == all, "");
+    machine.Write("/proc/self/cgroup", "0::/a/b\n");
+    machine.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    CHECK(ddl::AvailableCores(machine.root()) == all, "no limit");
+    machine.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+    CHECK(ddl::AvailableCores(machine.root()) == 0.5, "of the group above");
+  }
+  {
+    // Version 1, in a container, which does not see the host's path.
+    Machine machine;
+    machine.Write("/proc/self/cgroup", "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n");
+    machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(ddl::AvailableCores(machine.root()) == all, "no limit");
+    machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "25000\n");
+    CHECK(ddl::AvailableCores(machine.root()) == 0.25, "");
+  }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  sched_setaffinity(0, sizeof(one), &one);
+  CHECK(ddl::AvailableCores("/none") == 1, "");
+  sched_setaffinity(0, sizeof(before), &before);
+}
+
+}  // namespace
