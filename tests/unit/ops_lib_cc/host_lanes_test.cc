@@ -211,6 +211,7 @@ TEST(DeathOfAPeerWithLanesIsAnErrorOnTheOthers) {
     const Status made = segment.Create(kLanes * HostGroup::Nbytes(kSize), &address);
     CHECK(made.ok(), made.message());
     FormatLanes(static_cast<char*>(segment.base()), kSize, kLanes);
+    SharedCount at_work;
     std::fflush(nullptr);
     std::vector<pid_t> children;
     for (int rank = 0; rank < kSize; ++rank) {
@@ -222,17 +223,21 @@ TEST(DeathOfAPeerWithLanesIsAnErrorOnTheOthers) {
             std::make_unique<Place>(rank, kSize),
             JoinLanes(static_cast<char*>(segment.base()), rank, kSize, kLanes));
         std::vector<float> values(2 * kLane / 4);
-        Status status;
-        while (status.ok()) {
-          status = group.AllReduce(values.data(), values.data(), 2 * kLane / 4, DType::kFloat32, 1);
-        }
+        const auto reduce = [&] {
+          return group.AllReduce(values.data(), values.data(), 2 * kLane / 4, DType::kFloat32, 1);
+        };
+        Status status = reduce();
+        CHECK(status.ok(), status.message());
+        at_work.Add();
+        while (status.ok()) status = reduce();
         CHECK(status.code() == ddl::Code::kAborted, status.message());
         CHECK(status.message().find("rank " + std::to_string(victim) + " has ended") == 0,
               status.message());
       }
       _exit(failed_checks == 0 ? 0 : 1);
     }
-    usleep(100'000);
+    at_work.Await(kSize);
+    usleep(10'000);
     kill(children[victim], SIGKILL);
     for (int rank = 0; rank < kSize; ++rank) {
       int status = 0;

@@ -300,16 +300,19 @@ TEST(KilledRankIsAnErrorOnTheOthersAtAnyMoment) {
   for (int run = 0; run < Times("DDL_TEST_KILLS", 12); ++run) {
     const int size = 2 + run % 2, victim = run % size;
     double killed = 0;
+    SharedCount joined;  // one that dies before is missing, not dead
     RunProcesses(
         size,
-        [victim](HostGroup& group) {
+        [&, victim](HostGroup& group) {
+          joined.Add();
           const Status status = WorkForEver(group);
           CheckError(status, Code::kAborted, "rank " + std::to_string(victim) + " has ended");
           CheckError(MeetFor(group, 1), Code::kAborted, "has ended");
         },
         60, victim,
         [&](const std::vector<pid_t>& ranks) {
-          usleep(10'000 + random() % 60'000);
+          joined.Await(size);
+          usleep(random() % 60'000);
           kill(ranks[victim], SIGKILL);
           killed = Now();
         });

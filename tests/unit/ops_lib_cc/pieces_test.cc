@@ -452,11 +452,14 @@ TEST(DeathOfAPeerEndsGathersToo) {
   };
   for (const auto& collective : collectives) {
     for (const int victim : {0, 2}) {
+      SharedCount at_work;  // one that dies before it has joined is missing, not dead
       RunProcesses(
           3,
           [&](ddl::HostGroup& group) {
             std::vector<float> values(1'000'000, 0.0f);
-            ddl::Status status;
+            ddl::Status status = collective(group, values.data());
+            CHECK(status.ok(), status.message());
+            at_work.Add();
             while (status.ok()) status = collective(group, values.data());
             CHECK(status.code() == ddl::Code::kAborted, status.message());
             CHECK(status.message().find("rank " + std::to_string(victim) + " has ended") !=
@@ -464,8 +467,9 @@ TEST(DeathOfAPeerEndsGathersToo) {
                   status.message());
           },
           60, victim,
-          [victim](const std::vector<pid_t>& ranks) {
-            usleep(30'000);
+          [&, victim](const std::vector<pid_t>& ranks) {
+            at_work.Await(3);
+            usleep(10'000);
             kill(ranks[victim], SIGKILL);
           });
     }

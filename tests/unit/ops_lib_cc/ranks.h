@@ -1,10 +1,13 @@
 #ifndef DDL_TESTS_RANKS_H_
 #define DDL_TESTS_RANKS_H_
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <new>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -13,6 +16,24 @@
 #include "check.h"
 #include "transport/host_group.h"
 #include "transport/shared_segment.h"
+
+// Counts ranks that are processes: made before they are.
+class SharedCount {
+ public:
+  SharedCount()
+      : count_(new (mmap(nullptr, sizeof(*count_), PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0)) std::atomic<int>(0)) {}
+  SharedCount(const SharedCount&) = delete;
+  ~SharedCount() { munmap(count_, sizeof(*count_)); }
+
+  void Add() { count_->fetch_add(1); }
+  void Await(int count) const {
+    while (count_->load() < count) usleep(1000);
+  }
+
+ private:
+  std::atomic<int>* const count_;
+};
 
 using RankFunction = std::function<void(ddl::HostGroup&)>;
 
