@@ -12,7 +12,7 @@ from urllib.parse import quote, urljoin
 from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
-from ddl_airflow.core.layout import training_id
+from ddl_airflow.site import training_of
 
 TAB = "ddl-training"  # of the page in the run's URL
 
@@ -62,5 +62,5 @@ class ResultsLink(BaseOperatorLink):
         if scheme != "s3" or address is None:
             return ""
         bucket, *folders = place.split("/")
-        prefix = "/".join((*folders, training_id(ti_key.dag_id, ti_key.run_id)))
+        prefix = "/".join((*folders, training_of(ti_key.dag_id, ti_key.run_id)))
         return address.replace("{bucket}", quote(bucket)).replace("{prefix}", quote(prefix))

@@ -101,6 +101,17 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "/mnt/shared/ddl",
                         "version_added": "0.1.0",
                     },
+                    "site_id": {
+                        "description": (
+                            "What tells this Airflow from others that publish to the same "
+                            "buckets; part of each training's id, so keep it. Empty: a random "
+                            "one in the workspace's file site-id."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "berlin",
+                        "version_added": "0.1.0",
+                    },
                     "python": {
                         "description": (
                             "Python that starts the ranks, with TensorFlow and ddl-airflow's ops "

@@ -3,6 +3,7 @@
 ::
 
     <workspace>/
+      site-id                     of this Airflow (ddl_airflow.storage.site)
       cache/                      staged objects, by content (ddl_airflow.storage.cache)
       experiments/<experiment>/   checkpoints and event files of one or more trainings
                                                                                 EXPERIMENT_DIR
@@ -20,7 +21,8 @@
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
                                   job.json, lineage/, lineage.json
 
-All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from the run alone.
+All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
+the site and the run alone.
 The experiment is the training itself, unless the manifest or the run names one; then it goes on
 where the last training in it stopped.
 """
@@ -38,22 +40,25 @@ from pathlib import Path
 from ddl_airflow.core.beneath import make_folder
 
 
-def training_id(dag_id: str, run_id: str) -> str:
+def training_id(dag_id: str, run_id: str, site: str) -> str:
     """A name for the training of a DAG run: fit for a folder, an object key and a job name.
 
     It begins with the DAG's id, so that a results bucket may serve several manifests and all
-    trainings of one share a key prefix.
+    trainings of one share a key prefix, and ends with 128 bits of a digest of all three.
 
     Args:
-        dag_id: the DAG.
+        dag_id: the DAG, at most 200 characters.
         run_id: Airflow's, for example ``manual__2026-11-20T20:15:00+00:00``.
+        site: id of the Airflow, so that several may publish to one bucket.
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:40].strip("-")
-    digest = hashlib.sha256(f"{dag_id}/{run_id}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\0".join((site, dag_id, run_id)).encode()).hexdigest()[:32]
+    room = min(40, _LONGEST_NAME - len(dag_id) - len(digest) - 2)
+    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:room].strip("-")
     return f"{dag_id}-{slug}-{digest}"
 
 
 _OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
+_LONGEST_NAME = 255  # of a file, in bytes
 _MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
 CACHE = "cache"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.digits import write_digits
 from ddl_airflow.demo.site import USER, AirflowSite, EmbeddedObjectStore, running
@@ -146,8 +146,7 @@ def _example(clock: Clock, site: AirflowSite, client: Any, dag_id: str) -> bool:
         clock.say(f"{dag_id}: {left} run(s) that an earlier demo left open marked as failed")
     run_id = site.trigger(dag_id)
     clock.say(f"{dag_id}: dags/{dag_id}/manifest.yml is a DAG; triggered {run_id}")
-    layout = RunLayout(site.workspace, dag_id, training_id(dag_id, run_id))
-    state = _follow(clock, site, layout, dag_id, run_id)
+    state = _follow(clock, site, site.layout(dag_id, run_id), dag_id, run_id)
     print(f"\n  run         {site.run_url(dag_id, run_id)}  ({state})")
     if state != "success":
         _show_failure(site, dag_id, run_id)

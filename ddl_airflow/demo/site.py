@@ -21,7 +21,9 @@ from typing import Any
 
 import httpx
 
+from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo import guard, plugins
+from ddl_airflow.storage.site import workspace_id
 
 USER = "admin"
 _BUNDLE = {"name": "trainings", "classpath": "ddl_airflow.bundle.ManifestBundle", "kwargs": {}}
@@ -148,6 +150,11 @@ class AirflowSite:
         settings = self._settings(dags, bundles) | self._database(database)
         self._env = {**os.environ, **settings, **(environment or {})}
         self._client: httpx.Client | None = None
+
+    def layout(self, dag_id: str, run_id: str) -> RunLayout:
+        """The folder of a run's training."""
+        site = workspace_id(self.workspace, make=True)
+        return RunLayout(self.workspace, dag_id, training_id(dag_id, run_id, site))
 
     def _settings(self, dags: Path, bundles: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         home = self.home

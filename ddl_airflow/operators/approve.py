@@ -27,11 +27,11 @@ class ApproveOperator(ApprovalOperator):
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Called by Airflow with the answer."""
-        layout = layout_of(context)
-        begun = fixed_run(layout)
-        if event.get("chosen_options") == [self.REJECT] and begun is not None:
-            who = (event.get("responded_by_user") or {}).get("name") or "somebody"
-            with airflow_errors():
+        with airflow_errors():
+            layout = layout_of(context)
+            begun = fixed_run(layout)
+            if event.get("chosen_options") == [self.REJECT] and begun is not None:
+                who = (event.get("responded_by_user") or {}).get("name") or "somebody"
                 reject(
                     store_of(self._reference),
                     self.dag_id,

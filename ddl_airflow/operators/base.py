@@ -8,7 +8,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,23 +24,16 @@ from ddl_airflow.core.errors import (
     SubmitFailed,
     TimedOut,
 )
-from ddl_airflow.core.layout import RunLayout, is_experiment, make_workspace, training_id
+from ddl_airflow.core.layout import RunLayout, is_experiment, make_workspace
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.record import fixed_run
+from ddl_airflow.site import training_of, workspace
 from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.filesystem import os_errors
 
 _SAY_EVERY_S = 2.0
-
-
-def workspace() -> Path:
-    """The site's workspace: ``[ddl] workspace``."""
-    configured = conf.get("ddl", "workspace", fallback="")
-    if configured:
-        return Path(configured).expanduser()
-    return Path(conf.get("core", "dags_folder")).parent / "ddl"
 
 
 def layout_of(context: Any) -> RunLayout:
@@ -51,7 +43,7 @@ def layout_of(context: Any) -> RunLayout:
     return RunLayout(
         workspace(),
         run.dag_id,
-        training_id(run.dag_id, run.run_id),
+        training_of(run.dag_id, run.run_id),
         context["params"].get("experiment_id") or "",
         pwd.getpwnam(user).pw_gid if user else None,
     )
@@ -215,9 +207,9 @@ class StepOperator(BaseOperator):
         What the manifest said when the run staged its data holds until its end: this task may have
         been made of one that was edited since.
         """
-        self.take_fixed(context)
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         with airflow_errors():
+            self.take_fixed(context)
             # The rules of the manifest say so too; an operator may have been made without one.
             for name in self.templated:
                 _check_templates(name, getattr(self, name))

@@ -16,11 +16,11 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.progress import read_line
 from ddl_airflow.links import tensorboard
-from ddl_airflow.operators.base import workspace
+from ddl_airflow.site import training_of, workspace
 
 _PAGE = Path(__file__).with_name("training.html")
 _MOST_BYTES = 1024 * 1024
@@ -80,7 +80,7 @@ def _policy(page: str) -> str:
 def _layout(dag_id: str, run_id: str) -> RunLayout:
     if slug(dag_id) != dag_id:
         raise HTTPException(404, f"{dag_id!r} is no DAG of a manifest")
-    return RunLayout(workspace(), dag_id, training_id(dag_id, run_id))
+    return RunLayout(workspace(), dag_id, training_of(dag_id, run_id, make=False))
 
 
 def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from tests.integration.mail import body
 
 pytestmark = pytest.mark.integration
@@ -43,7 +42,7 @@ json.dump({"quality": float(os.environ["PARAM_QUALITY"])}, open(os.environ["EVAL
 def folder(site, dags_folder, finished):
     """The manifest's, whose data is the model that mnist-keras made."""
     run_id, _ = finished["mnist-keras"]
-    layout = RunLayout(site.workspace, "mnist-keras", training_id("mnist-keras", run_id))
+    layout = site.layout("mnist-keras", run_id)
     folder = dags_folder / "approved"
     shutil.copytree(layout.model, folder / "data")
     for name, text in SCRIPTS.items():
@@ -76,7 +75,9 @@ def test_a_person_decides_and_production_follows(site, mailbox, folder):
     assert f"run {first}" in shown["subject"] and "| quality | 0.75 |  |" in shown["body"]
     assert not (folder / "published").exists()
     assert site.wait_for_run("approved", first, 120) == "success"
-    assert json.loads(pointer.read_text())["training_id"] == training_id("approved", first)
+    assert (
+        json.loads(pointer.read_text())["training_id"] == site.layout("approved", first).training_id
+    )
 
     (asked,), (told,) = mailbox.about("waits for approval"), mailbox.about("was published")
     assert (asked["To"], told["To"]) == ("boss@example.com", "ml@example.com")
@@ -88,8 +89,10 @@ def test_a_person_decides_and_production_follows(site, mailbox, folder):
     assert "| quality | 0.9 | 0.75 |" in shown["body"]
     site.wait_for_run("approved", second, 120)
     assert _states(site, second)["upload_results"] == "skipped"
-    assert json.loads(pointer.read_text())["training_id"] == training_id("approved", first)
-    assert not (folder / "published" / training_id("approved", second)).exists()
+    assert (
+        json.loads(pointer.read_text())["training_id"] == site.layout("approved", first).training_id
+    )
+    assert not (folder / "published" / site.layout("approved", second).training_id).exists()
 
 
 def test_a_model_below_the_minimum_is_shown_to_nobody(site, folder):

@@ -19,7 +19,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import connection_environment
 from ddl_airflow.demo.site import AirflowSite, Service, running
 from ddl_airflow.launchers.processes import marked
@@ -253,7 +252,7 @@ class Training:
         self.site, self.dag_id = site, dag_id
         site.wait_for_dag(dag_id)
         self.run_id = site.trigger(dag_id)
-        self.layout = RunLayout(site.workspace, dag_id, training_id(dag_id, self.run_id))
+        self.layout = site.layout(dag_id, self.run_id)
         until(lambda: len(self.starts()) == 2, 60, lambda: (self.state(), self.starts()))
         until(lambda: self.state() == ("running", 1), 10)
 

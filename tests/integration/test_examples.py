@@ -13,7 +13,6 @@ import time
 import httpx
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
@@ -26,16 +25,12 @@ from tests.documents import with_real_connection, wml_document
 pytestmark = pytest.mark.integration
 
 
-def _layout(site, dag_id, run_id):
-    return RunLayout(site.workspace, dag_id, training_id(dag_id, run_id))
-
-
 @pytest.mark.parametrize("dag_id", TRAINED)
 def test_example_trains_publishes_and_tells_its_lineage(site, object_store, finished, dag_id):
     run_id, state = finished[dag_id]
     assert state == "success", site.task_log(dag_id, run_id, "train")
     places = site.xcom(dag_id, run_id, "upload_results")
-    training = training_id(dag_id, run_id)
+    training = site.layout(dag_id, run_id).training_id
     assert places["model"].startswith(f"s3://{RESULTS_BUCKET}/{training}/")
 
     store = open_store(places["training"], object_store.client)
@@ -68,7 +63,7 @@ def test_no_key_is_shown_anywhere(site, object_store, finished, dag_id):
     assert "'uri': 's3://mnist-training-data'" in rendered or "s3://mnist-training-data" in rendered
     for task_id in ("stage_data", "train", "transform", "upload_results"):
         assert secret not in site.task_log(dag_id, run_id, task_id)
-    for path in _layout(site, dag_id, run_id).root.rglob("*"):
+    for path in site.layout(dag_id, run_id).root.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
 
@@ -104,7 +99,9 @@ def test_dry_run_skips_every_step_and_publishes_nothing(site, object_store, fini
     assert set(states.values()) == {"skipped"} and "upload_results" in states
     said = site.task_log("mnist-keras", run_id, "stage_data")
     assert "would start 1 rank(s): " in said
-    store = S3Store(object_store.client, RESULTS_BUCKET, training_id("mnist-keras", run_id))
+    store = S3Store(
+        object_store.client, RESULTS_BUCKET, site.layout("mnist-keras", run_id).training_id
+    )
     assert store.list() == []
 
 
@@ -140,7 +137,7 @@ def test_each_model_is_an_asset_event_that_says_its_data(site, finished):
         model = by_name[f"s3://{RESULTS_BUCKET}/{dag_id}", run_id]
         assert data["fingerprint"].startswith("sha256:")
         assert model["dataset"] == data["fingerprint"]
-        assert model["training_id"] == training_id(dag_id, run_id)
+        assert model["training_id"] == site.layout(dag_id, run_id).training_id
 
 
 def test_second_run_fetches_nothing(site, finished):
@@ -153,7 +150,7 @@ def test_second_run_fetches_nothing(site, finished):
 def test_killed_rank_ends_the_try_and_the_retry_succeeds(site, finished):
     dag_id = "mnist-tf1"
     run_id = site.trigger(dag_id)
-    layout = _layout(site, dag_id, run_id)
+    layout = site.layout(dag_id, run_id)
     _wait(lambda: _step(layout) >= 100, 120)
     victim = _rank_process(f"{layout.training_id}/train-1", rank=1)
     os.kill(victim, signal.SIGKILL)
@@ -175,7 +172,7 @@ def test_killed_rank_ends_the_try_and_the_retry_succeeds(site, finished):
 def test_killed_worker_is_named_and_the_retry_goes_on_with_the_experiment(site, finished):
     dag_id = "parameter-server"
     run_id = site.trigger(dag_id, {"experiment_id": "killed-once"})
-    job_id = f"{training_id(dag_id, run_id)}/train-1"
+    job_id = f"{site.layout(dag_id, run_id).training_id}/train-1"
     experiment = site.workspace / "experiments" / "killed-once"
     _wait(lambda: len(list(experiment.glob("model.ckpt-*.index"))) > 1, 120)
     os.kill(_process(job_id, b'"task": {"type": "worker", "index": 1}'), signal.SIGKILL)

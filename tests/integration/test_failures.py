@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from tests.integration.disk import tiny_disk
@@ -191,12 +190,13 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
         assert word in log
     for word in case.absent:
         assert word not in log
-    training = training_id(dag_id, run_id)
+    layout = site.layout(dag_id, run_id)
     for number in range(1, case.tries + 1):
-        assert marked("DDL_JOB_ID", f"{training}/train-{number}") == []
-    published = object_store.client.list_objects_v2(Bucket=RESULTS_BUCKET, Prefix=training)
+        assert marked("DDL_JOB_ID", f"{layout.training_id}/train-{number}") == []
+    published = object_store.client.list_objects_v2(
+        Bucket=RESULTS_BUCKET, Prefix=layout.training_id
+    )
     assert published["KeyCount"] == 0
-    layout = RunLayout(site.workspace, dag_id, training)
     assert not layout.model.exists()
 
 

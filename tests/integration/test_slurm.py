@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.demo.site import AirflowSite, Service
 from ddl_airflow.launchers.processes import marked
 from tests.integration.slurm import SlurmCluster
@@ -80,7 +80,7 @@ class Training:
 
     @property
     def layout(self) -> RunLayout:
-        return RunLayout(self.site.workspace, self.dag_id, training_id(self.dag_id, self.run_id))
+        return self.site.layout(self.dag_id, self.run_id)
 
     def jobs(self, try_number: int = 1) -> dict[int, str]:
         """State of each job that Slurm was ever given for the try, by number."""

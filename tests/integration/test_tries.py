@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.launchers.processes import marked
 
 pytestmark = pytest.mark.integration
@@ -51,7 +50,7 @@ class Run:
         site.wait_for_dag(dag_id)
         self.run_id = site.trigger(dag_id)
         self.path = f"/dags/{dag_id}/dagRuns/{self.run_id}"
-        self.layout = RunLayout(site.workspace, dag_id, training_id(dag_id, self.run_id))
+        self.layout = site.layout(dag_id, self.run_id)
 
     def task(self, name):
         return self.site.task_instances(self.dag_id, self.run_id)[name]

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddl_airflow.core.layout import training_id
 from ddl_airflow.links import ResultsLink, TensorBoardLink, TrainingLink, tensorboard
+from ddl_airflow.site import training_of
 
 RUN_ID = "manual__2026-11-20T20:15:00+00:00"
 TI = SimpleNamespace(dag_id="mnist", run_id=RUN_ID)
@@ -38,10 +38,12 @@ def test_link_to_tensorboard_is_the_sites(monkeypatch, configured, link):
     ("uri", "bucket", "folder"),
     [("s3://models", "models", ""), ("s3://models/a/b c", "models", "a/b%20c/")],
 )
-def test_results_are_where_the_sites_browser_shows_them(monkeypatch, uri, bucket, folder):
+def test_results_are_where_the_sites_browser_shows_them(
+    workspace, monkeypatch, uri, bucket, folder
+):
     monkeypatch.setenv("AIRFLOW__DDL__RESULTS_URL", "https://s/{bucket}?p={prefix}/")
     link = ResultsLink().get_link(SimpleNamespace(results={"uri": uri}), ti_key=TI)
-    assert link == f"https://s/{bucket}?p={folder}{training_id('mnist', RUN_ID)}/"
+    assert link == f"https://s/{bucket}?p={folder}{training_of('mnist', RUN_ID)}/"
 
 
 def test_there_is_no_link_to_a_folder_nor_without_a_browser(monkeypatch):

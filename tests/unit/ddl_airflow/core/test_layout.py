@@ -13,19 +13,22 @@ RUN = "manual__2026-11-20T20:15:00.123456+00:00"
 
 
 def test_training_id_is_the_same_for_every_try_and_begins_with_the_dag():
-    assert training_id("mnist", RUN) == training_id("mnist", RUN)
-    assert training_id("mnist", RUN).startswith("mnist-manual-2026-11-20t20-15-00")
+    assert training_id("mnist", RUN, "site") == training_id("mnist", RUN, "site")
+    assert training_id("mnist", RUN, "site").startswith("mnist-manual-2026-11-20t20-15-00")
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (("a", "r1"), ("a", "r2")),
-        (("a", "r1"), ("b", "r1")),
-        (("a-b", "c"), ("a", "b-c")),
-        (("a", "x/y"), ("a", "x-y")),  # the same slug
-        (("a", "R"), ("a", "r")),
-        (("a", "x" * 100 + "1"), ("a", "x" * 100 + "2")),  # differ where the slug is cut
+        (("a", "r1", "s"), ("a", "r2", "s")),
+        (("a", "r1", "s"), ("b", "r1", "s")),
+        (("a", "r1", "s"), ("a", "r1", "t")),  # two Airflows, one bucket
+        (("a", "r1", "s"), ("r1", "s", "a")),
+        (("a-b", "c", "s"), ("a", "b-c", "s")),
+        (("a", "x/y", "s"), ("a", "x-y", "s")),  # the same slug
+        (("a", "R", "s"), ("a", "r", "s")),
+        # differ where the slug is cut
+        (("a", "x" * 100 + "1", "s"), ("a", "x" * 100 + "2", "s")),
     ],
 )
 def test_training_ids_of_two_runs_differ(one, other):
@@ -34,8 +37,8 @@ def test_training_ids_of_two_runs_differ(one, other):
 
 @pytest.mark.parametrize("run_id", [RUN, "../../etc", "a b", "Übung", "測試", "x" * 250, "-", ""])
 def test_training_id_is_one_folder_name(run_id):
-    name = training_id("d" * 200, run_id)
-    assert re.fullmatch(r"[A-Za-z0-9_.-]+", name)
+    name = training_id("d" * 200, run_id, "site")
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+-[0-9a-f]{32}", name)  # 128 bits
     assert len(name) <= 255
 
 

@@ -8,9 +8,14 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
-from ddl_airflow.core.layout import training_id
 from ddl_airflow.operators import base
-from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python, workspace
+from ddl_airflow.operators.base import (
+    StepOperator,
+    TransferLog,
+    rank_python,
+    training_of,
+    workspace,
+)
 
 
 class Step(StepOperator):
@@ -58,8 +63,24 @@ def test_every_try_of_a_run_has_the_same_folder(workspace, context_of):
     again = Step(task_id="t").execute(context_of("some-dag", 2))
     assert first == again
     run_id = context_of("some-dag")["dag_run"].run_id
-    root = workspace / "runs" / "some-dag" / training_id("some-dag", run_id)
+    root = workspace / "runs" / "some-dag" / training_of("some-dag", run_id)
     assert first == {"root": str(root)}
+
+
+def test_two_sites_publish_to_one_bucket_without_meeting(workspace, monkeypatch):
+    here = training_of("d", "r")
+    assert training_of("d", "r") == here
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(workspace / "of another"))
+    there = training_of("d", "r")
+    assert there != here
+    monkeypatch.setenv("AIRFLOW__DDL__SITE_ID", "berlin")
+    named = training_of("d", "r")
+    assert named not in (here, there)
+    # The id is the setting's from then on, wherever the workspace is.
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(workspace))
+    assert training_of("d", "r") == named
+    monkeypatch.delenv("AIRFLOW__DDL__SITE_ID")
+    assert training_of("d", "r") == here
 
 
 @pytest.mark.parametrize(

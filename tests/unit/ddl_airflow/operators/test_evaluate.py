@@ -6,11 +6,12 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.operators.evaluate import EvaluateOperator
+from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
 
 
@@ -18,7 +19,7 @@ from ddl_airflow.storage.filesystem import FolderStore
 def layout(workspace, context_of):
     """A training whose script reported its loss, and whose model was asked."""
     run = context_of("digits")["dag_run"]
-    layout = RunLayout(workspace, "digits", training_id("digits", run.run_id))
+    layout = RunLayout(workspace, "digits", training_of("digits", run.run_id))
     layout.create()
     write_part(layout, "train", {"result": {"metrics": {"loss": 0.25}}, "tries": {}})
     write_part(layout, "transform", {"result": {"accuracy": 0.9}, "tries": {}})

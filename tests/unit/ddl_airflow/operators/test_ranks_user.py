@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.record import has_part
 from ddl_airflow.manifest_dag import dag_from
@@ -88,7 +88,7 @@ def run(request, trainer, tmp_path, monkeypatch, write_manifest, context_of):
     (path.parent / "data" / "look.json").write_text(json.dumps(look))
     monkeypatch.setattr(TransformOperator, "_saved_model", lambda *words: {})
     context = context_of("road")
-    layout = RunLayout(workspace, "road", training_id("road", context["dag_run"].run_id))
+    layout = RunLayout(workspace, "road", training_of("road", context["dag_run"].run_id))
     yield dag_from(load_manifest(path), path), context, layout
     os.umask(umask)
 

@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import LATEST, point
@@ -16,6 +16,7 @@ from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import publish
 
@@ -48,7 +49,7 @@ def stage(tmp_path):
 @pytest.fixture
 def layout(workspace, context_of):
     run = context_of("staging")["dag_run"]
-    return RunLayout(workspace, "staging", training_id("staging", run.run_id))
+    return RunLayout(workspace, "staging", training_of("staging", run.run_id))
 
 
 def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):

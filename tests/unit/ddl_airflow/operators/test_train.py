@@ -19,20 +19,21 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time import macros
 
 from ddl_airflow.core.job import StartedJob
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import read_part
 from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import alone_in
 
 
 @pytest.fixture
 def layout(workspace, context_of):
     run = context_of("training")["dag_run"]
-    layout = RunLayout(workspace, "training", training_id("training", run.run_id))
+    layout = RunLayout(workspace, "training", training_of("training", run.run_id))
     layout.create()
     return layout
 

@@ -7,15 +7,16 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.transform import TransformOperator
+from ddl_airflow.site import training_of
 
 
 @pytest.fixture
 def layout(workspace, context_of):
     run = context_of("forming")["dag_run"]
-    layout = RunLayout(workspace, "forming", training_id("forming", run.run_id))
+    layout = RunLayout(workspace, "forming", training_of("forming", run.run_id))
     layout.create()
     layout.staged.mkdir()
     return layout

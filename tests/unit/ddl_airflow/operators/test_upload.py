@@ -17,11 +17,12 @@ from airflow.sdk.exceptions import (
 )
 
 from ddl_airflow import cli
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
 
 TRAIN = """
@@ -49,7 +50,7 @@ def trained(tmp_path, workspace, context_of, write_manifest):
     context = context_of("road", try_number=2, epochs=3)
     for name in ("stage_data", "train"):
         dag.get_task(name).execute(context)
-    layout = RunLayout(workspace, "road", training_id("road", context["dag_run"].run_id))
+    layout = RunLayout(workspace, "road", training_of("road", context["dag_run"].run_id))
     # Instead of the transform, whose model would have to be a real one.
     (layout.model / "variables").mkdir(parents=True)
     (layout.model / "saved_model.pb").write_text("graph")
@@ -82,7 +83,7 @@ def test_a_dry_run_says_what_all_steps_would_do_and_does_nothing(
         strict=True,
     ):
         assert all(word in line for word in words), line
-    layout = RunLayout(workspace, "dry", training_id("dry", context["dag_run"].run_id))
+    layout = RunLayout(workspace, "dry", training_of("dry", context["dag_run"].run_id))
     assert not layout.staged.exists() and not layout.cache.exists()
     assert list(layout.logs.iterdir()) == [] and not (path.parent / "results").exists()
     assert context["outlet_events"] == {}

@@ -151,12 +151,13 @@ def test_what_a_training_links_to_is_not_served(get, workspace, monkeypatch, pla
     """Another's files, in place of the run's progress, its folders, or all of it."""
     import shutil
 
-    from ddl_airflow.core.layout import RunLayout, training_id
+    from ddl_airflow.core.layout import RunLayout
     from ddl_airflow.plugin import api
+    from ddl_airflow.site import training_of
 
     monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
-    other = RunLayout(workspace, "other", training_id("other", "run"))
-    mine = RunLayout(workspace, "mine", training_id("mine", "run"))
+    other = RunLayout(workspace, "other", training_of("other", "run"))
+    mine = RunLayout(workspace, "mine", training_of("mine", "run"))
     for layout in (other, mine):
         layout.create()
         layout.progress.write_text('{"step": 1, "secret": "of other"}\n')
