@@ -112,6 +112,19 @@ def read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
     return records
 
 
+def over_since(handle: JobHandle) -> float | None:
+    """When a job was over for its ranks, in seconds since 1970; None: it is not.
+
+    That is when the first failed, which ends the others, or when all had ended.
+    """
+    records = read_records(handle)
+    failed = [at for record in records.values() if (at := _failed_at(record)) is not None]
+    if failed:
+        return min(failed)
+    ended = [float(record["ended"]) for record in records.values() if "ended" in record]
+    return max(ended) if len(ended) == handle.world_size else None
+
+
 def run_folder(handle: JobHandle, *others: Path) -> Path:
     """The folder beneath which no link is followed: that of the run, with records and logs."""
     return Path(os.path.commonpath([handle.record_dir, handle.log_dir, *others]))

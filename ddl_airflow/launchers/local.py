@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -10,16 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from ddl_airflow.core.beneath import make_folder, open_beneath
-from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import processes, run_as, session_directory, tasks, tether
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import END_S, over_since, ranks_status
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
-from ddl_airflow.launchers.processes import kill_marked
+from ddl_airflow.launchers.processes import kill_marked, said_of
 
 # What a rank inherits from the caller. Airflow's own environment holds connections and keys.
 _INHERITED = frozenset(
@@ -41,6 +43,11 @@ _INHERITED_PREFIXES = (
 _OF_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
 _SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE")
 _POLL_S = 0.05
+_LOOK_S = 5.0
+# In which what was killed ends, but for a busy host or a large memory; and in which it ends at all.
+_SOON_S = 1.0
+_KILLED_S = 30.0
+_log = logging.getLogger(__name__)
 # ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
 DEFAULT_OPTIONS = "-mode p"
 
@@ -99,6 +106,7 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._next_look = 0.0
         # Where a job runs as another user: what holds it, and the Python of that user.
         self._held: dict[int, tuple[socket.socket, str]] = {}
 
@@ -174,12 +182,29 @@ class LocalLauncher:
         )
 
     def status(self, handle: JobHandle) -> JobStatus:
-        """Running while mpirun lives; then what the ranks' records say."""
-        process = self._started[handle.number]
-        return ranks_status(handle, running=process.poll() is None)
+        """Running while mpirun lives; then what the ranks' records say.
+
+        Mpirun waits for all ranks, also for one that cannot end. It is not waited for when its
+        ranks say that the job has long been over.
+        """
+        running = self._started[handle.number].poll() is None
+        return ranks_status(handle, running=running and not self._long_over(handle))
+
+    def _long_over(self, handle: JobHandle) -> bool:
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _LOOK_S
+        with suppress(LaunchError):  # of a record that is none: said at the end
+            since = over_since(handle)
+            return since is not None and time.time() - since > END_S
+        return False
 
     def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
-        """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left."""
+        """SIGTERM to mpirun, which passes it on; after the grace SIGKILL to whatever is left.
+
+        Raises:
+            LaunchError: something does not end even then: a process in uninterruptible sleep.
+        """
         process = self._started.get(handle.number)
         held = self._held.pop(handle.number, None)
         if held is not None:
@@ -191,13 +216,25 @@ class LocalLauncher:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
         # Not the job's id: another Airflow on this host may run a DAG of that name, at that time.
-        mark = ("DDL_RECORD_DIR", str(handle.record_dir))
-        kill_marked(*mark)
+        mark, host = ("DDL_RECORD_DIR", str(handle.record_dir)), socket.gethostname()
+        if left := kill_marked(*mark, _SOON_S):
+            # At once, for this task may be killed before the rest of the wait is over.
+            _log.warning("still there after SIGKILL, on %s: %s", host, ", ".join(left))
+            left = kill_marked(*mark, _KILLED_S)
         if held is not None and os.geteuid() != 0:
             words = [held[1], "-SE", processes.__file__, *mark]
             run_as.run(handle.user, held[1], words, env={}, timeout_s=grace_s)
         if process is not None:
-            process.wait()
+            try:
+                process.wait(_SOON_S)
+            except subprocess.TimeoutExpired:
+                left = left or [said_of(process.pid)]
+        if left:
+            raise LaunchError(
+                f"on {host} {', '.join(left)} of job {handle.job_id} did not end within "
+                f"{_KILLED_S:.0f} s of SIGKILL. Mend what it waits for, a file system or a device, "
+                "or restart that host; until it has ended no other try begins."
+            )
 
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,16 +32,66 @@ def marked(name: str, value: str) -> list[int]:
     return found
 
 
-def kill_marked(name: str, value: str) -> None:
-    """SIGKILL to every marked process, until there is none; they may be starting others."""
-    while pids := marked(name, value):
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it ended by itself
-        time.sleep(_PAUSE_S)
+def kill_marked(name: str, value: str, within_s: float = 30.0) -> list[str]:
+    """SIGKILL to every marked process, until there is none; they may be starting others.
+
+    Args:
+        name, value: the mark.
+        within_s: how long to wait for their end. One in uninterruptible sleep, in the kernel, ends
+            when what it waits for answers.
+
+    Returns:
+        A few words on each that is still there.
+    """
+    killing = _Killing(name, value)
+    killing.start()
+    killing.join(within_s)
+    killing.given_up = True
+    return [said_of(pid) for pid in killing.there] if killing.is_alive() else []
+
+
+class _Killing(threading.Thread):
+    """A thread, for a look at such a process may not come back either. Source: proc(5), mmap_lock.
+
+    Attributes:
+        there: ids of marked processes, as far as known.
+        given_up: set to end it.
+    """
+
+    def __init__(self, name: str, value: str) -> None:
+        super().__init__(daemon=True, name="ddl-killing")
+        self._mark = (name, value)
+        self.there: list[int] = []
+        self.given_up = False
+
+    def run(self) -> None:
+        """Ends when no such process is left."""
+        while not self.given_up:
+            self.there = marked(*self._mark)
+            if not self.there:
+                return
+            for pid in self.there:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # it ended by itself
+            time.sleep(_PAUSE_S)
+
+
+def said_of(pid: int) -> str:
+    """A process in words: id, name, and where in the kernel it sleeps."""
+    folder = Path("/proc", str(pid))
+    try:
+        name, _, rest = (folder / "stat").read_text("utf-8", "replace").rpartition(")")
+        state = rest.split()[0]
+        said = name.partition("(")[2]
+        if state == "D":
+            said += f", in uninterruptible sleep in {(folder / 'wchan').read_text() or '?'}"
+    except (OSError, IndexError):
+        said = "ending"
+    return f"process {pid} ({said})"
 
 
 if __name__ == "__main__":
-    kill_marked(*sys.argv[1:])
+    if left := kill_marked(*sys.argv[1:3], within_s=2.0):
+        sys.exit(", ".join(left))

@@ -95,12 +95,17 @@ class RunningJob:
         sizes, progress = _sizes(job), _end_of(progress_path)
         self._handle = self._launcher.submit(submission)
         started = StartedJob(self._handle, time.time(), sizes, progress)
+        left = ""
         try:
             status = self._follow(started)
         finally:
             # Also after an interrupt, and for what a script left behind.
-            self._launcher.cancel(self._handle, GRACE_S)
-        self._conclude(started, status)
+            try:
+                self._launcher.cancel(self._handle, GRACE_S)
+            except LaunchError as error:
+                left = str(error)
+                self._log.error("%s", left)
+        self._conclude(started, status, left)
         return started.handle
 
     def cancel(self) -> None:
@@ -158,10 +163,13 @@ class RunningJob:
         if ended and wrong > 1:
             self._log.warning("progress.jsonl: %d lines were no progress", wrong)
 
-    def _conclude(self, started: StartedJob, status: JobStatus) -> None:
+    def _conclude(self, started: StartedJob, status: JobStatus, left: str = "") -> None:
+        """Raises unless the job succeeded; ``left`` is what of it could not be ended."""
         handle = started.handle
         if self._cancelled:
-            raise JobLost(f"job {handle.job_id} was cancelled; every process of it was ended")
+            raise JobLost(
+                f"job {handle.job_id} was cancelled; {left or 'every process of it was ended'}"
+            )
         if status.state is JobState.SUCCEEDED:
             return
         failure = status.failure
@@ -172,6 +180,8 @@ class RunningJob:
                 f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
                 "itself."
             )
+            if left:
+                why += f" And {left}"
             raise JobLost(
                 f"{why} What its launcher said is above and in {said}",
                 retryable=not status.permanent,
@@ -182,7 +192,7 @@ class RunningJob:
         rank = f"rank {failure.rank} of {handle.world_size}"
         raise JobFailed(
             f"{f'{failure.task} ({rank})' if failure.task else rank}{where} {failure.reason}. "
-            f"All ranks were ended. Its whole log: {path}",
+            f"{f'But {left}' if left else 'All ranks were ended.'} Its whole log: {path}",
             rank=failure.rank,
             host=failure.host,
             exit_code=failure.exit_code,

@@ -197,6 +197,47 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     assert left == {}
 
 
+class Freezer:
+    """Puts processes into uninterruptible sleep, from which SIGKILL wakes nobody.
+
+    Source: the kernel's cgroup-v1/freezer-subsystem.rst.
+    """
+
+    ROOT = Path("/sys/fs/cgroup/freezer")
+
+    def __init__(self) -> None:
+        self._group = self.ROOT / f"ddl-unit-{os.getpid()}"
+        self._group.mkdir()
+
+    def freeze(self, pid: int) -> None:
+        (self._group / "cgroup.procs").write_text(str(pid))
+        (self._group / "freezer.state").write_text("FROZEN")
+        deadline = time.monotonic() + _WAIT_S
+        while (self._group / "freezer.state").read_text().strip() != "FROZEN":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def thaw(self) -> None:
+        (self._group / "freezer.state").write_text("THAWED")
+
+    def close(self) -> None:
+        self.thaw()
+        for pid in (self._group / "cgroup.procs").read_text().split():
+            (self.ROOT / "cgroup.procs").write_text(pid)
+        self._group.rmdir()
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    """freeze(pid) and thaw()."""
+    try:
+        made = Freezer()
+    except OSError as error:
+        pytest.skip(f"no process can be put into uninterruptible sleep here: {error}")
+    yield made
+    made.close()
+
+
 class FakeScheduler:
     """A queue in a folder, in which every job waits until it is told how it goes.
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +60,19 @@ def test_marked_counts_no_zombie(value):
     wait_for(0, value)
     assert process.poll() in (None, 0)
     process.communicate()
+
+
+def test_what_sleeps_uninterruptibly_is_not_waited_for_for_ever(value, freezer):
+    process = start(value)
+    wait_for(1, value)
+    freezer.freeze(process.pid)
+    (said,) = kill_marked(MARK, value, within_s=0.5)
+    assert re.fullmatch(
+        rf"process {process.pid} \(python.*, in uninterruptible sleep in \S+\)", said
+    )
+    freezer.thaw()
+    assert kill_marked(MARK, value) == []
+    assert process.wait(10) == -signal.SIGKILL
 
 
 def test_kill_marked_finds_a_grandchild_in_a_session_of_its_own(value):

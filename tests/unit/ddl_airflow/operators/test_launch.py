@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import socket
 import textwrap
 import threading
 import time
@@ -205,6 +207,41 @@ def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):
         RunningJob(one.launcher, LOG).run(one.spec)
     assert "rank-1 | ValueError: sample 17 has 783 pixels" in said()
     assert marked("DDL_JOB_ID", one.spec.job_id) == []
+
+
+def test_a_rank_in_uninterruptible_sleep_is_named_and_holds_no_task(
+    job, tmp_path, freezer, monkeypatch, said
+):
+    """One rank fails and another cannot end: mpirun waits for it, and the task does not."""
+    for name, seconds in (("END_S", 0.5), ("_LOOK_S", 0.1), ("_KILLED_S", 0.5)):
+        monkeypatch.setattr(f"ddl_airflow.launchers.local.{name}", seconds)
+    script = f"""
+        import os, sys, time
+        rank, folder = os.environ["OMPI_COMM_WORLD_RANK"], {str(tmp_path)!r}
+        open(f"{{folder}}/up-{{rank}}", "w").write(str(os.getpid()))
+        while rank == "1" or not os.path.exists(f"{{folder}}/fail"):
+            time.sleep(0.02)
+        sys.exit(7)
+    """
+    one = job(script=textwrap.dedent(script))
+    frozen = []
+
+    def freeze():
+        for rank in (0, 1):
+            frozen.append(int(one.wait_for(tmp_path / f"up-{rank}")))
+        freezer.freeze(frozen[1])
+        (tmp_path / "fail").touch()
+
+    freezing = threading.Thread(target=freeze)
+    freezing.start()
+    with pytest.raises(JobFailed, match="rank 0 of 2 on .* exited with code 7") as caught:
+        RunningJob(one.launcher, LOG).run(one.spec)
+    freezing.join()
+    left = rf"But on {socket.gethostname()} process {frozen[1]} \(.*, in uninterruptible sleep in "
+    assert re.search(left + r".* did not end .* Mend what it waits for", str(caught.value))
+    assert any(f"process {frozen[1]} (" in line for line in said())
+    assert marked("DDL_RECORD_DIR", str(one.spec.record_dir)) == [frozen[1]]
+    freezer.thaw()
 
 
 def test_cancel_from_another_thread_ends_the_wait(job):
