@@ -256,6 +256,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         framework=train.framework,
         tf1=train.tf1,
         metrics=train.metrics,
+        when_busy=train.when_busy,
         parameters=steps.parameters,
     )
     transformed = TransformOperator(

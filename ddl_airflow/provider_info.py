@@ -83,7 +83,11 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "DDL",
-                "python-modules": ["ddl_airflow.triggers.data_change", "ddl_airflow.triggers.job"],
+                "python-modules": [
+                    "ddl_airflow.triggers.data_change",
+                    "ddl_airflow.triggers.experiment",
+                    "ddl_airflow.triggers.job",
+                ],
             },
         ],
         "config": {
@@ -205,8 +209,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "job_poll_interval": {
                         "description": (
-                            "Seconds between two looks at a job of a cluster's scheduler, by the "
-                            "triggerer."
+                            "Seconds between two looks at a job of a cluster's scheduler, or at an "
+                            "experiment that another training works in, by the triggerer."
                         ),
                         "type": "float",
                         "default": "5",

@@ -12,6 +12,7 @@
     │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
     │   ├── TransferCorrupt      bytes that arrived are not those listed
     │   ├── FileRefused          a link, or the like, that a training left  permanent
+    │   ├── PlaceTaken           another training works there
     │   └── NoSpace              the disk or the store is full
     ├── LaunchError              starting and watching ranks
     │   ├── CommandInvalid       command or script does not exist       permanent
@@ -131,6 +132,18 @@ class FileRefused(StagingError):
     """What a training left where a file of its own should be is not opened."""
 
     retryable = False
+
+
+class PlaceTaken(StagingError):
+    """Another training works where one was to begin.
+
+    Attributes:
+        holder: which, and on which host.
+    """
+
+    def __init__(self, message: str, *, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class LaunchError(DdlError):

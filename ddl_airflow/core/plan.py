@@ -111,6 +111,7 @@ class TrainStep:
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
+        when_busy: while another training works in the experiment: ``wait``, or ``skip`` this one.
         place: where Airflow runs it.
         pool_slots: of the place's pool: one for each rank, which is each GPU.
     """
@@ -127,6 +128,7 @@ class TrainStep:
     python: str
     framework: str
     tf1: bool
+    when_busy: str
     metrics: tuple[Mapping[str, str], ...]
 
 
@@ -243,7 +245,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "file": path.name,
         },
         parameters={name: one.default for name, one in manifest.parameters.items()},
-        experiment=manifest.experiment or "",
+        experiment=manifest.experiment.name if manifest.experiment else "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
         schedule=_schedule(manifest.schedule or Schedule()),
         tries=_tries(manifest),
@@ -269,6 +271,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
             tf1=manifest.tf1,
+            when_busy=manifest.experiment.when_busy if manifest.experiment else "wait",
             metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
         ),
         transform=TransformStep(

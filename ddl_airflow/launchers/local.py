@@ -223,7 +223,8 @@ class LocalLauncher:
             left = kill_marked(*mark, _KILLED_S)
         if held is not None and os.geteuid() != 0:
             words = [held[1], "-SE", processes.__file__, *mark]
-            run_as.run(handle.user, held[1], words, env={}, timeout_s=grace_s)
+            ended = run_as.run(handle.user, held[1], words, env={}, timeout_s=grace_s)
+            left = left or ended.stderr.splitlines()
         if process is not None:
             try:
                 process.wait(_SOON_S)

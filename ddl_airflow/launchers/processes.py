@@ -93,5 +93,5 @@ def said_of(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    if left := kill_marked(*sys.argv[1:3], within_s=2.0):
+    if left := kill_marked(sys.argv[1], sys.argv[2], within_s=2.0):
         sys.exit(", ".join(left))

@@ -38,6 +38,7 @@ from ddl_airflow.launchers.mpirun import OpenMpi
 _TIMEOUT_S = 60.0
 # What flock ends with where another has the lock: none of its own codes.
 _TAKEN = 75
+_LOOK_S = 5
 _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
@@ -144,7 +145,8 @@ class SlurmLauncher:
             lock = shlex.quote(str(job.lock))
             lines += [
                 f"exec 9>>{lock}",
-                f"flock --nonblock --conflict-exit-code {_TAKEN} 9 || {{ code=$?",
+                # Some look for a moment whether anybody has it.
+                f"flock --timeout {_LOOK_S} --conflict-exit-code {_TAKEN} 9 || {{ code=$?",
                 f"if [ $code = {_TAKEN} ]; then",
                 f'echo "another training works there now: $(cat {lock}). Wait for its end; for an '
                 'experiment, choose another experiment_id." >&2',

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.configuration import conf
-from airflow.sdk.exceptions import TaskDeferralError
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferralError
 
 from ddl_airflow.core.beneath import read_beneath
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.communication import communication_line
-from ddl_airflow.core.errors import FileRefused, JobLost, LaunchError
+from ddl_airflow.core.errors import FileRefused, JobLost, LaunchError, PlaceTaken
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress, Tail
@@ -36,6 +36,8 @@ _CHECKPOINTS = (".index", ".keras", ".h5")
 _ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, FileRefused)
 # More than it takes to end ranks that were told to.
 _OTHERS_END_S = 30.0
+# Than it takes to look whether somebody works in an experiment.
+_OTHERS_LOOK_S = 0.5
 
 
 class TrainOperator(JobOperator):
@@ -49,6 +51,8 @@ class TrainOperator(JobOperator):
     worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
     person fails or clears the task is it cancelled.
 
+    Where another training works in the experiment, the task defers too, until that has ended.
+
     Args:
         command: what each rank runs, in the run's copy of the code.
         nodes, slots: hosts, and ranks on each.
@@ -59,6 +63,8 @@ class TrainOperator(JobOperator):
             ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
         framework: shown only; what runs is what the ranks' Python has.
         metrics: name and regular expression of each metric to find in rank 0's output.
+        when_busy: what to do while another training works in the experiment: ``wait`` for its end,
+            or ``skip`` this one.
         python, tf1, parameters: as ``JobOperator`` has them.
     """
 
@@ -76,7 +82,7 @@ class TrainOperator(JobOperator):
         "parameters",
     )
     templated = ("command",)
-    fixed = (*template_fields, "gpu")
+    fixed = (*template_fields, "gpu", "when_busy")
     settable = ("nodes", "launcher")
     template_fields_renderers = {
         "command": "bash",
@@ -99,6 +105,7 @@ class TrainOperator(JobOperator):
         distribution: str = "mpi",
         framework: str = "tensorflow",
         metrics: Sequence[Mapping[str, str]] = (),
+        when_busy: str = "wait",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -111,6 +118,7 @@ class TrainOperator(JobOperator):
         self.distribution = distribution
         self.framework = framework
         self.metrics = [dict(m) for m in metrics]
+        self.when_busy = when_busy
 
     def rehearse(self, layout: RunLayout) -> str:
         """The line that would start the ranks."""
@@ -155,7 +163,8 @@ class TrainOperator(JobOperator):
             self._job = earlier = self._scheduled(layout, launcher(kept.handle.kind))
             if left := earlier.left():
                 self._wait_for(left)
-        with alone_in(_place(layout), job.job_id, _OTHERS_END_S) as lock:
+        with ExitStack() as held:
+            lock = self._alone(held, layout, job.job_id)
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
                 before = layout.replaced
@@ -171,6 +180,43 @@ class TrainOperator(JobOperator):
         # From here on the job holds the place itself, while it runs.
         self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
+
+    def _alone(self, held: ExitStack, layout: RunLayout, job_id: str) -> int:
+        """Keeps others out until ``held`` is closed; defers, or skips, while there are any."""
+        place = _place(layout)
+        if layout.experiment_id:
+            try:
+                return held.enter_context(alone_in(place, job_id, _OTHERS_LOOK_S))
+            except PlaceTaken as taken:
+                # An earlier try of this training ends soon, or is left on some host for ever.
+                if not taken.holder.startswith(f"{layout.training_id}/"):
+                    self._give_way(layout, taken.holder)
+        return held.enter_context(alone_in(place, job_id, _OTHERS_END_S))
+
+    def _give_way(self, layout: RunLayout, holder: str) -> NoReturn:
+        # Not at the top: only who defers pays for it.
+        from ddl_airflow.triggers.experiment import ExperimentTrigger
+
+        said = f"in experiment {layout.experiment_id} another training works now: {holder}"
+        if self.when_busy == "skip":
+            raise AirflowSkipException(f"{said}. Skipped, as experiment.when_busy says.")
+        self.log.info("%s. Waiting for its end, without a worker", said)
+        interval_s = conf.getfloat("ddl", "job_poll_interval", fallback=5.0)
+        trigger = ExperimentTrigger(str(layout.experiment), interval_s)
+        self.defer(trigger=trigger, method_name=self.execute_alone.__name__)
+
+    def execute_alone(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
+        """Called by Airflow when nobody works in the experiment any more; returns as ``run_step``.
+
+        Somebody else who waited for it may have been faster; then this task waits again.
+        """
+
+        def go_on(layout: RunLayout, context: Any) -> dict[str, Any]:
+            if unseen := event.get("unseen"):
+                raise LaunchError(f"cannot wait for the experiment: {unseen}", retryable=False)
+            return self.run_step(layout, context)
+
+        return self.with_layout(context, go_on)
 
     def _wait_for(self, started: StartedJob) -> NoReturn:
         # Not at the top: only who defers pays for it.
@@ -215,8 +261,9 @@ class TrainOperator(JobOperator):
             failure = error
 
         def give_up(layout: RunLayout, context: Any) -> dict[str, Any]:
-            if (kept := kept_job(layout.scheduled_job)) is not None:
-                self._scheduled(layout, launcher(kept.handle.kind)).give_up()
+            if (kept := kept_job(layout.scheduled_job)) is None:
+                raise LaunchError(f"what waited for the experiment failed: {failure}") from failure
+            self._scheduled(layout, launcher(kept.handle.kind)).give_up()
             raise JobLost(
                 f"what waited for the job failed: {failure}. The job was cancelled."
             ) from failure

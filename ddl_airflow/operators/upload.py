@@ -6,12 +6,18 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 
 from ddl_airflow.core.beneath import open_beneath
-from ddl_airflow.core.errors import FileRefused, QualityTooLow, TransformError
+from ddl_airflow.core.errors import (
+    FileRefused,
+    QualityTooLow,
+    SourceMissing,
+    StagingError,
+    TransformError,
+)
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
@@ -27,6 +33,12 @@ from ddl_airflow.lineage.record import LINEAGE, assemble
 from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.transfer import PublishedResult
+
+# Of what is to be published, while files vanish.
+_MOST_LISTINGS = 10
 
 
 class UploadResultsOperator(StepOperator):
@@ -81,45 +93,27 @@ class UploadResultsOperator(StepOperator):
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's and the lineage's place."""
-        from ddl_airflow.storage.transfer import publications, publish  # no parse needs it
-
         if not (layout.model / "saved_model.pb").is_file():
             raise TransformError(
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
-        files: dict[str, Path] = {}
-        for folder, prefix in (
-            (layout.result, ""),
-            (layout.logs, "logs/"),
-            (layout.experiment, "experiment/"),
-        ):
-            found, elsewhere = _files(folder, prefix)
-            files |= found
-            for path in elsewhere:
-                self.log.warning(
-                    "%s is not published: it leads out of the training's folder, to no file, or to "
-                    "another user's. Copy what it leads to.",
-                    path,
-                )
         store = store_of(self._reference)
-        record = assemble(
-            layout,
-            self.manifest,
-            context,
-            files,
-            tries=self.tries(context),
-            published=publications(store.at(layout.training_id)).values(),
-        )
-        files[LINEAGE] = layout.kept / LINEAGE
-        self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
-        published = publish(
-            files,
-            store,
-            layout.training_id,
-            marker={"training_id": layout.training_id, "manifest": self.manifest["digest"]},
-            workers=conf.getint("ddl", "transfer_workers", fallback=8),
-            progress=TransferLog(self.log, "published"),
-        )
+        for listings in range(1, _MOST_LISTINGS + 1):
+            files = self._found(layout)
+            try:
+                published, record = self._publish(layout, context, store, files)
+                break
+            except (SourceMissing, FileNotFoundError) as missing:
+                gone = [path for path in files.values() if not path.exists()]
+                if not gone:  # it is the store that misses something
+                    raise
+                if listings == _MOST_LISTINGS:
+                    raise StagingError(
+                        f"{gone[0]} was gone when it was to be read, and so were others in each of "
+                        f"{listings} listings. See what deletes files there."
+                    ) from missing
+                # Another training of the experiment makes room for its own checkpoints.
+                self.log.info("%s is gone since it was listed: listing again", gone[0])
         places = {
             "training": published.uri,
             "model": f"{published.uri}/model",
@@ -139,6 +133,47 @@ class UploadResultsOperator(StepOperator):
             "manifest": record["manifest"]["digest"],
         }
         return places
+
+    def _found(self, layout: RunLayout) -> dict[str, Path]:
+        files: dict[str, Path] = {}
+        for folder, prefix in (
+            (layout.result, ""),
+            (layout.logs, "logs/"),
+            (layout.experiment, "experiment/"),
+        ):
+            found, elsewhere = _files(folder, prefix)
+            files |= found
+            for path in elsewhere:
+                self.log.warning(
+                    "%s is not published: it leads out of the training's folder, to no file, or to "
+                    "another user's. Copy what it leads to.",
+                    path,
+                )
+        return files
+
+    def _publish(
+        self, layout: RunLayout, context: Any, store: ObjectStore, files: Mapping[str, Path]
+    ) -> tuple[PublishedResult, dict[str, Any]]:
+        from ddl_airflow.storage.transfer import publications, publish  # no parse needs it
+
+        record = assemble(
+            layout,
+            self.manifest,
+            context,
+            files,
+            tries=self.tries(context),
+            published=publications(store.at(layout.training_id)).values(),
+        )
+        self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
+        published = publish(
+            {**files, LINEAGE: layout.kept / LINEAGE},
+            store,
+            layout.training_id,
+            marker={"training_id": layout.training_id, "manifest": self.manifest["digest"]},
+            workers=conf.getint("ddl", "transfer_workers", fallback=8),
+            progress=TransferLog(self.log, "published"),
+        )
+        return published, record
 
     def _point(
         self, store: ObjectStore, name: str, publication: str, record: Mapping[str, Any]
@@ -193,7 +228,7 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
         target = path.resolve()
         if target.is_relative_to(top) and target.is_file() and _belongs(target, top):
             files[prefix + path.relative_to(folder).as_posix()] = target
-        else:
+        elif path.is_symlink() or path.exists():  # not gone meanwhile
             elsewhere.append(path)
     return files, elsewhere
 
@@ -201,6 +236,6 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
 def _belongs(path: Path, top: Path) -> bool:
     try:
         os.close(open_beneath(path, top))
-    except FileRefused:
+    except (FileRefused, FileNotFoundError):
         return False
     return True

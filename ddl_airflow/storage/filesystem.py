@@ -21,6 +21,7 @@ from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
     AccessDenied,
     NoSpace,
+    PlaceTaken,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -29,6 +30,7 @@ from ddl_airflow.storage.store import CHUNK, PART_PREFIX, Advance, StoredObject,
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
+_MOST_OF_A_NAME = 1000
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
@@ -82,8 +84,8 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         wait_s: for whoever is in it to leave.
 
     Raises:
-        StagingError: somebody is in it, on this host or another that shares the file system; or
-            that has no locks.
+        PlaceTaken: somebody is in it, on this host or another that shares the file system.
+        StagingError: the file system has no locks.
     """
     with os_errors(folder):
         path = lock_of(folder)
@@ -93,11 +95,12 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         deadline = time.monotonic() + wait_s
         while not _locked(lock.fileno(), path):
             if time.monotonic() > deadline:
-                lock.seek(0)
-                raise StagingError(
-                    f"{folder}: another training works there now: {lock.read() or 'unknown'}. Wait "
-                    "for its end, or end what is left of it on that host; for an experiment, "
-                    "choose another experiment_id."
+                holder = _holder(lock.fileno())
+                raise PlaceTaken(
+                    f"{folder}: another training works there now: {holder}. Wait for its end, or "
+                    "end what is left of it on that host; for an experiment, choose another "
+                    "experiment_id.",
+                    holder=holder,
                 )
             time.sleep(_LOOK_S)
         lock.truncate(0)
@@ -106,9 +109,29 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _locked(descriptor: int, path: Path) -> bool:
+def holder_of(folder: Path) -> str:
+    """Who is in a folder, as ``alone_in`` keeps others out of it; empty: nobody.
+
+    Raises:
+        FileNotFoundError: nobody ever was.
+        StagingError: the file system has no locks.
+    """
+    path = folder.parent / f".{folder.name}.lock"
+    lock = open_beneath(path, path.parent)
     try:
-        return _took_lock(descriptor)
+        # Shared: of several that only look none is in the way of another.
+        return "" if _locked(lock, path, fcntl.LOCK_SH) else _holder(lock)
+    finally:
+        os.close(lock)
+
+
+def _holder(lock: int) -> str:
+    return os.pread(lock, _MOST_OF_A_NAME, 0).decode("utf-8", "replace").strip() or "unknown"
+
+
+def _locked(descriptor: int, path: Path, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        return _took_lock(descriptor, how)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise StagingError(
@@ -119,9 +142,9 @@ def _locked(descriptor: int, path: Path) -> bool:
         raise
 
 
-def _took_lock(descriptor: int) -> bool:
+def _took_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

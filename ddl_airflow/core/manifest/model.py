@@ -24,6 +24,7 @@ from ddl_airflow.core.errors import ManifestIssue
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.definition import ModelDefinition, slug, split_commands
+from ddl_airflow.core.manifest.sections.experiment import ExperimentOrShort
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 from ddl_airflow.core.manifest.sections.notifications import Notifications
 from ddl_airflow.core.manifest.sections.outcome import Approval, Evaluation, Metric, Transform
@@ -97,10 +98,10 @@ class Manifest(Section):
         "workers and parameter servers.",
         examples=["parameter_server"],
     )
-    experiment: Text | None = Field(
+    experiment: ExperimentOrShort | None = Field(
         default=None,
-        description="EXPERIMENT_ID, and the folder of the experiment, which goes on where its last "
-        "training stopped; by default each training is an experiment of its own.",
+        description="Name of the experiment, which goes on where its last training stopped, or a "
+        "section; by default each training is an experiment of its own.",
         examples=["digits-wide"],
     )
     metrics: tuple[Metric, ...] = Field(
@@ -213,7 +214,7 @@ class Manifest(Section):
         """SHA-256, in hex, of all that decides the training.
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
-        runs and who hears of it do not change it.
+        runs and who hears of it do not change it, nor whether it waits for another.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -226,5 +227,7 @@ class Manifest(Section):
                 "notifications": True,
             },
         )
+        if self.experiment is not None:
+            content["experiment"] = self.experiment.name
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

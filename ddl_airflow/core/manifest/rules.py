@@ -5,10 +5,10 @@ What depends on the site is in ``compute_rules`` of the launcher.
 
 from __future__ import annotations
 
-from ddl_airflow.core.layout import is_experiment
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     definition,
+    experiment,
     launcher,
     notifications,
     outcome,
@@ -25,18 +25,12 @@ RULES: list[Rule] = [
     *schedule.RULES,
     *tries.RULES,
     *launcher.RULES,
+    *experiment.RULES,
     *outcome.RULES,
     *notifications.RULES,
     *parameters.RULES,
 ]
 _rule = registering(RULES)
-
-
-@_rule("experiment")
-def experiment_is_a_folder_name(at: str, experiment: str | None) -> Findings:
-    if experiment is not None and not is_experiment(experiment):
-        fix = "Use up to 200 of A-Z, a-z, 0-9, _, dot and dash, with a letter or digit first."
-        yield Finding(at, f"{experiment[:40]!r} cannot be the name of a folder", fix)
 
 
 @_rule("code")

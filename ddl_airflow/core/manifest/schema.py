@@ -32,6 +32,7 @@ def json_schema() -> dict[str, Any]:
     fields = sections["Manifest"]["properties"]
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
+    fields["experiment"]["anyOf"].append({"type": _ANY_SCALAR, "minLength": 1})
     for event in sections["Notifications"]["properties"].values():
         event["items"] = {"anyOf": [event["items"], {"type": "string"}]}
     whole = fields["parameters"]["additionalProperties"]

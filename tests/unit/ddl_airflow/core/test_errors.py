@@ -17,6 +17,7 @@ RETRYABLE = {
     "TransferCorrupt": True,
     "NoSpace": True,
     "FileRefused": False,
+    "PlaceTaken": True,
     "LaunchError": True,
     "CommandInvalid": False,
     "SubmitFailed": True,

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
+    AirflowSkipException,
     TaskDeferred,
 )
 from airflow.sdk.execution_time import macros
@@ -28,6 +30,7 @@ from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import alone_in
+from ddl_airflow.triggers.experiment import ExperimentTrigger
 
 
 @pytest.fixture
@@ -476,16 +479,79 @@ ONE_HERE = f"one/train-1 on {socket.gethostname()}"
 
 
 @pytest.mark.parametrize("experiment", ["wide", None])
-def test_two_trainings_in_one_place_are_refused(train, layout, context_of, monkeypatch, experiment):
+def test_two_tries_of_a_training_are_never_at_once(
+    train, layout, context_of, monkeypatch, experiment
+):
     monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.2)
     task = train("", nodes=1)
     place = layout.workspace / "experiments" / "wide" if experiment else layout.state
+    before = f"{layout.training_id}/train-1"
     with (
-        alone_in(place, "one/train-1"),
-        pytest.raises(AirflowException, match=f"another training works there now: {ONE_HERE}"),
+        alone_in(place, before),
+        pytest.raises(AirflowException, match=f"another training works there now: {before}"),
     ):
-        task.execute(context_of("training", experiment_id=experiment))
-    task.execute(context_of("training", experiment_id=experiment))
+        task.execute(context_of("training", 2, experiment_id=experiment))
+    task.execute(context_of("training", 2, experiment_id=experiment))
+
+
+def test_the_second_training_of_an_experiment_waits_without_a_worker(
+    train, layout, context_of, monkeypatch, capsys
+):
+    monkeypatch.setenv("AIRFLOW__DDL__JOB_POLL_INTERVAL", "0.02")
+    task = train("print('trained')", nodes=1)
+    context = context_of("training", experiment_id="wide")
+    place = layout.workspace / "experiments" / "wide"
+
+    def deferred(begin):
+        with pytest.raises(TaskDeferred) as caught:
+            begin()
+        return caught.value
+
+    def resumed(waited, event):
+        return lambda: task.resume_execution(waited.method_name, {"event": event.payload}, context)
+
+    async def wait(waited, others):
+        """The trigger's event, after which another training is in the experiment if it is asked."""
+        path, arguments = waited.trigger.serialize()
+        module, _, name = path.rpartition(".")
+        trigger = getattr(sys.modules[module], name)(**arguments)
+        fired = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.sleep(0.2)
+        assert not fired.done()
+        others.close()
+        return await asyncio.wait_for(fired, 20)
+
+    one = ExitStack()
+    one.enter_context(alone_in(place, "one/train-1"))
+    waited = deferred(lambda: task.execute(context))
+    event = asyncio.run(wait(waited, one))
+    assert f"waiting for {ONE_HERE}" in capsys.readouterr().out
+    with ExitStack() as faster:
+        faster.enter_context(alone_in(place, "two/train-1"))
+        waited = deferred(resumed(waited, event))
+        event = asyncio.run(wait(waited, faster))
+    assert resumed(waited, event)()["world_size"] == 1
+    assert (layout.logs / "rank-0.log").read_text() == "trained\n"
+
+
+def test_the_second_training_of_an_experiment_is_skipped_where_the_manifest_says_so(
+    train, layout, context_of
+):
+    task = train("", nodes=1, when_busy="skip")
+    context = context_of("training", experiment_id="wide")
+    with (
+        alone_in(layout.workspace / "experiments" / "wide", "one/train-1"),
+        pytest.raises(AirflowSkipException, match=f"works now: {ONE_HERE}. Skipped, as experim"),
+    ):
+        task.execute(context)
+    assert task.execute(context)["world_size"] == 1
+
+
+def test_a_triggerer_without_the_workspace_says_so(train, context_of, tmp_path):
+    trigger = ExperimentTrigger(str(tmp_path / "not here" / "wide"))
+    event = asyncio.run(anext(trigger.run()))
+    with pytest.raises(AirflowFailException, match="not here.*The triggerer must see the workspa"):
+        train("", nodes=1).execute_alone(context_of("training"), event.payload)
 
 
 def test_what_holds_the_ranks_together_keeps_others_out(train, layout, context_of):

@@ -22,8 +22,10 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.operators import upload
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import missing_from
 
 TRAIN = """
     import os
@@ -95,6 +97,35 @@ def test_a_dry_run_finds_what_would_fail_later(tmp_path, workspace, context_of, 
     dag = dag_from(load_manifest(path), path)
     with pytest.raises(AirflowFailException, match="'export.py' is not in the manifest's"):
         dag.get_task("stage_data").execute(context_of("dry", dry_run=True))
+
+
+@pytest.mark.parametrize("prunes", [1, 99])
+def test_a_checkpoint_that_is_pruned_meanwhile_is_not_missed(trained, monkeypatch, capsys, prunes):
+    """By another training of the experiment, after each listing."""
+    dag, context, layout = trained
+    steps, files_of = iter(range(prunes)), upload._files
+
+    def pruned(folder, prefix):
+        found = files_of(folder, prefix)
+        if folder == layout.experiment and (step := next(steps, None)) is not None:
+            (folder / f"model.ckpt-{step}").unlink(missing_ok=True)
+            (folder / f"model.ckpt-{step + 1}").write_text("newer")
+        return found
+
+    (layout.experiment / "model.ckpt-0").write_text("old")
+    monkeypatch.setattr(upload, "_files", pruned)
+    task = dag.get_task("upload_results")
+    if prunes > 1:  # whoever comes later may have better luck
+        with pytest.raises(AirflowException, match="in each of 10 listings") as caught:
+            task.execute(context)
+        assert type(caught.value) is AirflowException
+        return
+    places = task.execute(context)
+    assert "model.ckpt-0 is gone since it was listed: listing again" in capsys.readouterr().out
+    record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
+    keys = {file["key"] for file in record["result"]["files"]}
+    assert {key for key in keys if "ckpt" in key} == {"experiment/model.ckpt-1"}
+    assert not missing_from(FolderStore(places["training"].removeprefix("file://")))
 
 
 def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_path, capsys):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.sections.definition import slug, split_commands
+from ddl_airflow.core.manifest.sections.experiment import Experiment
 from ddl_airflow.core.manifest.sections.places import Connection
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
@@ -60,7 +61,8 @@ def test_full_manifest_has_everything() -> None:
     assert (manifest.steps.train.attempts, manifest.steps.train.timeout) == (9, timedelta(hours=36))
     assert manifest.training_data_reference.place.prefix == "data/v2"
     assert manifest.training_results_reference.place.prefix == "models"
-    assert (manifest.distribution, manifest.experiment) == ("mpi", "digits-wide")
+    assert manifest.distribution == "mpi"
+    assert manifest.experiment == Experiment(name="digits-wide", when_busy="wait")
     assert manifest.transform.checkpoint == 200
     assert manifest.transform.inputs == {"images": "x:0"}
     assert [metric.name for metric in manifest.metrics] == ["loss", "step"]
