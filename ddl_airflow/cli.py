@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import getpass
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -23,7 +24,9 @@ from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.lineage.production import PRODUCTION, promote, read_pointer, rollback
 from ddl_airflow.lineage.record import LINEAGE, check_files
+from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
 from ddl_airflow.storage.s3 import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
 from ddl_airflow.storage.transfer import publications
@@ -133,6 +136,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     choose.add_argument("--reason", default="", help="why, for the history")
     choose.set_defaults(run=_promote)
+
+    clean = commands.add_parser(
+        "clean",
+        help="remove old runs, and what nobody uses of the cache and of published trainings",
+        epilog="Durations as 30d, sizes as 500Gi. Airflow is not asked which runs are open, "
+        "but by clean_dag: choose --keep-runs longer than a run may wait. s3:// as for lineage.",
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    clean.add_argument(
+        "--workspace",
+        type=Path,
+        default=os.environ.get("AIRFLOW__DDL__WORKSPACE"),
+        help="the folder of [ddl] workspace; default: $AIRFLOW__DDL__WORKSPACE",
+    )
+    for name, kept in (
+        ("keep-runs", "how long a run's folder stays after the last change in it"),
+        ("keep-experiments", "the same for experiments with a name"),
+        ("cache-size", "how much stays of the cache"),
+    ):
+        variable = f"AIRFLOW__DDL__{name.replace('-', '_').upper()}"
+        clean.add_argument(
+            f"--{name}",
+            default=os.environ.get(variable, ""),
+            metavar="SIZE" if name == "cache-size" else "TIME",
+            help=f"{kept}; default: ${variable}, else all stays",
+        )
+    clean.add_argument(
+        "--results",
+        action="append",
+        default=[],
+        metavar="URI",
+        help="a place of results, s3://bucket or a folder, of all DAGs that publish there; may be "
+        "given again",
+    )
+    clean.set_defaults(run=_clean)
 
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
@@ -381,6 +419,24 @@ def _tensorboard(options: argparse.Namespace) -> int:
     argv += ["--host", options.host, "--port", str(options.port)]
     sys.stdout.flush()
     os.execv(sys.executable, argv)
+
+
+def _clean(options: argparse.Namespace) -> int:
+    if options.workspace is None and not options.results:
+        print("ddl-airflow: clean what? Give --workspace DIR, --results URI.", file=sys.stderr)
+        return 2
+    removed: list[Iterator[Removed]] = []
+    if options.workspace is not None:
+        kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
+        removed.append(clean_workspace(Path(options.workspace), kept, dry_run=options.dry_run))
+    removed += [clean_results(_open(uri), dry_run=options.dry_run) for uri in options.results]
+    count, nbytes = 0, 0
+    for one in itertools.chain.from_iterable(removed):
+        print(one)
+        count, nbytes = count + 1, nbytes + one.nbytes
+    would = "would remove" if options.dry_run else "removed"
+    print(f"{would} {count}, {nbytes / 2**20:,.1f} MiB", file=sys.stderr)
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -278,6 +278,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         results=steps.upload_results.results,
         manifest=steps.manifest,
         promote=steps.upload_results.promote,
+        keep=steps.upload_results.keep,
         **_bound(steps.evaluate),
         on_success_callback=notifiers(manifest, "on_success") or None,
     )

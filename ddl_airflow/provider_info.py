@@ -175,6 +175,35 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "S3_*, TEAM_STORE_*",
                         "version_added": "0.1.0",
                     },
+                    "keep_runs": {
+                        "description": (
+                            "How long cleaning keeps the folder of a run after the last change "
+                            "in it, such as 30d; a run that is open stays. Empty: for ever."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "30d",
+                        "version_added": "0.1.0",
+                    },
+                    "keep_experiments": {
+                        "description": (
+                            "The same for experiments that manifests or runs have given a name."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "365d",
+                        "version_added": "0.1.0",
+                    },
+                    "cache_size": {
+                        "description": (
+                            "What cleaning leaves of the cache, such as 500Gi: what was used "
+                            "last, and all that a run's data are links to. Empty: all."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "500Gi",
+                        "version_added": "0.1.0",
+                    },
                     "tensorboard_url": {
                         "description": (
                             "Address of a TensorBoard over the workspace's experiments, as "

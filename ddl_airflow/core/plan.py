@@ -177,10 +177,12 @@ class UploadResultsStep:
 
     Attributes:
         promote: whether what is published goes into production: it was looked at before.
+        keep: publications that stay, the newest; None: all.
     """
 
     results: StoreReference
     promote: bool
+    keep: int | None
 
 
 @dataclass(frozen=True)
@@ -288,6 +290,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         upload_results=UploadResultsStep(
             results=_store(manifest.training_results_reference, path.parent),
             promote=_evaluate(manifest) is not None,
+            keep=manifest.keep,
         ),
         other_steps=manifest.compute.other_steps,
     )

@@ -1,4 +1,4 @@
-"""Durations as people write them, read exactly: ``"5m"``, ``"1.5h"``."""
+"""Durations and sizes as people write them, read exactly: ``"5m"``, ``"1.5h"``, ``"500Gi"``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _UNITS_US = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
+_UNITS_BYTES = {"B": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # Fifteen digits are enough for anything real, and keep hostile input cheap.
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]+)")
 
@@ -37,3 +38,19 @@ def parse_duration(text: str) -> timedelta:
         return timedelta(microseconds=exact.numerator)
     except OverflowError:
         raise ValueError(f"{text!r} is too long for a duration") from None
+
+
+def parse_size(text: str) -> int:
+    """Returns bytes.
+
+    Args:
+        text: a number and one of B, Ki, Mi, Gi, Ti, such as ``500Gi``.
+
+    Raises:
+        ValueError: no number, or no or unknown unit.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in _UNITS_BYTES:
+        units = ", ".join(_UNITS_BYTES)
+        raise ValueError(f"{text[:40]!r} is not a size: a number and one of {units}")
+    return int(Fraction(match[1]) * _UNITS_BYTES[match[2]])

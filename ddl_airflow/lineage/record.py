@@ -47,16 +47,21 @@ def has_part(layout: RunLayout, step: str) -> bool:
 
 
 def fix_run(
-    layout: RunLayout, made_of: Mapping[str, Any], steps: Mapping[str, Mapping[str, Any]]
+    layout: RunLayout,
+    run_id: str,
+    made_of: Mapping[str, Any],
+    steps: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
     Args:
         layout: the run's.
+        run_id: Airflow's, by which it is asked whether the run has ended.
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
     """
-    _write(layout, layout.kept / _RUN, {"made_of": made_of, "steps": steps})
+    told = {"run_id": run_id, "made_of": made_of, "steps": steps}
+    _write(layout, layout.kept / _RUN, told)
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:

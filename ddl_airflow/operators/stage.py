@@ -190,6 +190,7 @@ class StageDataOperator(StepOperator):
         later = [step for step in self.get_flat_relatives() if isinstance(step, StepOperator)]
         fix_run(
             layout,
+            context["dag_run"].run_id,
             self._made_of(context, dataset.fingerprint, code),
             {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
         )

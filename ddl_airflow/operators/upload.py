@@ -55,6 +55,7 @@ class UploadResultsOperator(StepOperator):
         not_worse_in: the metric in which it then must be as good as that in production is at that
             moment; empty: none.
         small: whether less of the metric is better.
+        keep: publications of the DAG that stay when the results are cleaned, the newest; None: all.
     """
 
     template_fields = ("results", "manifest", "promote", "not_worse_in", "small")
@@ -72,6 +73,7 @@ class UploadResultsOperator(StepOperator):
         promote: bool = False,
         not_worse_in: str = "",
         small: bool = False,
+        keep: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -81,6 +83,7 @@ class UploadResultsOperator(StepOperator):
         self.promote = promote
         self.not_worse_in = not_worse_in
         self.small = small
+        self.keep = keep
         # All trainings of this DAG are published below this key prefix.
         self.outlets = [asset_of(f"{results.uri}/{self.dag_id}")]
 
@@ -169,7 +172,13 @@ class UploadResultsOperator(StepOperator):
             {**files, LINEAGE: layout.kept / LINEAGE},
             store,
             layout.training_id,
-            marker={"training_id": layout.training_id, "manifest": self.manifest["digest"]},
+            marker={
+                "dag_id": self.dag_id,
+                "training_id": layout.training_id,
+                "manifest": self.manifest["digest"],
+                # The rule is the newest publication's: see ddl_airflow.lineage.retention.
+                "keep": self.keep,
+            },
             workers=conf.getint("ddl", "transfer_workers", fallback=8),
             progress=TransferLog(self.log, "published"),
         )

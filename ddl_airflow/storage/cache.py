@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.store import CHUNK, Advance, ObjectStore, StoredObject
@@ -29,6 +29,7 @@ _PIECE = 16 * 2**20
 _SAMPLE = 4 * _PIECE  # bytes compared whenever a dataset is staged from the cache
 _RANDOM = random.SystemRandom()  # not to be foreseen by who changes a blob
 _log = logging.getLogger(__name__)
+_DAY_S = 86400.0
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # e.g. Lustre mounted without flock
 
 
@@ -51,8 +52,8 @@ class Cache:
 
     The digest is of the object's identity (place, ETag, size), known before it is fetched. Beside
     them, at ``<root>/facts/ab/<digest>.json``, is what they must be, and who may have them. Stagers
-    in any number of threads and processes may share one cache. Nothing is ever evicted: delete
-    the folder, or blobs in it, while no run uses them.
+    in any number of threads and processes may share one cache. What is evicted, and when:
+    ``ddl_airflow.storage.cleaning``.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -64,16 +65,30 @@ class Cache:
         return self.root / "blobs" / digest[:2] / digest
 
     def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
-        """Whether the object's blob is there, with its size and as it was left."""
+        """Whether the object's blob is there, with its size and as it was left; it is then used."""
         blob = self.path(store, obj)
         try:
             found = blob.stat()
         except FileNotFoundError:
             return False
         facts = self._facts(blob)
-        return facts is not None and (found.st_size, found.st_mtime_ns) == (
-            *(obj.size, facts.changed_ns),
-        )
+        if facts is None or (found.st_size, found.st_mtime_ns) != (obj.size, facts.changed_ns):
+            return False
+        if time.time() - self.used(blob) > _DAY_S:
+            os.utime(self._facts_of(blob))
+        return True
+
+    def used(self, blob: Path) -> float:
+        """When it was last used, give or take a day, in seconds since 1970."""
+        try:
+            return self._facts_of(blob).stat().st_mtime
+        except FileNotFoundError:
+            return blob.stat().st_mtime
+
+    def evict(self, blob: Path) -> None:
+        """Removes it, and what is known of it. Only for who is ``alone``."""
+        blob.unlink()
+        self._facts_of(blob).unlink(missing_ok=True)
 
     def check_access(self, store: ObjectStore, obj: StoredObject) -> None:
         """Has the store say whether the caller may have what the cache holds, if need be.
@@ -142,6 +157,39 @@ class Cache:
         new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         new.write_text(json.dumps(facts._asdict()))
         new.replace(path)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps all blobs, also those that no run links to yet. Many may do so at once."""
+        with os_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = self._in_use_lock()
+        with lock:
+            while self._took(lock, fcntl.LOCK_SH) is False:
+                time.sleep(0.05)  # for the moments that evicting takes
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether nobody uses the cache, and then keeps it so."""
+        with os_errors(self.root), self._in_use_lock() as lock:
+            yield self._took(lock, fcntl.LOCK_EX) is True
+
+    def _in_use_lock(self) -> BinaryIO:
+        return open(self.root / ".in-use", "ab")
+
+    @staticmethod
+    def _took(lock: BinaryIO, how: int) -> bool | None:
+        """None: the file system has no locks, so nothing of it is ever evicted."""
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            if exc.errno not in _NO_LOCKS:
+                raise
+            return None
+        return True
 
     def fetch(self, store: ObjectStore, obj: StoredObject, advance: Advance) -> str:
         """Makes the blob be there.

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import stat
@@ -26,7 +27,14 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.store import CHUNK, PART_PREFIX, Advance, StoredObject, check_keys
+from ddl_airflow.storage.store import (
+    CHUNK,
+    PART_PREFIX,
+    Advance,
+    StoredObject,
+    Unfinished,
+    check_keys,
+)
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
@@ -344,6 +352,18 @@ class FolderStore:
                         break
                     if folder.exists():
                         folder.rmdir()
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Files that are being written beside their place, or were when somebody was killed."""
+        with os_errors(self._root):
+            for path in self._root.rglob(f"{PART_PREFIX}*"):
+                if re.fullmatch("[0-9a-f]{32}", path.name.removeprefix(PART_PREFIX)):
+                    said, key = path.stat(), path.relative_to(self._root).as_posix()
+                    yield Unfinished(key, said.st_mtime, said.st_size, path.name)
+
+    def discard(self, one: Unfinished) -> None:
+        """Removes the file, and the folders inside the store that become empty."""
+        self.delete([one.key])
 
 
 def _copy(source: Path, target: Path, advance: Advance) -> str:

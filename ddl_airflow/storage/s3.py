@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,7 +29,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import PartsMd5
-from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
+from ddl_airflow.storage.store import CHUNK, Advance, StoredObject, Unfinished
 
 if TYPE_CHECKING:
     from botocore.config import Config
@@ -506,6 +506,23 @@ class S3Store:
         for key in keys:
             with self._errors(key):
                 self._client.delete_object(Bucket=self.bucket, Key=self._key(key))
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Multipart uploads that are neither complete nor aborted; their bytes are not told."""
+        start = self._key("")
+        with self._errors():
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self.bucket, Prefix=start):
+                for one in page.get("Uploads", ()):
+                    key, started = one["Key"][len(start) :], one["Initiated"].timestamp()
+                    yield Unfinished(key, started, 0, one["UploadId"])
+
+    def discard(self, one: Unfinished) -> None:
+        """Aborts the upload."""
+        with suppress(SourceMissing), self._errors(one.key):
+            self._client.abort_multipart_upload(
+                Bucket=self.bucket, Key=self._key(one.key), UploadId=one.token
+            )
 
 
 def _etag_is_md5(answer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,23 @@ class StoredObject:
     size: int
     etag: str = ""
     modified: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An object that somebody began to store, and has not, or not yet.
+
+    Attributes:
+        key: relative to its store.
+        started: seconds since 1970; or when it last grew.
+        nbytes: that it takes, where the store says so.
+        token: by which the store knows it.
+    """
+
+    key: str
+    started: float
+    nbytes: int
+    token: str
 
 
 class ObjectStore(Protocol):
@@ -107,6 +124,12 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects; one that is not there is fine."""
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """What was begun and not ended: uploads in parts, files that are being written."""
+
+    def discard(self, one: Unfinished) -> None:
+        """Removes it; if it is not there any more that is fine."""
 
 
 def check_keys(keys: Iterable[str], uri: str) -> None:

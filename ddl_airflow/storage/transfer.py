@@ -192,27 +192,28 @@ def stage(
     facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
     marker = json.dumps(facts | ({"links": "hard"} if closed_cache else {})) + "\n"
 
-    held = [obj for obj in objects if cache.holds(store, obj)]
-    _for_each(held, lambda obj: cache.check_access(store, obj), workers, _Meter(None, 0, 0))
-    damaged = cache.drop_damaged(store, held)
-    missing = sorted({*objects} - {*held} | {*damaged})
-    # One that is there and not held was changed where it is, and links lead to it.
-    changed = any(cache.path(store, obj).exists() for obj in missing)
-    if damaged or changed or not _is_staged(destination, marker, objects):
-        _check_room(cache, store, sum(obj.size for obj in missing))
-        meter = _Meter(progress, nbytes, len(objects))
-        if len(missing) < len(objects):
-            there = nbytes - sum(obj.size for obj in missing)
-            meter.advance(there, len(objects) - len(missing))
+    with cache.in_use():
+        held = [obj for obj in objects if cache.holds(store, obj)]
+        _for_each(held, lambda obj: cache.check_access(store, obj), workers, _Meter(None, 0, 0))
+        damaged = cache.drop_damaged(store, held)
+        missing = sorted({*objects} - {*held} | {*damaged})
+        # One that is there and not held was changed where it is, and links lead to it.
+        changed = any(cache.path(store, obj).exists() for obj in missing)
+        if damaged or changed or not _is_staged(destination, marker, objects):
+            _check_room(cache, store, sum(obj.size for obj in missing))
+            meter = _Meter(progress, nbytes, len(objects))
+            if len(missing) < len(objects):
+                there = nbytes - sum(obj.size for obj in missing)
+                meter.advance(there, len(objects) - len(missing))
 
-        def fetch(obj: StoredObject) -> None:
-            checks[obj.key] = cache.fetch(store, obj, meter.advance)
-            meter.advance(0, files=1)
+            def fetch(obj: StoredObject) -> None:
+                checks[obj.key] = cache.fetch(store, obj, meter.advance)
+                meter.advance(0, files=1)
 
-        _for_each(missing, fetch, workers, meter)
-        with os_errors(destination):
-            blobs = {obj.key: cache.path(store, obj) for obj in objects}
-            _link(destination, blobs, marker, closed_cache=closed_cache)
+            _for_each(missing, fetch, workers, meter)
+            with os_errors(destination):
+                blobs = {obj.key: cache.path(store, obj) for obj in objects}
+                _link(destination, blobs, marker, closed_cache=closed_cache)
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
@@ -236,7 +237,7 @@ def _check_room(cache: Cache, store: ObjectStore, needed: int) -> None:
     if needed > free:
         raise NoSpace(
             f"{cache.root}: {store.uri} needs {needed:,} bytes, {free:,} are free. Free space "
-            "there, delete old blobs of the cache, or set the workspace to a larger disk."
+            "there, run `ddl-airflow clean`, or set the workspace to a larger disk."
         )
 
 

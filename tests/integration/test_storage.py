@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,9 +25,11 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
+from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.store import Unfinished
 from ddl_airflow.storage.transfer import missing_from, publish, stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
@@ -297,6 +300,23 @@ def test_publish_twice_sends_once_and_changed_content_goes_elsewhere(store, clie
     second = publish(files, store, "m")
     assert [o.key for o in store.at(f"m/{second.name}").list()] == ["_SUCCESS", "a", "d"]
     assert missing_from(store.at(f"m/{first.name}")) == []
+
+
+def test_unfinished_uploads_of_ours_are_cleaned_and_no_others(store, client, tmp_path):
+    ours = f"digits-1/{'a' * 16}-{'b' * 8}/model/graph"
+    begun = {}
+    for key in (ours, "of another program", "digits-1/notes"):
+        name = {"Bucket": store.bucket, "Key": f"{store.prefix}/{key}"}
+        name["UploadId"] = client.create_multipart_upload(**name)["UploadId"]
+        client.upload_part(PartNumber=1, Body=bytes(5 * MIB), **name)
+        begun[key] = name["UploadId"]
+    assert {one.key: one.token for one in store.unfinished()} == begun
+    assert list(clean_results(store)) == []  # they may be under way
+    (gone,) = clean_results(store, now=lambda: time.time() + 3 * 86400)
+    assert (gone.what, gone.place) == ("unfinished upload", f"{store.uri}/{ours}")
+    assert begun.pop(ours)
+    assert {one.key: one.token for one in store.unfinished()} == begun
+    store.discard(Unfinished(ours, 0.0, 0, "not there any more"))
 
 
 def test_pointers_are_replaced_on_conditions(store, client):

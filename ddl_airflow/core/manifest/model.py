@@ -2,7 +2,7 @@
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
 schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
-approval, notifications, parameters and code; ``ffdl`` translates another into it. Each field
+approval, keep, notifications, parameters and code; ``ffdl`` translates another into it. Each field
 carries its description and an example; error messages and the reference page are made from them.
 What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
 """
@@ -36,7 +36,7 @@ from ddl_airflow.core.manifest.sections.places import (
 )
 from ddl_airflow.core.manifest.sections.schedule import ScheduleOrShort
 from ddl_airflow.core.manifest.sections.tries import Retries, Steps
-from ddl_airflow.core.manifest.values import Text
+from ddl_airflow.core.manifest.values import Text, Whole
 
 
 class Manifest(Section):
@@ -123,6 +123,13 @@ class Manifest(Section):
         default=Approval(required=False),
         description="Whether a person decides over publishing.",
         examples=[{"required": True}],
+    )
+    keep: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="How many publications stay when `ddl-airflow clean` runs, the newest; besides "
+        "what a pointer names. By default all.",
+        examples=[10],
     )
     notifications: Notifications = Field(
         default=Notifications(),
@@ -214,7 +221,7 @@ class Manifest(Section):
         """SHA-256, in hex, of all that decides the training.
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
-        runs and who hears of it do not change it, nor whether it waits for another.
+        runs, who hears of it and how long it is kept do not change it, nor whether it waits.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -224,6 +231,7 @@ class Manifest(Section):
                 "training_data_reference": keys,
                 "training_results_reference": keys,
                 "schedule": True,
+                "keep": True,
                 "notifications": True,
             },
         )

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from ddl_airflow.core.units import parse_duration
+from ddl_airflow.core.units import parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,14 @@ def test_duration(text: str, seconds: float) -> None:
 def test_duration_refuses_what_it_does_not_know(text: str) -> None:
     with pytest.raises(ValueError, match="duration|finer"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("500Gi", 500 * 2**30), ("1.5 Ki", 1536), ("0B", 0)])
+def test_size(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "500", "500G", "1GiB", "-1Gi", "5m"])
+def test_size_refuses_what_it_does_not_know(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size: a number and one of B, Ki"):
+        parse_size(text)

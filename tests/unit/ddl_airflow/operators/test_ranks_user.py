@@ -16,6 +16,7 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.record import has_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.transform import TransformOperator
+from ddl_airflow.site import training_of
 
 LOOK = """
     import json, os, sys

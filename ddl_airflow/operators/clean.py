@@ -1,0 +1,98 @@
+"""Cleans by the site's rules, at night or when a person asks.
+
+::
+
+    # clean.py, in Airflow's DAG folder
+    from ddl_airflow.operators.clean import clean_dag
+
+    dag = clean_dag("@daily", results={"s3://results": "my_s3"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.sdk import DAG, BaseOperator, Param
+
+from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.site import workspace
+
+
+class CleanOperator(BaseOperator):
+    """Removes what ``[ddl] keep_runs``, ``keep_experiments`` and ``cache_size`` do not keep.
+
+    The folder of a run that Airflow has not ended stays, however old it is.
+
+    Args:
+        results: places where trainings are published, in which the manifests' ``keep`` holds.
+    """
+
+    def __init__(self, *, results: tuple[StoreReference, ...] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._results = results
+
+    def execute(self, context: Any) -> dict[str, int]:
+        """Returns how many things were removed, and their bytes."""
+        # No parse needs these.
+        from ddl_airflow.lineage.retention import clean_results
+        from ddl_airflow.storage.cleaning import clean_workspace, rules
+
+        dry_run = bool(context["params"].get("dry_run"))
+        count, nbytes = 0, 0
+        with airflow_errors():
+            kept = rules(
+                conf.get("ddl", "keep_runs", fallback=""),
+                conf.get("ddl", "keep_experiments", fallback=""),
+                conf.get("ddl", "cache_size", fallback=""),
+            )
+            for removed in (
+                clean_workspace(workspace(), kept, _is_open, dry_run=dry_run),
+                *(clean_results(store_of(one), dry_run=dry_run) for one in self._results),
+            ):
+                for one in removed:
+                    self.log.info("%s %s", "would remove" if dry_run else "removed", one)
+                    count, nbytes = count + 1, nbytes + one.nbytes
+        return {"removed": count, "bytes": nbytes}
+
+
+def _is_open(dag_id: str, run_id: str) -> bool:
+    # Not at the top: only a task has somebody to ask.
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = ["queued", "running"]
+    return RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id], states=states) > 0
+
+
+def clean_dag(
+    schedule: str | None = "@daily",
+    results: Mapping[str, str] | None = None,
+    dag_id: str = "ddl-clean",
+) -> DAG:
+    """A DAG that cleans the workspace and the results; triggered by hand, it may only say what.
+
+    Args:
+        schedule: cron expression or preset; None for no schedule.
+        results: ``s3://bucket[/prefix]`` or ``file:///folder``, as in the manifests, to the
+            connection of the store; empty for a folder.
+        dag_id: its own.
+    """
+    places = tuple(
+        StoreReference(uri, Connection(conn_id=conn_id) if conn_id else None)
+        for uri, conn_id in (results or {}).items()
+    )
+    with DAG(
+        dag_id,
+        description="Remove old runs, and what nobody uses of the cache and of the results",
+        schedule=schedule,
+        catchup=False,
+        max_active_runs=1,
+        params={"dry_run": Param(False, type="boolean", title="Only say what would be removed")},
+        tags={"ddl"},
+    ) as dag:
+        CleanOperator(task_id="clean", results=places)
+    return dag

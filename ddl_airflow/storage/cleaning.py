@@ -1,0 +1,288 @@
+"""What a workspace need not keep: old runs, old experiments, what of the cache is in nobody's use.
+
+Whoever is killed while cleaning has lost nothing: a folder is first renamed, in one step, to a name
+that only this module looks at, and then deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
+from ddl_airflow.core.layout import RunLayout, experiments
+from ddl_airflow.core.units import parse_duration, parse_size
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
+from ddl_airflow.storage.store import PART_PREFIX
+
+# What no step that still runs can have left lying for so long without touching it.
+LEFT_S = 2 * 86400.0
+_log = logging.getLogger(__name__)
+_REMOVING = ".removing-"
+_OWN_EXPERIMENT = re.compile(r".*-[0-9a-f]{32}")  # the id of a training
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to keep.
+
+    Attributes:
+        runs: folders of trainings, so long after the last change in them; None: for ever.
+        experiments: the same for experiments with a name; None: for ever.
+        cache_bytes: of the cache's blobs; None: without end.
+    """
+
+    runs: timedelta | None = None
+    experiments: timedelta | None = None
+    cache_bytes: int | None = None
+
+
+def rules(runs: str, experiments: str, cache: str) -> Rules:
+    """What the settings ``keep_runs``, ``keep_experiments`` and ``cache_size`` say; empty: all.
+
+    Raises:
+        SettingInvalid: one says something else, or less than two days.
+    """
+
+    def kept(name: str, text: str) -> timedelta | None:
+        try:
+            kept = parse_duration(text) if text.strip() else None
+        except ValueError as error:
+            raise SettingInvalid(f"[ddl] {name}: {error}") from None
+        if kept is not None and kept.total_seconds() < LEFT_S:
+            raise SettingInvalid(
+                f"[ddl] {name}: {text} is less than two days. Write for example 30d."
+            )
+        return kept
+
+    try:
+        nbytes = parse_size(cache) if cache.strip() else None
+    except ValueError as error:
+        raise SettingInvalid(f"[ddl] cache_size: {error}") from None
+    return Rules(kept("keep_runs", runs), kept("keep_experiments", experiments), nbytes)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """One thing that was removed, or would be.
+
+    Attributes:
+        what: a kind of things, for people.
+        place: of it.
+        nbytes: that it takes.
+    """
+
+    what: str
+    place: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.place}, {self.nbytes / 2**20:,.1f} MiB"
+
+
+def clean_workspace(
+    workspace: Path,
+    rules: Rules,
+    is_open: Callable[[str, str], bool] = lambda _dag_id, _run_id: False,
+    *,
+    dry_run: bool = False,
+) -> Iterator[Removed]:
+    """Removes what the rules do not keep, and yields it.
+
+    A run stays, whatever its age, while a process works in it, a scheduler has its job, or
+    ``is_open``; with it stay its own experiment, and the blobs that its data are links to. An
+    experiment stays while a training works in it.
+
+    Args:
+        workspace: the site's.
+        rules: what to keep.
+        is_open: whether Airflow has not ended the run of a DAG id and a run id.
+        dry_run: to remove nothing.
+
+    Raises:
+        StagingError: what is there cannot be read or removed.
+    """
+    with os_errors(workspace):
+        yield from _runs(workspace, rules.runs, is_open, dry_run)
+        yield from _experiments(workspace, rules, dry_run)
+        if rules.cache_bytes is not None:
+            yield from _cache(workspace, rules.cache_bytes, dry_run)
+
+
+def _runs(
+    workspace: Path,
+    keep: timedelta | None,
+    is_open: Callable[[str, str], bool],
+    dry_run: bool,
+) -> Iterator[Removed]:
+    for dag in _folders(workspace / "runs"):
+        yield from _half_removed(dag, dry_run)
+        for root in _folders(dag):
+            layout = RunLayout(workspace, dag.name, root.name)
+            age_s = time.time() - _last_change(layout)
+            if age_s < LEFT_S or _in_use(layout, is_open):
+                continue
+            if keep is None or age_s < keep.total_seconds():
+                yield from _left_in(root, dry_run)
+                continue
+            # The run first: an experiment that is one's own goes too if there is no run any more.
+            folders = [one for one in (root, layout.experiment) if one.is_dir()]
+            yield from _removed("run", folders, layout.state, dry_run)
+
+
+def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
+    if layout.scheduled_job.exists():
+        return True
+    with suppress(FileNotFoundError, FileRefused):
+        run_id = read_object(layout.kept / "run.json", layout.workspace).get("run_id")
+        return isinstance(run_id, str) and is_open(layout.dag_id, run_id)
+    return False
+
+
+def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
+    """Copies of code, and folders of links, that were half made when somebody was killed."""
+    for path in _folders(root, hidden=True):
+        if path.name.startswith((".code-", PART_PREFIX)) and not path.is_symlink():
+            yield Removed("left by a killed task", str(path), _size(path))
+            if not dry_run:
+                _delete(path)
+
+
+def _experiments(workspace: Path, rules: Rules, dry_run: bool) -> Iterator[Removed]:
+    folder = experiments(workspace)
+    yield from _half_removed(folder, dry_run)
+    for experiment in _folders(folder):
+        own = _OWN_EXPERIMENT.fullmatch(experiment.name) is not None
+        if own and any(workspace.glob(f"runs/*/{experiment.name}")):
+            continue  # it goes with its run
+        keep = rules.runs if own else rules.experiments
+        age_s = time.time() - _newest(experiment)
+        if keep is not None and age_s >= max(keep.total_seconds(), LEFT_S):
+            yield from _removed("experiment", [experiment], None if own else experiment, dry_run)
+
+
+def _removed(
+    what: str, folders: Sequence[Path], place: Path | None, dry_run: bool
+) -> Iterator[Removed]:
+    """Removes folders unless a training works in ``place``; None: none can."""
+    removed = [Removed(what, str(folder), _size(folder)) for folder in folders]
+    aside = [folder.with_name(_REMOVING + uuid.uuid4().hex) for folder in folders]
+    if dry_run:
+        with suppress(FileNotFoundError):  # nobody ever worked there
+            if place is not None and holder_of(place):
+                return
+    else:
+        try:
+            with alone_in(place, "cleaning") if place else nullcontext():
+                for folder, where in zip(folders, aside, strict=True):
+                    folder.rename(where)
+        except PlaceTaken:
+            return
+        for where in aside:
+            _delete(where)
+    yield from removed
+
+
+def _delete(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:  # others need not stay for it; the next time it is tried again
+        _log.warning("%s is not removed: %s", error.filename or folder, error.strerror)
+
+
+def _half_removed(folder: Path, dry_run: bool) -> Iterator[Removed]:
+    for path in _folders(folder, hidden=True):
+        if path.name.startswith(_REMOVING):
+            yield Removed("half removed", str(path), _size(path))
+            if not dry_run:
+                _delete(path)
+
+
+def _cache(workspace: Path, budget: int, dry_run: bool) -> Iterator[Removed]:
+    """Blobs that no run links to, those first that were used least lately."""
+    cache = Cache(workspace / "cache")
+    if not cache.root.is_dir():
+        return
+    with cache.alone() as alone:
+        if not alone:
+            return  # somebody stages, whose links are not there yet
+        blobs, nbytes = [], 0
+        for path in (cache.root / "blobs").glob("*/*"):
+            found = path.stat()
+            if path.name.endswith(".part"):  # nobody stages, so it is nobody's
+                yield Removed("left by a killed task", str(path), found.st_size)
+                if not dry_run:
+                    path.unlink()
+                continue
+            blobs.append((cache.used(path), path, found.st_size, found.st_nlink))
+            nbytes += found.st_size
+        if nbytes <= budget:
+            return
+        used = {os.path.realpath(link) for link in _links(workspace / "runs")}
+        for _, path, size, names in sorted(blobs):
+            if nbytes <= budget:
+                return
+            # A run may also have it by another name, not by a link to it.
+            if names == 1 and os.path.realpath(path) not in used:
+                yield Removed("cached object", str(path), size)
+                if not dry_run:
+                    cache.evict(path)
+                nbytes -= size
+
+
+def _links(runs: Path) -> Iterator[str]:
+    """Those to staged data, also of a run that is half removed, or half staged."""
+    for folder, folders, files in os.walk(runs):
+        depth = len(Path(folder).relative_to(runs).parts)
+        if depth == 2:  # a run
+            folders[:] = [name for name in folders if name == "data" or name[0] == "."]
+        yield from (path for name in files if os.path.islink(path := os.path.join(folder, name)))
+
+
+def _folders(folder: Path, *, hidden: bool = False) -> list[Path]:
+    """Those in a folder; with a dot before their names, or without."""
+    if not folder.is_dir():
+        return []
+    found = (path for path in folder.iterdir() if path.name.startswith(".") == hidden)
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def _last_change(layout: RunLayout) -> float:
+    # Not the run's own folder: to look whether anybody works in it changes that.
+    looked_at = (layout.kept, layout.state, layout.logs, layout.result, layout.checkpoints)
+    changes = [_newest(folder, depth=1) for folder in looked_at if folder.is_dir()]
+    changes += [one.stat().st_mtime for one in (layout.code, layout.staged) if one.is_dir()]
+    if layout.experiment.is_dir():
+        changes.append(_newest(layout.experiment))
+    return max(changes, default=layout.root.stat().st_mtime)
+
+
+def _newest(folder: Path, depth: int = 99) -> float:
+    newest = folder.stat().st_mtime
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
+                    newest = max(newest, _newest(Path(entry), depth - 1))
+    return newest
+
+
+def _size(folder: Path) -> int:
+    nbytes = 0
+    for above, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                nbytes += os.lstat(os.path.join(above, name)).st_size
+    return nbytes

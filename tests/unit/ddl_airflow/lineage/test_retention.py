@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+from airflow.serialization.serialized_objects import DagSerialization
+
+from ddl_airflow import cli
+from ddl_airflow.core.errors import NoSuchModel
+from ddl_airflow.lineage.production import LATEST, point, promote
+from ddl_airflow.lineage.retention import clean_results
+from ddl_airflow.operators.clean import clean_dag
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import missing_from, publish
+
+DAY_S = 86400.0
+
+
+class Killed(BaseException):
+    pass
+
+
+class Dying(FolderStore):
+    """Kills whoever is about to change the store for the n-th time."""
+
+    left = 10**9
+
+    def at(self, prefix):
+        return Dying(self.path, f"{self.prefix}/{prefix}")
+
+    def _die(self):
+        Dying.left -= 1
+        if Dying.left < 0:
+            raise Killed
+
+    def put_bytes(self, key, body):
+        self._die()
+        return super().put_bytes(key, body)
+
+    def delete(self, keys):
+        for key in keys:
+            self._die()
+            super().delete([key])
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FolderStore(tmp_path / "results")
+
+
+@pytest.fixture
+def published(tmp_path, store):
+    """published(number, keep=, dag_id=) -> a publication; the larger its number the newer."""
+
+    def make(number, keep=2, dag_id="digits"):
+        (tmp_path / "model").write_text(f"{dag_id} {number}")
+        record = {"run": {"dag_id": dag_id, "parameters": {}}, "result": {"metrics": {}}}
+        record |= {"dataset": {"fingerprint": "d"}, "code": {"digest": "c"}}
+        (tmp_path / "lineage").write_text(json.dumps(record | {"manifest": {"digest": "m"}}))
+        files = {"model/graph": tmp_path / "model", "lineage.json": tmp_path / "lineage"}
+        marker = {"dag_id": dag_id, "keep": keep}
+        done = publish(files, store, f"{dag_id}-{number}", marker=marker)
+        name = f"{dag_id}-{number}/{done.name}"
+        point(store, dag_id, LATEST, name, {})
+        return name
+
+    return make
+
+
+def clean(store, days=0.0, *, dry_run=False):
+    """What goes so many days later, by its place."""
+    found = clean_results(store, dry_run=dry_run, now=lambda: time.time() + days * DAY_S)
+    return [one.place.removeprefix(f"{store.uri}/") for one in found]
+
+
+def there(store):
+    """What is published, whole; and of what there are files."""
+    names = {"/".join(obj.key.split("/")[:2]) for obj in store.list() if obj.key.count("/") > 1}
+    return {name for name in names if not missing_from(store.at(name))}, names
+
+
+def test_the_newest_stay_and_what_a_pointer_or_its_history_names(published, store):
+    names = [published(number) for number in range(7)]
+    others = [published(number, keep=None, dag_id="others") for number in range(3)]
+    for number in (1, 3):
+        promote(store, "digits", names[number])
+    everything = {*names, *others}
+    kept = everything - (gone := {names[0], names[2], names[4]})
+    assert set(clean(store, dry_run=True)) == gone
+    assert there(store) == (everything, everything)
+    assert set(clean(store)) == gone
+    # Files stay two days longer than the marker, without which nobody promotes.
+    assert there(store) == (kept, everything)
+    with pytest.raises(NoSuchModel, match="is not there, or not as it was published"):
+        promote(store, "digits", names[4])
+    assert clean(store, days=1) == []
+    assert set(clean(store, days=3)) == gone
+    assert there(store) == (kept, kept)
+    assert clean(store, days=9) == []
+
+
+def test_who_was_promoted_in_the_moment_of_cleaning_is_whole_again(published, store):
+    names = [published(number) for number in range(4)]
+    pointer = promote(store, "digits", names[0])
+    store.delete(["digits/production.json"])  # as if it was written a moment later
+    assert names[0] in clean(store)
+    store.put_bytes("digits/production.json", json.dumps(pointer).encode())
+    assert (store.path / names[0] / "model" / "graph").read_text() == "digits 0"
+    assert clean(store, days=3) == [names[1]]
+    assert there(store)[0] == {names[0], *names[2:]}
+
+
+def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, store):
+    names = [published(number) for number in range(5)]
+    promote(store, "digits", names[0])
+    kept, dying = {names[0], *names[3:]}, Dying(store.path)
+    kills = 0
+    for killed_at in range(12):
+        # Markers, or files; whatever those that were killed before have left.
+        for days in (0, 3):
+            Dying.left = killed_at
+            try:
+                clean(dying, days)
+            except Killed:
+                kills += 1
+            assert kept <= there(store)[0]
+            assert all("model/graph" in (o.key for o in store.at(n).list()) for n in kept)
+        Dying.left = 10**9
+        for days in (0, 3):
+            clean(dying, days)
+        assert there(store) == (kept, kept)
+        for number in (1, 2):  # again, older than those that stay
+            published(number)
+        for name in (names[0], *names[3:]):
+            store.put_bytes(f"{name}/_SUCCESS", store.read_bytes(f"{name}/_SUCCESS"))
+    assert kills >= 10  # at each change of the store
+
+
+def test_what_killed_uploads_left_goes_after_two_days(published, store):
+    name = published(1)
+    left = f"digits-2/{'a' * 16}-{'b' * 8}"
+    store.put_bytes(f"{left}/model/graph", b"half")
+    part = f"{left}/.ddl-part-{'c' * 32}"
+    (store.path / part).write_bytes(b"of a file")
+    (store.path / "digits-2" / "notes.txt").write_text("a person's")
+    assert clean(store, days=1) == []
+    assert clean(store, days=3) == [left, part]
+    assert there(store) == ({name}, {name})
+    assert [path.name for path in (store.path / "digits-2").iterdir()] == ["notes.txt"]
+
+
+def test_the_command_says_what_it_does(published, store, tmp_path, capsys, monkeypatch):
+    names = [published(number) for number in range(3)]
+    monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
+    assert cli.main(["clean"]) == 2
+    argv = ["clean", "--results", str(store.path), "--workspace", str(tmp_path / "none")]
+    for option, word in (("--dry-run", "would remove"), ("--keep-runs=30d", "removed")):
+        capsys.readouterr()
+        assert cli.main([*argv, option]) == 0
+        said = capsys.readouterr()
+        assert said.out == f"publication: {store.uri}/{names[0]}, 0.0 MiB\n"
+        assert said.err == f"{word} 1, 0.0 MiB\n"
+    assert cli.main([*argv, "--keep-runs", "soon"]) == 1
+    assert "keep_runs: 'soon' is not a duration" in capsys.readouterr().err
+
+
+def test_the_dag_cleans_and_asks_airflow_which_runs_are_open(
+    published, store, workspace, run_task, monkeypatch
+):
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    names = [published(number) for number in range(3)]
+    for name in ("open", "ended"):
+        state = workspace / "runs" / "digits" / name / "airflow"
+        state.mkdir(parents=True)
+        (state / "run.json").write_text(json.dumps({"run_id": name}))
+        for path in (state / "run.json", state):
+            os.utime(path, (time.time() - 40 * DAY_S,) * 2)
+    monkeypatch.setenv("AIRFLOW__DDL__KEEP_RUNS", "30d")
+
+    def count(dag_id, run_ids, states):
+        assert (dag_id, states) == ("digits", ["queued", "running"])
+        return int(run_ids == ["open"])
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(count))
+    dag = clean_dag(results={store.uri: ""})
+    task = dag.get_task("clean")
+    for dry_run, left in ((True, ["ended", "open"]), (False, ["open"])):
+        task.params["dry_run"] = dag.params["dry_run"] = dry_run
+        ended = run_task(task)
+        assert ended.state == "success", ended.error
+        assert sorted(path.name for path in workspace.glob("runs/*/[!.]*")) == left
+    assert there(store)[0] == set(names[1:])
+
+
+def test_airflow_stores_the_dag():
+    shown = DagSerialization.to_dict(clean_dag(results={"s3://results": "my_s3"}))
+    assert "CleanOperator" in json.dumps(shown)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from ddl_airflow.core.errors import SettingInvalid
+from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.storage import cleaning
+from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
+from ddl_airflow.storage.filesystem import FolderStore, alone_in
+from ddl_airflow.storage.transfer import stage
+
+KEEP = Rules(runs=timedelta(days=30))
+
+
+def age(path, days):
+    """Makes all in a folder, and itself, look as if it was last changed then."""
+    then = time.time() - days * 86400
+    for one in [*path.rglob("*"), path]:
+        os.utime(one, (then, then), follow_symlinks=False)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(name, days=) -> its layout: a run that ended so many days ago."""
+
+    def make(name, days=40.0, dag_id="digits"):
+        layout = RunLayout(tmp_path, dag_id, training_id(dag_id, name, "site"))
+        layout.create()
+        layout.experiment.mkdir(parents=True)
+        (layout.experiment / "checkpoint").write_text("7")
+        (layout.checkpoints / "model-7").write_text("weights")
+        (layout.kept / "run.json").write_text(json.dumps({"run_id": name}))
+        for folder in (layout.root, layout.experiment):
+            age(folder, days)
+        return layout
+
+    return make
+
+
+def left(tmp_path):
+    """The runs and experiments that are there, in words of the tests."""
+    folders = (*tmp_path.glob("runs/*/*"), *tmp_path.glob("experiments/*-*"))
+    return sorted(path.name.split("-")[-2] for path in folders)
+
+
+def test_an_old_run_goes_with_its_own_experiment_and_a_newer_one_stays(run, tmp_path):
+    run("old"), run("new", days=20)
+    wide = tmp_path / "experiments" / "wide"
+    wide.mkdir()
+    age(wide, 400)
+    assert list(clean_workspace(tmp_path, Rules())) == []
+    would = list(clean_workspace(tmp_path, KEEP, dry_run=True))
+    assert [one.what for one in would] == ["run", "run"]
+    assert left(tmp_path) == ["new", "new", "old", "old"]
+    assert list(clean_workspace(tmp_path, KEEP)) == would
+    assert list(clean_workspace(tmp_path, KEEP)) == []
+    assert left(tmp_path) == ["new", "new"]
+    assert wide.is_dir()  # it has a name, there to be gone on with
+    (removed,) = clean_workspace(tmp_path, Rules(experiments=timedelta(days=90)))
+    assert (removed.what, removed.place) == ("experiment", str(wide))
+
+
+def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
+    works, waits, open_run, reported = (run(name) for name in ("works", "waits", "open", "told"))
+    waits.scheduled_job.write_text("{}")  # for a scheduler, or for days in its queue
+    (reported.logs / "rank-0.log").write_text("a step")
+    age(waits.root, 40)
+
+    def is_open(dag_id, run_id):
+        assert dag_id == "digits"
+        return run_id == "open"
+
+    with alone_in(works.state, "a try that works"):
+        assert list(clean_workspace(tmp_path, KEEP, is_open, dry_run=True)) == []
+        assert list(clean_workspace(tmp_path, KEEP, is_open)) == []
+    assert left(tmp_path) == sorted(2 * ["works", "waits", "open", "told"])
+    list(clean_workspace(tmp_path, KEEP))  # the work is done, and the run is no more
+    assert not works.root.exists() and not open_run.root.exists()
+
+
+def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path):
+    killed, works = run("killed"), run("works", days=0)
+    for layout in (killed, works):
+        (layout.root / ".code-abc").mkdir()
+        (layout.root / ".ddl-part-abc").mkdir()
+    age(killed.root, 3)
+    for keep in (Rules(), KEEP):
+        found = [one.place for one in clean_workspace(tmp_path, keep, dry_run=True)]
+        assert found == [str(killed.root / name) for name in (".code-abc", ".ddl-part-abc")]
+    list(clean_workspace(tmp_path, Rules()))
+    assert list(clean_workspace(tmp_path, Rules())) == []
+    assert killed.checkpoints.is_dir()
+
+
+def test_whoever_is_killed_while_cleaning_leaves_runs_whole_or_for_the_next(
+    run, tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def files(layout):
+        found = [path for path in layout.root.rglob("*") if path.is_file()]
+        return {path.name for path in found} - {".ddl.lock"}
+
+    expected = files(run("whole", days=1))
+    for killed_at in range(8):
+        layout = run(f"old{killed_at}")
+        done = iter(range(100))
+
+        def dying(operation, *args, **kwargs):
+            if next(done) == killed_at:  # noqa: B023
+                raise Killed
+            operation(*args, **kwargs)
+
+        with monkeypatch.context() as patched:
+            for name in ("unlink", "rename"):
+                patched.setattr(cleaning.os, name, partial(dying, getattr(os, name)))
+            try:
+                list(clean_workspace(tmp_path, KEEP))
+            except Killed:
+                assert files(layout) in (set(), expected)
+        list(clean_workspace(tmp_path, KEEP))
+        assert left(tmp_path) == ["whole", "whole"]
+        assert not list(tmp_path.rglob(".removing-*"))
+
+
+def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    for number in range(5):
+        store.put_bytes(f"{number}", bytes(1000))
+    objects = {obj.key: obj for obj in store.list()}
+    stage(store, cache, tmp_path / "elsewhere")  # by no run of this workspace
+    layout = run("uses", days=1)
+    store.delete(["3", "4"])
+    stage(store, cache, layout.staged)
+    for number in range(5):  # 4 was used last
+        when = time.time() - (50 - number) * 86400
+        os.utime(cache._facts_of(cache.path(store, objects[f"{number}"])), (when, when))
+
+    def held():
+        return {key for key, obj in objects.items() if cache.path(store, obj).exists()}
+
+    def clean(nbytes):
+        return list(clean_workspace(tmp_path, Rules(cache_bytes=nbytes)))
+
+    assert clean(5000) == []
+    with cache.in_use():  # somebody stages: what is there may be needed in a moment
+        assert clean(0) == []
+    assert [one.nbytes for one in clean(4500)] == [1000]
+    assert held() == {"0", "1", "2", "4"}
+    clean(0)
+    assert held() == {"0", "1", "2"}
+    for obj in objects.values():
+        cache.holds(store, obj)
+    for key in held():  # who looks for it uses it
+        assert time.time() - cache.used(cache.path(store, objects[key])) < 100
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("30", "", ""), r"\[ddl\] keep_runs: '30' is not a duration"),
+        (("1h", "", ""), r"keep_runs: 1h is less than two days"),
+        (("", "x", ""), r"keep_experiments: 'x' is not a dur"),
+        (("", "", "500GB"), r"cache_size: '500GB' is not a size"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_named_and_nothing_cleaned(given, words):
+    with pytest.raises(SettingInvalid, match=words):
+        rules(*given)
+    assert rules("", " ", "") == Rules()
+    assert rules("30d", "365d", "1Ki") == Rules(timedelta(days=30), timedelta(days=365), 1024)
