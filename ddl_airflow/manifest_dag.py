@@ -18,7 +18,7 @@ from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest, redacted_text
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
-from ddl_airflow.core.plan import EvaluateStep, Plan, ScheduleStep, plan
+from ddl_airflow.core.plan import ApproveStep, EvaluateStep, Plan, ScheduleStep, plan
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
@@ -286,8 +286,8 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     last: BaseOperator = transformed
     if steps.evaluate is not None:
         last = last >> _evaluated(steps, steps.evaluate, common)
-    if steps.approve:
-        last = last >> _approved(steps, manifest)
+    if steps.approve is not None:
+        last = last >> _approved(steps, steps.approve, manifest)
     last >> uploaded
 
 
@@ -315,7 +315,7 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> E
     )
 
 
-def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
+def _approved(steps: Plan, approve: ApproveStep, manifest: Manifest) -> BaseOperator:
     """Airflow's own form; the task waits without a worker."""
     from ddl_airflow.operators.approve import ApproveOperator  # only who asks pays for its import
 
@@ -324,6 +324,8 @@ def _approved(steps: Plan, manifest: Manifest) -> BaseOperator:
     return ApproveOperator(
         **named,
         results=steps.upload_results.results,
+        timeout=None if approve.timeout_s is None else timedelta(seconds=approve.timeout_s),
+        then=approve.then,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),

@@ -172,6 +172,19 @@ class EvaluateStep:
 
 
 @dataclass(frozen=True)
+class ApproveStep:
+    """Ask a person.
+
+    Attributes:
+        timeout_s: how long; None without an end.
+        then: what counts as the answer after that: ``reject`` or ``approve``.
+    """
+
+    timeout_s: float | None
+    then: str
+
+
+@dataclass(frozen=True)
 class UploadResultsStep:
     """Publish the results with their lineage.
 
@@ -209,7 +222,7 @@ class Plan:
     train: TrainStep
     transform: TransformStep
     evaluate: EvaluateStep | None
-    approve: bool
+    approve: ApproveStep | None
     upload_results: UploadResultsStep
     other_steps: Place
 
@@ -286,7 +299,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             tf1=manifest.tf1,
         ),
         evaluate=_evaluate(manifest),
-        approve=manifest.approval.required,
+        approve=_approve(manifest),
         upload_results=UploadResultsStep(
             results=_store(manifest.training_results_reference, path.parent),
             promote=_evaluate(manifest) is not None,
@@ -347,3 +360,11 @@ def _evaluate(manifest: Manifest) -> EvaluateStep | None:
         maximum=asked.maximum,
         not_worse=asked.not_worse_than_production,
     )
+
+
+def _approve(manifest: Manifest) -> ApproveStep | None:
+    asked = manifest.approval
+    if not asked.required:
+        return None
+    timeout_s = None if asked.timeout is None else asked.timeout.total_seconds()
+    return ApproveStep(timeout_s, asked.then)

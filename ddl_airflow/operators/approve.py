@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -19,9 +20,21 @@ class ApproveOperator(ApprovalOperator):
 
     Args:
         results: where rejections are remembered. Its keys are never serialised nor rendered.
+        timeout: how long to wait for a person; None without an end.
+        then: the answer that counts after that: ``reject`` or ``approve``.
     """
 
-    def __init__(self, *, results: StoreReference, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        results: StoreReference,
+        timeout: timedelta | None = None,
+        then: str = "reject",
+        **kwargs: Any,
+    ) -> None:
+        if timeout is not None:
+            answer = self.APPROVE if then == "approve" else self.REJECT
+            kwargs |= {"response_timeout": timeout, "defaults": answer}
         super().__init__(**kwargs)
         self._reference = results
 
@@ -32,11 +45,14 @@ class ApproveOperator(ApprovalOperator):
             begun = fixed_run(layout)
             if event.get("chosen_options") == [self.REJECT] and begun is not None:
                 who = (event.get("responded_by_user") or {}).get("name") or "somebody"
+                why = f"{who} rejected it"
+                if event.get("timedout"):
+                    why = f"nobody answered within {self.response_timeout}"
                 reject(
                     store_of(self._reference),
                     self.dag_id,
                     layout.training_id,
                     begun["made_of"],
-                    f"{who} rejected it",
+                    why,
                 )
         return super().execute_complete(context=context, event=event)

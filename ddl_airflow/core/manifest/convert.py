@@ -29,7 +29,7 @@ def converted(manifest: Manifest) -> str:
     """
     fields = manifest.model_dump(exclude_defaults=True, exclude_none=True)
     fields["model_definition"]["execution"]["compute_configuration"].setdefault("nodes", 1)
-    timed = ("retries", "launcher")
+    timed = ("retries", "launcher", "approval")
     for section in (*(fields.get(n, {}) for n in timed), *fields.get("steps", {}).values()):
         for field in {"delay", "timeout", "time_limit"} & section.keys():
             section[field] = f"{section[field]!r}s".replace(".0s", "s")

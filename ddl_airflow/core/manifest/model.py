@@ -122,7 +122,7 @@ class Manifest(Section):
     approval: Approval = Field(
         default=Approval(required=False),
         description="Whether a person decides over publishing.",
-        examples=[{"required": True}],
+        examples=[{"timeout": "7d", "then": "reject"}],
     )
     keep: Whole | None = Field(
         default=None,
@@ -232,6 +232,7 @@ class Manifest(Section):
                 "training_results_reference": keys,
                 "schedule": True,
                 "keep": True,
+                "approval": {"timeout", "then"},
                 "notifications": True,
             },
         )

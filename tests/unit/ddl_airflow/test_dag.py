@@ -261,6 +261,10 @@ def test_evaluation_and_approval_stand_before_the_upload(tmp_path, write_manifes
     names = [task.task_id for task in dag.topological_sort()]
     assert names == [*STEPS[:3], "evaluate", "approve", STEPS[3]]
     assert dag.get_task("approve").downstream_task_ids == {"upload_results"}
+    assert dag.get_task("approve").response_timeout is None
+    dag = dag_of(tmp_path, write_manifest, "approval: {timeout: 7d, then: approve}\n")
+    approve = dag.get_task("approve")
+    assert (approve.response_timeout, approve.defaults) == (timedelta(days=7), ["Approve"])
     assert not dag_of(tmp_path, write_manifest).get_task("upload_results").promote
 
 

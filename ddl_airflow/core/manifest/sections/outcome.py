@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from datetime import timedelta
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -12,7 +13,7 @@ from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.templates import command_findings
-from ddl_airflow.core.manifest.values import Checkpoint, Text, number, truth
+from ddl_airflow.core.manifest.values import Checkpoint, Duration, Text, number, truth
 
 SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
 RULES: list[Rule] = []
@@ -83,6 +84,27 @@ class Approval(Section):
     required: Annotated[bool, BeforeValidator(truth)] = Field(
         default=True, description="Whether the run waits for a person.", examples=[True]
     )
+    timeout: Duration | None = Field(
+        default=None,
+        description="How long it waits; by default without an end, and the next runs of a schedule "
+        "wait with it.",
+        examples=["7d"],
+    )
+    then: Literal["reject", "approve"] = Field(
+        default="reject",
+        description="What counts as the answer when nobody has given one by then.",
+        examples=["reject"],
+    )
+
+
+@_rule("approval")
+def approval_has_time(at: str, approval: Approval) -> Findings:
+    timeout = approval.timeout
+    if timeout is not None and timeout <= timedelta(0):
+        yield Finding(f"{at}.timeout", "leaves no time at all", "Write for example 7d.")
+    if "then" in approval.model_fields_set and timeout is None:
+        fix = "Add timeout: 7d, or delete then."
+        yield Finding(f"{at}.then", "is for a wait that has an end", fix)
 
 
 @_rule("metrics")

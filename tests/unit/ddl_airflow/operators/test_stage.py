@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -153,6 +153,32 @@ def test_what_was_rejected_is_not_trained_again_by_a_schedule(stage, layout, con
         task.execute(context)
         approve.execute_complete(context, answer | {"chosen_options": [option]})
     with pytest.raises(AirflowSkipException, match="staging-.*, the boss rejected it"):
+        task.execute(context)
+
+
+def test_who_does_not_answer_in_time_has_rejected(stage, layout, context_of, tmp_path):
+    """What Airflow's scheduler sends then: the answer that was chosen, of no user."""
+    task = stage()
+    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
+    context = context_of("staging")
+    context["dag_run"].run_type.value = "scheduled"
+    said = task.execute(context)
+    answer = {"params_input": {}, "responded_at": datetime.now(UTC), "timedout": True}
+    for then in ("approve", "reject"):
+        with DAG("staging", schedule=None):
+            approve = ApproveOperator(
+                task_id="approve",
+                results=task._results,
+                subject="?",
+                timeout=timedelta(days=7),
+                then=then,
+            )
+        assert approve.response_timeout == timedelta(days=7)
+        context["task"] = approve
+        assert task.execute(context) == said  # not rejected so far
+        event = answer | {"chosen_options": approve.defaults, "responded_by_user": None}
+        approve.execute_complete(context, event)
+    with pytest.raises(AirflowSkipException, match="staging-.*, nobody answered within 7 days"):
         task.execute(context)
 
 
