@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import fcntl
 import hashlib
@@ -16,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 from ddl_airflow.core.beneath import open_beneath
@@ -198,7 +200,11 @@ class FolderStore:
     def list(self) -> list[StoredObject]:
         """All files below, sorted by key."""
         with os_errors(self._root):
-            return sorted(self._walk(self._root, frozenset()))
+            return sorted(self._walk(self._root, frozenset()), key=attrgetter("key"))
+
+    def list_unless(self, digest: str) -> tuple[str, builtins.list[StoredObject] | None]:
+        """All files: nothing but they themselves says whether they have changed."""
+        return "", self.list()
 
     def _walk(self, folder: Path, parents: frozenset[Path]) -> Iterator[StoredObject]:
         here = folder.resolve()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
+from json.encoder import encode_basestring_ascii as _quoted
+from operator import attrgetter
 from pathlib import Path
 
 from ddl_airflow.storage.store import CHUNK, StoredObject
@@ -16,7 +17,11 @@ def fingerprint(listing: Iterable[StoredObject]) -> str:
     Equal for equal data in two buckets; different as soon as one object is added, removed or
     changed. No object is read for it.
     """
-    lines = (json.dumps([obj.key, obj.size, obj.etag]) + "\n" for obj in sorted(listing))
+    # As json.dumps would write each, at a third of its time: there may be millions.
+    lines = (
+        f"[{_quoted(obj.key)}, {obj.size}, {_quoted(obj.etag)}]\n"
+        for obj in sorted(listing, key=attrgetter("key"))
+    )
     return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

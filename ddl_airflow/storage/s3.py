@@ -7,17 +7,22 @@ by default: several compatible services refuse those (Ceph 16 answers 411).
 from __future__ import annotations
 
 import base64
+import builtins
 import hashlib
 import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import (
     AccessDenied,
@@ -221,6 +226,24 @@ class _Check:
         return "size"
 
 
+_LISTED = "ddl-airflow listed"  # in a page: its objects as they came
+_this_thread = threading.local()
+
+
+def _take_out(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
+) -> None:
+    """Keeps the objects of a page from botocore, which takes 0.2 ms to make a dict of each."""
+    if not getattr(_this_thread, "takes_out", False) or response_dict["status_code"] != 200:
+        return
+    body = response_dict["body"]
+    first, last = body.find(b"<Contents>"), body.rfind(b"</Contents>") + len(b"</Contents>")
+    if first < 0:
+        first = last = len(body)
+    customized_response_dict[_LISTED] = body[first:last]
+    response_dict["body"] = body[:first] + body[last:]
+
+
 class S3Store:
     """Objects of one bucket under one prefix.
 
@@ -233,6 +256,10 @@ class S3Store:
         """``client``: a boto3 S3 client, made with ``s3_config``; ``access_key_id``: its own."""
         self._client = client
         self._access_key_id = access_key_id
+        # Once for a client, however often it is registered.
+        client.meta.events.register(
+            "before-parse.s3.ListObjectsV2", _take_out, unique_id="ddl-airflow"
+        )
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self.endpoint: str = client.meta.endpoint_url
@@ -259,21 +286,50 @@ class S3Store:
 
     def list(self) -> list[StoredObject]:
         """All objects under the prefix, sorted by key."""
-        start = self._key("")
-        found = []
+        return self._objects(self._pages())
+
+    def list_unless(self, digest: str) -> tuple[str, builtins.list[StoredObject] | None]:
+        """All objects; the digest is of the pages as they came, which then need not be read."""
+        pages, now = list(self._pages()), hashlib.sha256()
+        for page in pages:
+            if "Contents" in page:  # written in a way that only botocore reads
+                return "", self._objects(pages)
+            now.update(page[_LISTED])
+        said = now.hexdigest()
+        return said, None if said == digest else self._objects(pages)
+
+    def _pages(self) -> Iterator[dict[str, Any]]:
+        """The pages of the listing, each with its objects as they came."""
         with self._errors():
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self.bucket, Prefix=start):
-                for entry in page.get("Contents", ()):
-                    found.append(
-                        StoredObject(
-                            key=entry["Key"][len(start) :],
-                            size=entry["Size"],
-                            etag=entry["ETag"].strip('"'),
-                            modified=entry["LastModified"].timestamp(),
-                        )
-                    )
-        return sorted(found)
+            paginator = self._client.get_paginator("list_objects_v2")
+            pages = iter(paginator.paginate(Bucket=self.bucket, Prefix=self._key("")))
+            while True:
+                _this_thread.takes_out = True
+                try:
+                    page = next(pages, None)
+                finally:
+                    _this_thread.takes_out = False
+                if page is None:
+                    return
+                yield page
+
+    def _objects(self, pages: Iterable[dict[str, Any]]) -> builtins.list[StoredObject]:
+        start, found = len(self._key("")), []
+        for page in pages:
+            for entry in page.get("Contents", ()):
+                modified = entry["LastModified"].timestamp()
+                etag = entry["ETag"].strip('"')
+                found.append(StoredObject(entry["Key"][start:], entry["Size"], etag, modified))
+            # What was cut out has no document type, and so no entities.
+            root = ElementTree.fromstring(b"<all>%b</all>" % page.get(_LISTED, b""))  # noqa: S314
+            encoded = page.get("EncodingType") == "url"
+            for entry in root:
+                said = {field.tag: field.text or "" for field in entry}
+                key = unquote(said["Key"]) if encoded else said["Key"]
+                modified = datetime.fromisoformat(said["LastModified"]).timestamp()
+                etag = said["ETag"].strip('"')
+                found.append(StoredObject(key[start:], int(said["Size"]), etag, modified))
+        return sorted(found, key=attrgetter("key"))
 
     def identity(self, obj: StoredObject) -> str:
         """Endpoint, bucket, whole key, ETag and size."""

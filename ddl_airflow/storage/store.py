@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,17 @@ class ObjectStore(Protocol):
 
     def list(self) -> list[StoredObject]:
         """All objects, sorted by key. Raises SourceMissing if there is no such bucket or folder."""
+
+    def list_unless(self, digest: str) -> tuple[str, builtins.list[StoredObject] | None]:
+        """All objects, unless the listing is still that of the digest.
+
+        Args:
+            digest: as an earlier call gave it; empty: there was none.
+
+        Returns:
+            The digest of the listing now, and its objects, sorted by key; None if it is the same
+            digest, found out at a fraction of what ``list`` costs. Empty, where a store has none.
+        """
 
     def identity(self, obj: StoredObject) -> str:
         """A text equal for two objects only if their place and content are the same."""

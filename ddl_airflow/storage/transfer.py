@@ -145,7 +145,12 @@ def list_dataset(store: ObjectStore) -> Listing:
 
     Raises SourceMissing if there is no such bucket or folder, or nothing in it.
     """
-    objects = [obj for obj in store.list() if obj.size or not _names_folder(obj.key)]
+    return dataset_of(store, store.list())
+
+
+def dataset_of(store: ObjectStore, listed: Iterable[StoredObject]) -> Listing:
+    """The same, of a listing that is there already."""
+    objects = [obj for obj in listed if obj.size or not _names_folder(obj.key)]
     if not objects:
         raise SourceMissing(
             f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "

@@ -32,6 +32,8 @@ class _Listing:
 
 # By dataset and connection. Triggers of a process run in one event loop.
 _listings: dict[str, _Listing] = {}
+# What the last look at each found, and the digest of its listing.
+_known: dict[str, tuple[str, dict[str, Any] | None]] = {}
 
 
 class DataChangeTrigger(BaseEventTrigger):
@@ -101,9 +103,13 @@ class DataChangeTrigger(BaseEventTrigger):
         # In a thread: aget and aset are there from Airflow 3.3.2 on.
         return cast(str | None, await asyncio.to_thread(self.asset_state_store.get, _STATE))
 
+    @property
+    def _key(self) -> str:
+        return json.dumps([self.uri, self.connection], sort_keys=True)
+
     def _listing(self) -> _Listing:
         """A new look at the dataset, or one that somebody else began a moment ago."""
-        key = json.dumps([self.uri, self.connection], sort_keys=True)
+        key = self._key
         loop = asyncio.get_running_loop()
         there = _listings.get(key)
         if (
@@ -125,9 +131,15 @@ class DataChangeTrigger(BaseEventTrigger):
     def _look(self) -> dict[str, Any] | None:
         """Returns None where there is nothing to train on."""
         from ddl_airflow.hooks.store import store_of
-        from ddl_airflow.storage.transfer import list_dataset
+        from ddl_airflow.storage.transfer import dataset_of
 
         connection = Connection.model_validate(self.connection) if self.connection else None
-        found = list_dataset(store_of(StoreReference(self.uri, connection)))
-        nbytes = sum(obj.size for obj in found.objects)
-        return {"fingerprint": found.fingerprint, "files": len(found.objects), "bytes": nbytes}
+        store = store_of(StoreReference(self.uri, connection))
+        digest, known = _known.get(self._key, ("", None))
+        digest, listed = store.list_unless(digest)
+        if listed is not None:
+            found = dataset_of(store, listed)
+            nbytes = sum(obj.size for obj in found.objects)
+            known = {"fingerprint": found.fingerprint, "files": len(found.objects), "bytes": nbytes}
+            _known[self._key] = (digest, known)
+        return known

@@ -9,13 +9,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.operators import base
-from ddl_airflow.operators.base import (
-    StepOperator,
-    TransferLog,
-    rank_python,
-    training_of,
-    workspace,
-)
+from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.site import training_of, workspace
 
 
 class Step(StepOperator):

@@ -24,6 +24,7 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.storage.s3 import S3Store, s3_client, s3_config, s3_errors
+from ddl_airflow.storage.store import StoredObject
 
 MIB = 1024 * 1024
 
@@ -234,3 +235,51 @@ def test_access_is_asked_for_with_the_callers_keys(client):
             store.check_access(obj)
     assert store.caller == store.at("b").caller != S3Store(client, "bucket", "access", "L").caller
     assert S3Store(client, "bucket", "access").caller == ""
+
+
+def test_a_listing_is_read_as_botocore_reads_it_and_not_at_all_where_nothing_has_changed(client):
+    store = S3Store(client, "bucket", "listed")
+    assert store.list() == []
+    assert store.list_unless("")[1] == []
+    keys = ["a b", "a&b<c>", "a%2Fb", "a+b", "nested/ü", "z" * 200]
+    for key in keys:
+        store.put_bytes(key, key.encode())
+    answer = client.list_objects_v2(Bucket="bucket", Prefix="listed/")  # by somebody else
+    expected = sorted(
+        StoredObject(
+            entry["Key"].removeprefix("listed/"),
+            entry["Size"],
+            entry["ETag"].strip('"'),
+        )
+        for entry in answer["Contents"]
+    )
+    assert [obj.key for obj in expected] == sorted(keys)
+    assert store.list() == expected
+    times = {entry["Key"]: entry["LastModified"].timestamp() for entry in answer["Contents"]}
+    assert {f"listed/{obj.key}": obj.modified for obj in store.list()} == times
+    digest, listed = store.list_unless("")
+    assert listed == expected and digest
+    assert store.list_unless(digest) == (digest, None)
+    assert store.exists("a b") and not store.exists("a")
+    store.put_bytes("a b", b"other")
+    changed, listed = store.list_unless(digest)
+    assert changed != digest and listed == store.list() != expected
+
+
+def test_a_listing_of_many_pages_is_one(client, monkeypatch):
+    store = S3Store(client, "bucket", "pages")
+    for number in range(25):
+        store.put_bytes(f"{number:02}", b"x")
+    paginate = client.get_paginator
+
+    class SmallPages:
+        def __init__(self, name):
+            self._pages = paginate(name)
+
+        def paginate(self, **asked):
+            return self._pages.paginate(**asked, PaginationConfig={"PageSize": 10})
+
+    monkeypatch.setattr(client, "get_paginator", SmallPages)
+    assert [obj.key for obj in store.list()] == [f"{number:02}" for number in range(25)]
+    digest, listed = store.list_unless("")
+    assert len(listed) == 25 and store.list_unless(digest)[1] is None

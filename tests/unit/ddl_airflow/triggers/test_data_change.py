@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 
+from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.triggers.data_change import DataChangeTrigger
 
 
@@ -164,3 +165,25 @@ def test_fifty_over_one_dataset_list_it_once_each_interval(data):
 
     assert asyncio.run(all_fire()) == [1] * 50
     assert 2 <= len(looks) <= 10
+
+
+def test_a_listing_that_is_the_same_is_not_read_again(data, monkeypatch):
+    """What the store sends is compared; only what has changed is made objects of."""
+    folder, asked = FolderStore(data), []
+
+    class Store:
+        uri = folder.uri
+
+        def list_unless(self, digest):
+            asked.append(digest)
+            now = repr(folder.list())
+            return now, None if now == digest else folder.list()
+
+    monkeypatch.setattr("ddl_airflow.hooks.store.store_of", lambda reference: Store())
+    (data / "a").write_text("1")
+    trigger = DataChangeTrigger(data.as_uri() + "/same")
+    first = trigger._look()
+    assert trigger._look() == first and first["files"] >= 1
+    (data / "b").write_text("2")
+    assert trigger._look()["files"] == first["files"] + 1
+    assert asked[0] == "" and asked[1] == asked[2] != ""
