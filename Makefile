@@ -46,8 +46,9 @@ fuzz: install  ## 10,000 generated bad manifests; some minutes
 test-gpu: install  ## The tests that need GPUs, on as many as there are
 	@$(BIN)/python -m pytest tests/gpu
 
-soak: install  ## 100,000 random collectives and 200 kills; half an hour
+soak: install  ## 100,000 random collectives, 200 kills of ranks and 200 of uploads; most of an hour
 	@$(BIN)/python -m tests.soak
+	@$(BIN)/python -m tests.soak.publications
 
 bench: install  ## Measure allreduce against MPI_Allreduce; a minute on a quiet machine
 	@$(BIN)/python -m benchmarks.collectives

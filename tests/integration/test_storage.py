@@ -35,6 +35,7 @@ from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
 
 MIB = 1024 * 1024
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
 
 
@@ -335,6 +336,14 @@ def test_pointers_are_replaced_on_conditions(store, client):
         list(pool.map(pointed, range(20)))
     history = read_pointer(store, "many", PRODUCTION)["history"]
     assert len({event["training_id"] for event in history}) == len(history) == 20
+
+
+def test_a_pointer_names_a_whole_model_while_processes_are_killed(ceph):
+    """Some of the 200 kills of `python -m tests.soak.publications`: tests/soak/README.md."""
+    command = [sys.executable, "-m", "tests.soak.publications", "--kills", "5", "--seed", "7"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "; 0 faults" in ran.stdout
 
 
 def test_publish_beyond_the_quota_leaves_no_object(ceph, tmp_path):
