@@ -30,13 +30,13 @@ retries: {{attempts: {attempts}, delay: 1s, backoff: fixed}}
 def training(site, dags_folder):
     """training(name, script, ...) -> the manifest's folder, once Airflow has its DAG."""
 
-    def make(name, script, attempts=2, command="python train.py", version="2.21"):
+    def make(name, script, attempts=2, command="python train.py", version="2.21", more=""):
         folder = dags_folder / "tries" / name
         (folder / "data").mkdir(parents=True)
         (folder / "data" / "numbers").write_text("1 2 3")
         (folder / "train.py").write_text(script)
         manifest = MANIFEST.format(name=name, attempts=attempts, command=command, version=version)
-        (folder / "manifest.yml").write_text(manifest)
+        (folder / "manifest.yml").write_text(manifest + more)
         return folder
 
     return make
@@ -210,3 +210,29 @@ def test_whatever_cancels_a_training_ends_every_rank(site, training):
     for run in (restarted, shut_down):
         _wait(lambda run=run: not run.processes(2), 20)
     shut_down.mark("failed")
+
+
+GOES_ON = """
+import os, time
+folder = os.environ["EXPERIMENT_DIR"]
+os.makedirs(folder, exist_ok=True)
+open(f"{folder}/up-{os.environ['JOB_NAME']}", "w").close()
+while not os.path.exists(folder + "/go"):
+    time.sleep(0.05)
+"""
+
+
+def test_the_second_training_of_an_experiment_waits_deferred(site, training):
+    for name in ("shares-one", "shares-other"):
+        training(name, GOES_ON, attempts=1, more="experiment: shared\n")
+    experiment = site.workspace / "experiments" / "shared"
+    first = Run(site, "shares-one")
+    _wait((experiment / "up-shares-one").exists, 120)
+    second = Run(site, "shares-other")
+    _wait(lambda: second.task("train")["state"] == "deferred", 120)
+    assert not (experiment / "up-shares-other").exists()
+    (experiment / "go").touch()
+    for run in (first, second):
+        _wait(lambda run=run: run.task("train")["state"] in ("success", "failed"), 120)
+        assert run.task("train")["state"] == "success", run.log("train", 1)
+    assert second.task("train")["try_number"] == 1
