@@ -25,7 +25,8 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
         steps: its plan.
         launchers: kinds that the site leaves to runs, besides the manifest's own.
     """
-    fields = {name: _parameter(one) for name, one in manifest.parameters.items()}
+    given = manifest.parameters
+    fields = {name: _parameter(one) for name, one in given.items() if not one.secret}
     fields["nodes"] = Param(
         steps.train.nodes,
         title="Nodes",

@@ -258,6 +258,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         metrics=train.metrics,
         when_busy=train.when_busy,
         parameters=steps.parameters,
+        secrets=steps.secrets,
     )
     transformed = TransformOperator(
         **_named(steps, "transform"),
@@ -270,6 +271,7 @@ def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
         python=transform.python,
         tf1=transform.tf1,
         parameters=steps.parameters,
+        secrets=steps.secrets,
     )
     uploaded = UploadResultsOperator(
         **_named(steps, "upload_results"),
@@ -312,6 +314,7 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> E
         python=steps.train.python,
         tf1=steps.train.tf1,
         parameters=steps.parameters,
+        secrets=steps.secrets,
     )
 
 

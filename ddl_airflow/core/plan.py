@@ -205,6 +205,7 @@ class Plan:
     Attributes:
         tries: of each step, by its name.
         parameters: values of the script's parameters, where a run sets no others.
+        secrets: of each secret one the connection that has its value, by the parameter's name.
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
             one.
@@ -216,6 +217,7 @@ class Plan:
     schedule: ScheduleStep
     tries: Mapping[str, Tries]
     parameters: Mapping[str, bool | int | float | str]
+    secrets: Mapping[str, str]
     experiment: str
     experiments: bool
     stage_data: StageDataStep
@@ -259,7 +261,14 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             "dialect": manifest.dialect,
             "file": path.name,
         },
-        parameters={name: one.default for name, one in manifest.parameters.items()},
+        parameters={
+            name: one.default
+            for name, one in manifest.parameters.items()
+            if one.default is not None
+        },
+        secrets={
+            name: one.conn_id or name for name, one in manifest.parameters.items() if one.secret
+        },
         experiment=manifest.experiment.name if manifest.experiment else "",
         experiments=manifest.experiment is not None or manifest.distribution != "mpi",
         schedule=_schedule(manifest.schedule or Schedule()),

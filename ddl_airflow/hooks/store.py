@@ -96,6 +96,28 @@ def store_of(reference: StoreReference) -> ObjectStore:
     return open_store(reference.uri, client, keys.access_key_id)
 
 
+def secret_of(conn_id: str) -> str:
+    """The password of an Airflow connection, which Airflow's logs mask from then on.
+
+    Raises:
+        ConnectionInvalid: there is no such connection, or no password in it.
+    """
+    try:
+        password = BaseHook.get_connection(conn_id).password
+    except AirflowNotFoundException as error:
+        raise ConnectionInvalid(
+            f"a secret parameter has its value from Airflow's connection {conn_id!r}, which there "
+            f"is not. Add it under Admin > Connections; or set AIRFLOW_CONN_{conn_id.upper()}."
+        ) from error
+    if not password:
+        raise ConnectionInvalid(
+            f"a secret parameter has its value from Airflow's connection {conn_id!r}, which has no "
+            "password. Enter it there."
+        )
+    mask_secret(password)
+    return password
+
+
 def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook

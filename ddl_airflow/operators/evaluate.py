@@ -37,7 +37,7 @@ class EvaluateOperator(JobOperator):
         metric: the one that decides; empty: none does.
         minimum, maximum: that it must reach, may not exceed.
         not_worse: whether it must be at least as good as that of the model in production.
-        python, tf1, parameters: as ``JobOperator`` has them.
+        python, tf1, parameters, secrets: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -48,10 +48,11 @@ class EvaluateOperator(JobOperator):
         "not_worse",
         "python",
         "parameters",
+        "secrets",
     )
     templated = ("command",)
     fixed = template_fields
-    template_fields_renderers = {"command": "bash", "parameters": "json"}
+    template_fields_renderers = {"command": "bash", "parameters": "json", "secrets": "json"}
     ui_color = "#f3e9c9"
 
     def __init__(

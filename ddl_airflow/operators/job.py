@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.hooks.store import secret_of
 from ddl_airflow.operators.base import StepOperator, rank_python, ranks_user
 from ddl_airflow.operators.launch import RunningJob
 
@@ -22,6 +23,8 @@ class JobOperator(StepOperator):
         python: the processes' Python; empty for the site's.
         tf1: whether the scripts are for TensorFlow 1: then `import tensorflow` gives them that API.
         parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+        secrets: of each secret parameter the id of the Airflow connection whose password is its
+            value; ``PARAM_<NAME>`` in the environment, and nowhere else.
     """
 
     def __init__(
@@ -30,12 +33,14 @@ class JobOperator(StepOperator):
         python: str = "",
         tf1: bool = False,
         parameters: Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.python = python
         self.tf1 = tf1
         self.parameters = dict(parameters or {})
+        self.secrets = dict(secrets or {})
         self._job: RunningJob | None = None
 
     def with_layout(
@@ -58,12 +63,17 @@ class JobOperator(StepOperator):
         return super().with_layout(context, opened)
 
     def environment(self, layout: RunLayout) -> dict[str, str]:
-        """What the manifest's own commands find in their environment."""
+        """What the manifest's own commands find in their environment.
+
+        Raises:
+            ConnectionInvalid: there is no connection for a secret parameter, or no password in it.
+        """
         return {
             **layout.rank_environment(self.dag_id),
             # Source: ddl_ops.tf1
             **({"DDL_TF1": "1"} if self.tf1 else {}),
             **parameter_environment(self.parameters),
+            **parameter_environment({name: secret_of(i) for name, i in self.secrets.items()}),
         }
 
     def run_once(

@@ -65,7 +65,7 @@ class TrainOperator(JobOperator):
         metrics: name and regular expression of each metric to find in rank 0's output.
         when_busy: what to do while another training works in the experiment: ``wait`` for its end,
             or ``skip`` this one.
-        python, tf1, parameters: as ``JobOperator`` has them.
+        python, tf1, parameters, secrets: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -80,6 +80,7 @@ class TrainOperator(JobOperator):
         "tf1",
         "metrics",
         "parameters",
+        "secrets",
     )
     templated = ("command",)
     fixed = (*template_fields, "gpu", "when_busy")
@@ -89,6 +90,7 @@ class TrainOperator(JobOperator):
         "scheduler": "json",
         "metrics": "json",
         "parameters": "json",
+        "secrets": "json",
     }
     ui_color = "#f7e3c3"
     operator_extra_links = (TrainingLink(), TensorBoardLink())

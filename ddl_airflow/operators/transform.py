@@ -10,6 +10,7 @@ from typing import Any
 from ddl_airflow.core import errors
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.lineage.record import has_part, read_part, write_part
 from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
@@ -28,7 +29,7 @@ class TransformOperator(JobOperator):
         checkpoint: ``latest`` or a step.
         inputs, outputs: signature name to tensor name; empty to look in the graph.
         sample: file whose rows the reloaded model must predict; empty to look for one.
-        python, tf1, parameters: as ``JobOperator`` has them.
+        python, tf1, parameters, secrets: as ``JobOperator`` has them.
     """
 
     template_fields = (
@@ -40,11 +41,17 @@ class TransformOperator(JobOperator):
         "python",
         "tf1",
         "parameters",
+        "secrets",
     )
     templated = ("commands",)
     fixed = template_fields
     settable = ("checkpoint",)
-    template_fields_renderers = {"inputs": "json", "outputs": "json", "parameters": "json"}
+    template_fields_renderers = {
+        "inputs": "json",
+        "outputs": "json",
+        "parameters": "json",
+        "secrets": "json",
+    }
     ui_color = "#e4dcf1"
 
     def __init__(
@@ -130,8 +137,8 @@ class TransformOperator(JobOperator):
         ]
         if self.sample:
             words += ["--sample", self.sample]
-        env = self.environment(layout)
-        env.pop("DDL_TF1", None)  # ours is for TensorFlow 2
+        # Ours is for TensorFlow 2, and is given no secrets.
+        env = layout.rank_environment(self.dag_id) | parameter_environment(self.parameters)
         try:
             self.run_once(
                 layout,

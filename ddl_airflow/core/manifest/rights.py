@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.load import read_fields
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule
@@ -152,6 +153,10 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
                 if argument.endswith("conn_id"):
                     at = f"notifications.{event}[{index}].arguments.{argument}"
                     yield from _connection(at, str(value), rights, ask)
+    for parameter, asked in manifest.parameters.items():
+        if asked.secret:
+            at = child("parameters", parameter)
+            yield from _connection(at, asked.conn_id or parameter, rights, ask)
     kind = manifest.launcher.kind
     if rights.launchers is not None and kind not in rights.launchers:
         fix = f"{_named('launchers', rights.launchers)} {ask}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.templates import MAX_CHARACTERS
-from ddl_airflow.core.manifest.values import AnyText, Value
+from ddl_airflow.core.manifest.values import AnyText, Text, Value, truth
 
 # Names in the trigger form that are ours.
 RUN_SETTINGS = ("nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run")
@@ -26,6 +26,9 @@ _WORDS = {
 }
 # Jinja finds these before it looks for a parameter.
 _METHODS = {name for name in dir(dict) if not name.startswith("_")} | {"dump", "validate"}
+_SECRET_NAME = re.compile(
+    r"(.*_)?(secret|token|password|passwd|pwd|credentials?|(api|access|secret|private)_?key)"
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -35,13 +38,21 @@ def _parameter(value: Any) -> Any:
     return value if isinstance(value, (Mapping, BaseModel)) else {"default": value}
 
 
+def _secret(value: Any) -> Any:
+    return (value is not None and truth(value)) or None
+
+
 class Parameter(Section):
     """A value that a run may change: in the trigger form, in the command, in the environment.
 
-    Whatever is given for a run has the type of the default.
+    Whatever is given for a run has the type of the default. A secret one is in the environment
+    only, and no run may change it: Airflow keeps what its form is given, in clear.
     """
 
-    default: Value = Field(description="Without another word this is it.", examples=[0.001])
+    # None only where it is not written, as in a secret one: an empty value is a mistake.
+    default: Value = Field(  # type: ignore[assignment]
+        default=None, description="Without another word this is it.", examples=[0.001]
+    )
     description: AnyText = Field(
         default="", description="Shown in the trigger form.", examples=["Of the optimizer"]
     )
@@ -54,6 +65,20 @@ class Parameter(Section):
     choices: tuple[Value, ...] = Field(
         default=(), description="The only values there are.", examples=[["adam", "sgd"]]
     )
+    # Not False: what a manifest does not say is not in its digest either.
+    secret: Annotated[
+        Literal[True] | None, BeforeValidator(_secret), WithJsonSchema({"type": "boolean"})
+    ] = Field(
+        default=None,
+        description="Whether the value is the password of an Airflow connection, which only the "
+        "scripts find in their environment.",
+        examples=[True],
+    )
+    conn_id: Text | None = Field(
+        default=None,
+        description="The connection of a secret one; by default that of the parameter's name.",
+        examples=["hugging_face"],
+    )
 
     @property
     def type(self) -> str:
@@ -61,6 +86,8 @@ class Parameter(Section):
 
         A whole default is a number if a bound or a choice is none.
         """
+        if self.default is None:
+            return "string"
         given = [self.default, *self.choices, self.minimum, self.maximum]
         if isinstance(self.default, int) and any(isinstance(one, float) for one in given):
             return "boolean" if isinstance(self.default, bool) else "number"
@@ -88,10 +115,27 @@ def parameters_have_usable_names(at: str, parameters: Mapping[str, Parameter]) -
 @_rule("parameters")
 def parameters_keep_their_own_bounds(at: str, parameters: Mapping[str, Parameter]) -> Findings:
     for name, one in parameters.items():
-        yield from _parameter_findings(child(at, name), one)
+        if one.secret:
+            yield from _secret_findings(child(at, name), one)
+        else:
+            yield from _parameter_findings(child(at, name), one)
+
+
+def _secret_findings(at: str, one: Parameter) -> Findings:
+    for name in ("default", "minimum", "maximum", "choices"):
+        if getattr(one, name) not in (None, ()):
+            fix = "Delete it, and enter the value as the password of the connection."
+            yield Finding(f"{at}.{name}", "is given for a secret parameter", fix)
 
 
 def _parameter_findings(at: str, one: Parameter) -> Findings:
+    if one.conn_id is not None:
+        fix = "Add secret: true, or delete it."
+        yield Finding(f"{at}.conn_id", "is given for a parameter that is no secret", fix)
+    if one.default is None:
+        fix = "Add default: 0.001, say; or secret: true, for the password of a connection."
+        yield Finding(f"{at}.default", "is missing", fix)
+        return
     kind = one.type
     wanted = {kind, "integer"} if kind == "number" else {kind}
     for i, choice in enumerate(one.choices):
@@ -121,15 +165,28 @@ def _beyond(value: float, name: str, bound: float) -> bool:
     return value < bound if name == "minimum" else value > bound
 
 
+@_rule("parameters", warning=True)
+def parameters_hold_no_secret(at: str, parameters: Mapping[str, Parameter]) -> Findings:
+    for name, one in parameters.items():
+        if not one.secret and one.type == "string" and _SECRET_NAME.fullmatch(name):
+            message = "may hold a secret; its value is in Airflow's form and database, and in logs"
+            fix = f"Write {name}: {{secret: true}}, and the value into an Airflow connection."
+            yield Finding(child(at, name), message, fix)
+
+
 @_rule("parameters", "model_definition.execution.command")
 def command_uses_known_parameters(
     at: str, parameters: Mapping[str, Parameter], command: str
 ) -> Findings:
+    secret = {name for name, one in parameters.items() if one.secret}
     known = {*parameters, *RUN_SETTINGS}
     if len(command) > MAX_CHARACTERS:
         return  # said by another rule, if there is a template in it
     for expression in re.findall(r"\{\{.*?\}\}", command, re.DOTALL):
         for name in re.findall(r"\bparams(?:\.|\[\s*['\"])(\w+)", expression):
-            if name not in known:
+            if name in secret:
+                message = f"{{{{ params.{name} }}}} is secret, and a command is in the process list"
+                yield Finding(at, message, f"Have the script read $PARAM_{name.upper()}.")
+            elif name not in known:
                 message = f"{{{{ params.{name[:60]} }}}} is not among the parameters"
                 yield Finding(at, message, suggestion(name, sorted(known)))

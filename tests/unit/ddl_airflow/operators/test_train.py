@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import sys
@@ -62,6 +63,7 @@ SCRIPT = """
     with open(os.environ["RESULT_DIR"] + "/by-" + rank, "w") as file:
         file.write(os.environ["TRAINING_ID"] + " " + os.environ["LEARNER_ID"])
 """
+CANARY = "canary7secretOfAParameter"
 METRICS = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"loss= (\S+)"}]
 
 
@@ -704,3 +706,38 @@ def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(
     again = deferred(scheduled, context_of("training", 2))
     assert again.trigger.job == wish.trigger.job
     assert cluster.state(1) == "running"
+
+
+def test_a_secret_parameter_is_in_the_ranks_environment_and_nowhere_else(
+    layout, train, run_task, monkeypatch, caplog
+):
+    monkeypatch.setenv("AIRFLOW_CONN_HUB", json.dumps({"conn_type": "http", "password": CANARY}))
+    script = """
+        import glob, hashlib, os
+        digest = hashlib.sha256(os.environ["PARAM_TOKEN"].encode()).hexdigest()
+        words = [open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline")]
+        assert not any(os.environ["PARAM_TOKEN"].encode() in one for one in words)
+        print(digest)
+    """
+    task = train(script, nodes=1, secrets={"token": "hub"})
+    ended = run_task(task)
+    assert ended.state == "success", ended.shown()
+    log = (layout.logs / "rank-0.log").read_text()
+    assert hashlib.sha256(CANARY.encode()).hexdigest() in log
+    files = [path for path in layout.workspace.rglob("*") if path.is_file()]
+    assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
+    assert CANARY not in ended.shown() + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("connection", "said"),
+    [(None, "'hub', which there is not"), ({"conn_type": "http"}, "has no password")],
+)
+def test_a_secret_that_is_not_there_is_said_before_anything_starts(
+    layout, train, run_task, monkeypatch, connection, said
+):
+    if connection is not None:
+        monkeypatch.setenv("AIRFLOW_CONN_HUB", json.dumps(connection))
+    ended = run_task(train("", nodes=1, secrets={"token": "hub"}))
+    assert (ended.state, isinstance(ended.error, AirflowFailException)) == ("failed", True)
+    assert said in str(ended.error) and not (layout.logs / "rank-0.log").exists()

@@ -114,6 +114,12 @@ def test_so_are_those_of_notifiers(found, conn_id):
     assert said == "notifications.on_failure[0].arguments.smtp_conn_id"
 
 
+def test_so_are_those_of_secret_parameters(found):
+    some = Rights(("team_*",))
+    given = "{team_token: {secret: true}, key: {secret: true, conn_id: other}, rate: 1}"
+    assert list(found(some, more=f"parameters: {given}")) == ["parameters.key"]
+
+
 def test_folders_are_the_manifests_own_or_listed_however_they_are_named(found, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()

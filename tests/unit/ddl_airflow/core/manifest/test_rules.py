@@ -348,3 +348,67 @@ def test_a_notification_holds_no_password(arguments: str, good: bool) -> None:
     except ManifestInvalid as error:
         said = str(error)
     assert ("may hold a secret" in said) is not good and "planted" not in said
+
+
+@pytest.mark.parametrize(
+    ("parameters", "command", "said"),
+    [
+        ("{token: {secret: true}}", "python train.py", []),
+        ("{token: {secret: true, conn_id: hub}}", "python train.py", []),
+        ("{token: {secret: false, default: 1}}", "python train.py", []),
+        ("{token: {secret: true, default: planted}}", "python train.py", ["token.default"]),
+        ("{token: {secret: true, choices: [planted]}}", "python train.py", ["token.choices"]),
+        ("{rate: {conn_id: hub, default: 1}}", "python train.py", ["rate.conn_id"]),
+        ("{rate: {description: x}}", "python train.py", ["rate.default"]),
+        (
+            "{token: {secret: true}}",
+            "python train.py {{ params.token }}",
+            ["model_definition.execution.command"],
+        ),
+    ],
+)
+def test_a_secret_parameter_is_a_connections_and_in_no_command(
+    parameters: str, command: str, said: list[str]
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {parameters}\n"
+    text = re.sub(r"command: .*", f'command: "{command}"', text)
+    try:
+        load_manifest_text(text, "m.yml")
+        found = []
+    except ManifestInvalid as error:
+        assert "planted" not in str(error)
+        found = [issue.field.removeprefix("parameters.") for issue in error.issues]
+    assert found == said
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "warned"),
+    [
+        ("hub_token", "x", True),
+        ("api_key", "x", True),
+        ("tokenizer", "x", False),
+        ("token", 5, False),
+        ("optimizer", "adam", False),
+    ],
+)
+def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
+    name: str, default: object, warned: bool
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8") + f"\nparameters: {{{name}: {default}}}\n"
+    warnings = load_manifest_text(text, "m.yml").warnings
+    found = [one for one in warnings if one.field == f"parameters.{name}"]
+    assert bool(found) is warned and all("secret: true" in one.fix for one in found)
+
+
+def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:
+    """Else every training would count as another one after an update of this package."""
+    text = (VALID / "folders.yml").read_text("utf-8")
+    digests = {
+        load_manifest_text(f"{text}\nparameters: {{a: {given}}}\n", "m.yml").digest
+        for given in ("1", "{default: 1}", "{default: 1, secret: false}")
+    }
+    dumped = load_manifest_text(f"{text}\nparameters: {{a: 1}}\n", "m.yml").model_dump(
+        mode="json", exclude_none=True
+    )
+    assert len(digests) == 1
+    assert set(dumped["parameters"]["a"]) == {"default", "description", "choices"}
