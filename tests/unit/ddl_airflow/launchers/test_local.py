@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.cluster import counted
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher, inherited
@@ -412,6 +414,73 @@ def test_once_blames_the_exception(job):
     assert (failure.rank, failure.exception, failure.permanent) == (0, "OSError", False)
 
 
+# --- what listens ---------------------------------------------------------------------------
+
+LISTENS = """
+import os, socket, sys, time
+from pathlib import Path
+if "TF_CONFIG" not in os.environ:
+    from mpi4py import MPI  # initializes: from here on ranks may listen, too
+    assert MPI.COMM_WORLD.allreduce(1) == 2
+servers = []
+for family, address, only in (
+    (socket.AF_INET, "0.0.0.0", None), (socket.AF_INET6, "::", 0), (socket.AF_INET6, "::", 1),
+):
+    one = socket.socket(family)
+    if only is not None:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+    one.bind((address, 0))
+    servers.append(one)
+servers.append(socket.socket())  # never bound
+for one in servers:
+    one.listen()
+for one in servers[:2]:  # who is told 127.0.0.1 reaches both
+    socket.create_connection(("127.0.0.1", one.getsockname()[1])).close()
+print("up", flush=True)
+end = Path("end")
+while not end.exists():
+    time.sleep(0.05)
+"""
+
+
+def _listening(pids: list[int]) -> list[tuple[str, str]]:
+    """Addresses in hex, as /proc has them, on which the processes listen, and who does.
+
+    Source: proc(5); 0A is TCP_LISTEN.
+    """
+    addresses = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                addresses[f"socket:[{words[9]}]"] = words[1].partition(":")[0]
+    found = []
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                address = addresses.get(os.readlink(link))
+            except FileNotFoundError:
+                continue
+            if address is not None:
+                found.append((address, Path(f"/proc/{pid}/cmdline").read_text()))
+    return found
+
+
+@pytest.mark.parametrize("cluster", [None, counted("worker=1,ps=1")], ids=["mpi", "tf_config"])
+def test_nothing_listens_to_other_hosts(job, cluster):
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", f"{'0' * 24}01000000"}
+    one = job(script=LISTENS, nodes=2)
+    one.spec = dataclasses.replace(one.spec, cluster=cluster)
+    one.start()
+    for rank in range(2):
+        assert one.wait_for(one.spec.log_dir / f"rank-{rank}.log").strip() == "up"
+    found = _listening(one.processes())
+    (one.spec.folder / "end").touch()
+    assert one.wait().state is JobState.SUCCEEDED, one.log(0)
+    assert len(found) >= 8 and {address for address, _ in found} == loopback, found
+    assert cluster or any("prterun" in who for _, who in found)
+
+
 @pytest.mark.parametrize(
     ("name", "given"),
     [
@@ -421,6 +490,10 @@ def test_once_blames_the_exception(job):
         *(("NVIDIA_API_KEY", False), ("TF_CONFIG", False), ("KERAS_HUB_TOKEN", False)),
         *(("AIRFLOW_CONN_MYDB", False), ("AIRFLOW__CORE__FERNET_KEY", False)),
         *(("AWS_SECRET_ACCESS_KEY", False), ("CUDA_SECRET", False)),
+        # What only begins as a setting does.
+        *(("LC_LICENCE", False), ("KERAS_LOGIN", False), ("XLA_REGISTRY", False)),
+        *(("TF_CPP_LICENCE", False), ("OMP_LICENCE", False), ("CUDA_REGISTRY_AUTH", False)),
+        *(("OMPI_MCA_btl", True), ("OMPI_MCA_my_token", False)),
     ],
 )
 def test_ranks_inherit_settings_and_no_secrets(name, given):

@@ -1,0 +1,60 @@
+"""What keeps the servers of a training on one host from listening to other hosts.
+
+TensorFlow's servers, mpirun and Open MPI's ranks listen on all addresses, whatever they are told,
+and TensorFlow's ask nobody who they are. A library that is loaded before others gives them the
+loopback address instead (``ops_lib/cc/loopback``). A network namespace would as well, and take away
+every other connection of a script.
+
+A script that means to be reached from outside starts its server with ``env -u LD_PRELOAD``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_NAME = "_loopback.so"
+_LOOKUP = (
+    "import importlib.util as util; spec = util.find_spec('ddl_ops'); print(spec and spec.origin)"
+)
+# Else ranks would look for each other where nobody listens, should they have no shared memory.
+_BTL = "OMPI_MCA_btl_tcp_if_include"
+_BTL_ALSO = "OMPI_MCA_btl_tcp_if_exclude"
+
+
+def confined(python: str, environ: Mapping[str, str], *, mpi: bool) -> dict[str, str]:
+    """The variables that confine what is started with them, and all that this starts.
+
+    Args:
+        python: the ranks' Python, which has the library; nothing is confined where it was not
+            compiled.
+        environ: what else is set; ``LD_PRELOAD`` is added to, and a site's network for Open MPI
+            stays.
+        mpi: whether Open MPI starts it.
+    """
+    library = _library(python)
+    if library is None:
+        return {}
+    before = environ.get("LD_PRELOAD", "")
+    settings = {"LD_PRELOAD": f"{library} {before}".strip()}
+    if mpi and _BTL not in environ and _BTL_ALSO not in environ:
+        settings[_BTL] = "127.0.0.0/8"
+    return settings
+
+
+@cache
+def _library(python: str) -> Path | None:
+    if python == sys.executable:
+        spec = importlib.util.find_spec("ddl_ops")
+        origin = spec.origin if spec else None
+    else:
+        said = subprocess.run([python, "-c", _LOOKUP], capture_output=True, text=True, check=False)
+        origin = said.stdout.strip()
+    library = Path(origin or "").with_name(_NAME) if origin else None
+    # The loader splits at these, and has no quotes.
+    usable = library is not None and library.is_file() and not set(" :") & set(str(library))
+    return library if usable else None
