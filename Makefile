@@ -68,7 +68,7 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training
 
-check: install  ## Style, types, and what must never go in
+check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)
 
 check-nccl: install build/nvidia/.fetched  ## Our declarations of NCCL against its headers; fetches 370 MB
