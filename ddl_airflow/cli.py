@@ -406,7 +406,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
     if _says_no_workspace(options):
         return 2
     if importlib.util.find_spec("tensorboard") is None:
-        said = "TensorBoard is not installed. Run: pip install 'ddl-airflow[tensorboard]'"
+        said = "TensorBoard is not installed. Run pip install '.[tensorboard]' in the sources"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
     folder = experiments(Path(options.workspace)).absolute()
@@ -443,7 +443,8 @@ def _demo(options: argparse.Namespace) -> int:
     try:
         from ddl_airflow.demo.show import demo
     except ImportError as error:
-        print(f"ddl-airflow: {error}. Run: pip install 'ddl-airflow[demo]'", file=sys.stderr)
+        said = f"{error}. Run pip install '.[demo]' in the sources"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
     if not options.dags.is_dir():
         print(f"ddl-airflow: {options.dags} is no folder. Give --dags.", file=sys.stderr)

@@ -281,7 +281,7 @@ def test_tensorboard_says_what_it_needs(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     code, _, err = call("tensorboard", "--workspace", tmp_path)
-    assert code == 2 and "pip install 'ddl-airflow[tensorboard]'" in err
+    assert code == 2 and "pip install '.[tensorboard]' in the sources" in err
 
 
 def test_verify_cache_removes_what_was_changed(call, tmp_path):

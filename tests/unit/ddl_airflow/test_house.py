@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -169,3 +170,10 @@ def test_importing_a_part_brings_in_no_more_than_it_needs(modules, absent):
     code = f"import sys, {modules}; print([m for m in {absent.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_hint_names_the_package_on_an_index_where_it_is_not() -> None:
+    """Whoever registers that name there would be installed."""
+    said = [*PACKAGE.rglob("*.py"), *OPS.rglob("*.py"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    found = [path.name for path in said if re.search(r"install '?ddl-airflow", path.read_text())]
+    assert len(said) > 100 and found == []

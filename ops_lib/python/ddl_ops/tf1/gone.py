@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_LEGACY = "pip install 'ddl-airflow[legacy]'"
+# Of no index: a package of that name there would be somebody else's.
+_LEGACY = "pip install '.[legacy]' in the sources of ddl-airflow"
 
 # Absent unless the extra `legacy` is installed. A name stands for all that lies below it.
 _NEEDS_LEGACY = {
