@@ -28,7 +28,7 @@ from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob, kept_job
-from ddl_airflow.storage.filesystem import alone_in, lock_of
+from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
@@ -299,7 +299,8 @@ class TrainOperator(JobOperator):
     def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
         """Has a training that goes on go on from the newest checkpoint that can be read."""
         folders = (layout.result, layout.experiment)
-        if not any(p.suffix in _CHECKPOINTS for folder in folders for p in folder.rglob("*")):
+        there = (path for folder in folders if folder.is_dir() for path in paths_below(folder))
+        if not any(path.suffix in _CHECKPOINTS for path in there):
             return
         name = f"resume-{try_number}"
         words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +33,14 @@ from ddl_airflow.lineage.production import (
 from ddl_airflow.lineage.record import LINEAGE, assemble
 from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
-from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.filesystem import paths_below
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+
+# Lines in a log, each of a file that is not published.
+_MOST_SAID = 20
+# What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
+# no UTF-8, which Python has as halves of a character.
+_UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.transfer import PublishedResult
@@ -144,14 +152,12 @@ class UploadResultsOperator(StepOperator):
             (layout.logs, "logs/"),
             (layout.experiment, "experiment/"),
         ):
-            found, elsewhere = _files(folder, prefix)
+            found, left = _files(folder, prefix)
             files |= found
-            for path in elsewhere:
-                self.log.warning(
-                    "%s is not published: it leads out of the training's folder, to no file, or to "
-                    "another user's. Copy what it leads to.",
-                    path,
-                )
+            for path, why in left[:_MOST_SAID]:
+                self.log.warning("%a is not published: %s.", str(path), why)
+            if len(left) > _MOST_SAID:
+                self.log.warning("%d more are not published", len(left) - _MOST_SAID)
         return files
 
     def _publish(
@@ -223,23 +229,31 @@ class UploadResultsOperator(StepOperator):
         return False
 
 
-def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[Path]]:
-    """The files in a folder by their keys; and links and others that are none of the folder's.
+def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path, str]]]:
+    """The files in a folder by their keys; and what is none, or not the folder's, and why.
 
     A training may leave links to whatever Airflow can read, also names of another's file (link(2)).
     Only those to files of the same folder are what they seem.
     """
-    files, elsewhere = {}, []
+    files: dict[str, Path] = {}
+    left: list[tuple[Path, str]] = []
     top = folder.resolve()
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            continue
-        target = path.resolve()
-        if target.is_relative_to(top) and target.is_file() and _belongs(target, top):
-            files[prefix + path.relative_to(folder).as_posix()] = target
-        elif path.is_symlink() or path.exists():  # not gone meanwhile
-            elsewhere.append(path)
-    return files, elsewhere
+    for path in paths_below(folder) if folder.is_dir() else ():
+        key = prefix + path.relative_to(folder).as_posix()
+        target = Path(os.path.realpath(path))  # Path.resolve raises where links lead in a circle
+        if not target.is_relative_to(top) or not _belongs(target, top):
+            if not os.path.lexists(path):
+                continue  # gone meanwhile
+            why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
+            left.append((path, why))
+        elif key in (SUCCESS, LINEAGE):
+            # The first would be there before all is, and say what it likes.
+            left.append((path, "what is published has a file of ours of that name. Rename it"))
+        elif _UNUSABLE.search(key):
+            left.append((path, "no object can be called so. Rename it"))
+        else:
+            files[key] = target
+    return files, left
 
 
 def _belongs(path: Path, top: Path) -> bool:

@@ -160,6 +160,26 @@ def _took_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def paths_below(folder: Path) -> Iterator[Path]:
+    """All that is below a folder and is no folder itself, in the order of names.
+
+    No link is followed. Takes as many levels as a file system has, which ``Path.rglob`` and
+    ``os.walk`` do not: they recurse.
+    """
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as found:
+                entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+        except FileNotFoundError:
+            continue  # it was here a moment ago
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield here / entry.name
+        waiting += [here / one.name for one in entries[::-1] if one.is_dir(follow_symlinks=False)]
+
+
 def free_bytes(path: Path) -> int:
     """Bytes that may be written where ``path`` is or will be."""
     while not path.exists() and path != path.parent:
