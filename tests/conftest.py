@@ -17,6 +17,7 @@ import pytest
 
 from ddl_airflow.demo.show import EXAMPLES, connection_environment, fill_buckets
 from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
+from tests.integration import planted
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.databases import PostgreSql
 from tests.integration.mail import Mailbox
@@ -158,7 +159,8 @@ def site(
     smtp = {"from_email": "airflow@example.com", "disable_ssl": True, "disable_tls": True}
     mail = {"conn_type": "smtp", "host": "127.0.0.1", "port": mailbox.port, "extra": smtp}
     store = object_store.endpoint_url
-    environment = connection_environment(object_store) | {
+    secrets = connection_environment(object_store) | planted.environment(store, mailbox.port)
+    environment = secrets | {
         "AIRFLOW__DDL__DATA_POLL_INTERVAL": "1",
         "AIRFLOW__DDL__JOB_POLL_INTERVAL": "0.5",
         # Ceph has no pages for people; its own listing does for a link.
