@@ -22,6 +22,7 @@ from tests.integration.ceph import CephObjectStore, available
 from tests.integration.databases import PostgreSql
 from tests.integration.mail import Mailbox
 from tests.integration.slurm import SlurmCluster
+from tests.other_user import trainer  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.

@@ -248,3 +248,47 @@ def test_only_one_job_works_in_an_experiment(job, tmp_path):
     first.cancel()
     first.wait()
     assert job(nodes=1, lock=lock).start().wait().state is JobState.SUCCEEDED
+
+
+def test_a_job_is_that_of_the_user_that_ranks_run_as(trainer, monkeypatch):
+    if reason := SlurmCluster.missing():
+        pytest.skip(reason)
+    # A cluster of its own: that user must be able to read how to reach it.
+    place = trainer.place / "job"
+    for folder in (trainer.place / "slurm", place, place / "code"):
+        folder.mkdir()
+        folder.chmod(0o755)
+    (place / "code" / "main.py").write_text("import os; print(os.getuid(), os.environ['PARAM_X'])")
+    (place / "code" / "long.py").write_text("import time; time.sleep(600)")
+    spec = JobSpec(
+        job_id="of-another/train-1",
+        command="python main.py",
+        nodes=2,
+        slots=1,
+        python=trainer.python,
+        folder=place / "code",
+        record_dir=place / "records",
+        log_dir=place / "logs",
+        env={"PARAM_X": "a"},
+        lock=place / ".one.lock",
+        user=trainer.name,
+    )
+    with SlurmCluster(trainer.place / "slurm") as slurm:
+        for name, value in slurm.environment.items():
+            monkeypatch.setenv(name, value)
+        one = Job(spec, SlurmLauncher()).start()
+        assert one.wait().state is JobState.SUCCEEDED, one.said()
+        assert [one.log(rank) for rank in (0, 1)] == [f"{trainer.uid} a\n"] * 2
+        records = [path.stat() for path in spec.record_dir.iterdir()]
+        assert {(found.st_uid, found.st_mode & 0o777) for found in records} == (
+            {(trainer.uid, 0o660)}
+        )
+        told = slurm.ask("scontrol", "show", "job", str(one.handle.number))
+        assert f"UserId={trainer.name}(" in told
+        command = {"command": "python long.py", "record_dir": place / "records-2"}
+        long = replace(spec, job_id="of-another/train-2", **command)
+        other = Job(long, SlurmLauncher()).start()
+        other.until(lambda: other.status().state is JobState.RUNNING, "running")
+        assert SlurmLauncher().find(replace(other.handle, number=0)) == other.handle
+        other.cancel()
+        assert other.wait().state is JobState.LOST

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
-import subprocess
 import sys
 import tempfile
 import time
@@ -331,54 +329,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(registry._LAUNCHERS, queue.kind, (module.__name__, "made"))
     return queue
-
-
-class Trainer:
-    """Another user of this host, with a folder and a Python that this one can reach.
-
-    Attributes:
-        place: what is below it may be entered, and no more.
-        python: as ``launcher.python``, with an mpirun beside it.
-    """
-
-    name = "nobody"
-
-    def __init__(self, place: Path) -> None:
-        entry = pwd.getpwnam(self.name)
-        self.uid, self.gid = entry.pw_uid, entry.pw_gid
-        self.place = place
-        (place / "bin").mkdir()
-        mpirun = f'#!/bin/sh\nexec {Path(sys.executable).parent}/mpirun "$@"\n'
-        (place / "bin" / "mpirun").write_text(mpirun, "utf-8")
-        (place / "bin" / "mpirun").chmod(0o755)
-        self.python = str(place / "bin" / "python")
-        Path(self.python).symlink_to(self._python())
-
-    def _python(self) -> str:
-        # This one may be in a home that nobody else sees; the system's finds the same packages.
-        for python in (sys.executable, "/usr/bin/python3"):
-            argv = [python, "-c", "import sys; print(sys.version_info[:2])"]
-            try:
-                said = subprocess.check_output(argv, text=True, user=self.uid, group=self.gid)
-            except (OSError, subprocess.CalledProcessError):
-                continue
-            if said.strip() == str(sys.version_info[:2]):
-                return python
-        pytest.skip(f"user {self.name} can run no Python {sys.version_info[:2]}: nothing runs so")
-
-
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """Another user, that ranks run as; skipped, with the reason, where it cannot be had."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: ranks of another user are not tried here")
-    packages = [path for path in sys.path if path.endswith("-packages")]
-    own = [str(GOLDEN.parents[1]), str(GOLDEN.parents[1] / "ops_lib" / "python")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*own, *packages]))
-    # Not in the tests' own folder, into which nobody else may go.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o711)
-        yield Trainer(Path(folder))
 
 
 RUN_ID = "manual__2026-11-20T20:15:00+00:00"
