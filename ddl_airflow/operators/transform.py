@@ -114,14 +114,17 @@ class TransformOperator(JobOperator):
 
     def _built_in(self, layout: RunLayout, try_number: int) -> dict[str, Any]:
         words = ["--checkpoint", self.checkpoint]
+        if _trained_model(layout):
+            words.append("--may-be-written")
         for option, names in (("--input", self.inputs), ("--output", self.outputs)):
             for name, tensor in names.items():
                 words += [option, f"{name}={tensor}"]
         report = self._saved_model(layout, try_number, words)
-        self.log.info(
-            "model from %s (step %s), reloaded and asked: %s",
-            *(report.get("checkpoint"), report.get("checkpoint_step"), report.get("prediction")),
-        )
+        if "checkpoint" in report:
+            origin = f"{report['checkpoint']} (step {report['checkpoint_step']})"
+        else:
+            origin = "the training itself, which left no checkpoint"
+        self.log.info("model from %s, loaded and asked: %s", origin, report.get("prediction"))
         return report
 
     def _saved_model(self, layout: RunLayout, try_number: int, more: list[str]) -> dict[str, Any]:
@@ -157,3 +160,11 @@ class TransformOperator(JobOperator):
                 raise kind(str(said["error"])) from failed
             raise
         return read_object(layout.transform_report, layout.workspace)
+
+
+def _trained_model(layout: RunLayout) -> bool:
+    """Whether the training itself wrote a SavedModel where one belongs."""
+    if not has_part(layout, "train"):
+        return False
+    wrote: bool = read_part(layout, "train")["result"]["wrote_model"]
+    return wrote and (layout.model / "saved_model.pb").is_file()

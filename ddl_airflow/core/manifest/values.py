@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -31,6 +32,20 @@ WRITTEN_SECRET = re.compile(
     r"(?![\s$\"'{]|\Z)[^\s\"';]+",
     re.IGNORECASE,
 )
+
+
+def regex(text: str) -> re.Pattern[str]:
+    """Returns a regular expression as Python reads it.
+
+    Raises:
+        ValueError: it does not, or says that it will read it otherwise one day.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # of a set such as [a--b]
+        try:
+            return re.compile(text)
+        except (re.error, OverflowError, RecursionError, FutureWarning) as error:
+            raise ValueError(f"is not a regular expression: {error}") from None
 
 
 def _tidy(value: Any) -> Any:

@@ -38,7 +38,12 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         TransformError: all else.
     """
     began = time.monotonic()
-    leftovers = checkpoints.find(arguments.result_dir)
+    try:
+        leftovers = checkpoints.find(arguments.result_dir)
+    except checkpoints.CheckpointMissing:
+        if arguments.may_be_written and arguments.checkpoint == "latest":
+            return try_written(arguments)
+        raise
     chosen = checkpoints.choose(leftovers, arguments.checkpoint)
     sample = _sample(arguments)
     tf = _tensorflow()
@@ -181,6 +186,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", help=".npy, .npz or idx-ubyte[.gz] in either folder")
     parser.add_argument(
         "--written", action="store_true", help="the model is in --export-dir: load it and ask it"
+    )
+    parser.add_argument(
+        "--may-be-written", action="store_true", help="so it is, if there is no checkpoint"
     )
     parser.add_argument("--report", type=Path, required=True, help="JSON file to write")
     return parser

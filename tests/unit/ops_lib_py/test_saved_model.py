@@ -606,6 +606,17 @@ def test_a_written_model_is_asked_where_it_is(bench: Bench) -> None:
     assert "checkpoint" not in report and report["warnings"] == []
 
 
+def test_a_written_model_is_taken_if_there_is_no_checkpoint(bench: Bench) -> None:
+    assert bench.succeed("--may-be-written")["checkpoint_step"] == 100
+    shutil.rmtree(bench.result / "checkpoints", ignore_errors=True)
+    for path in bench.result.iterdir():
+        if path != bench.model and path.is_file():
+            path.unlink()
+    assert bench.run("--may-be-written", "--checkpoint", "20")[1]["kind"] == "CheckpointMissing"
+    assert bench.run()[1]["kind"] == "CheckpointMissing"
+    assert "checkpoint" not in bench.succeed("--may-be-written")
+
+
 def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:
     kernel = tf.Variable(weights(20))
     own = tf.Module()

@@ -26,6 +26,10 @@ CONNECTION = {
 }
 SWIFT = ("domain_name", "project_id")
 HOST_MOUNT = ("name", "path")
+# A tag of TensorFlow's images that is no version.
+IMAGE = r"(latest|nightly|devel)(-[a-z0-9]+)*"
+# Where FfDL kept the results if nobody said where.
+DEFAULT_RESULTS = "dlaas-trained-models"
 # A point on FfDL's time axes -> the metric that sets our progress.
 PROGRESS = {"iteration": "step", "step": "step", "epoch": "epoch"}
 
@@ -91,8 +95,10 @@ class DataStore(Section):
     training_data: Container = Field(
         description="Where the data is.", examples=[{"container": "mnist-training-data"}]
     )
-    training_results: Container = Field(
-        description="Where the results go.", examples=[{"container": "mnist-training-models"}]
+    training_results: Container | None = Field(
+        default=None,
+        description="Where the results go.",
+        examples=[{"container": "mnist-training-models"}],
     )
     connection: StoreConnection = Field(
         description="Access to it.",

@@ -7,7 +7,9 @@ import re
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl.model import (
     CONNECTION,
+    DEFAULT_RESULTS,
     HOST_MOUNT,
+    IMAGE,
     OBJECT_STORES,
     PROGRESS,
     SWIFT,
@@ -17,6 +19,8 @@ from ddl_airflow.core.manifest.ffdl.model import (
 )
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.definition import split_commands
+from ddl_airflow.core.manifest.templates import is_template
+from ddl_airflow.core.manifest.values import regex as compiled
 
 RULES: list[Rule] = []
 _rule = registering(RULES)
@@ -27,6 +31,22 @@ _ELSEWHERE = {
 }
 
 
+def in_one_line(command: str) -> str:
+    """Returns a command as FfDL ran it: it put a space in place of each line's end.
+
+    Source: github.com/IBM/FfDL, trainer/trainer/trainer_impl.go, TRAINING_COMMAND.
+    """
+    return re.sub(r"\\?\r?\n", " ", command)
+
+
+def has_commands(command: str) -> int:
+    """Returns how many commands ``;`` separates; 1 if quotes do not close: another rule says so."""
+    try:
+        return len(split_commands(in_one_line(command)))
+    except ValueError:
+        return 1
+
+
 @_rule("framework.name")
 def framework_is_tensorflow(at: str, name: str) -> Findings:
     if name not in ("tensorflow", "tensorflow-ddl"):
@@ -35,17 +55,11 @@ def framework_is_tensorflow(at: str, name: str) -> Findings:
 
 
 @_rule("framework.command")
-def command_is_one(at: str, command: str) -> Findings:
-    try:
-        count = len(split_commands(command))
-    except ValueError:
-        return  # a rule of our dialect says so
-    if count > 1:
-        yield Finding(
-            at,
-            f"has {count} commands; FfDL runs all on each learner, and here only the first would",
-            "Join them with &&.",
-        )
+def commands_have_no_template(at: str, command: str) -> Findings:
+    count = has_commands(command)
+    if count > 1 and is_template(command):
+        message = f"has {count} commands and a template; they run in a shell, as one word of it"
+        yield Finding(at, message, "Join them with &&, or have the script read PARAM_<NAME>.")
 
 
 @_rule("data_stores")
@@ -106,9 +120,9 @@ def group_findings(at: str, group: Group) -> Findings:
     if re.search(r"\(\?P=|\(\?\(|(?<!\\)(\\\\)*\\[1-9]", regex):
         yield Finding(where, "refers back to a group", "Write out what the group matches.")
     try:
-        known = re.compile(regex).groupindex
-    except (re.error, OverflowError, RecursionError) as error:
-        yield Finding(where, f"is not a regular expression: {error}", "Escape ( [ { + * ? .")
+        known = compiled(regex).groupindex
+    except ValueError as error:
+        yield Finding(where, str(error), "Escape ( [ { + * ? .")
         return
     for section, values in (("scalars", group.scalars), ("etimes", group.etimes)):
         for name, value in values.items():
@@ -144,11 +158,58 @@ def sizes_are_not_reserved(at: str, size: str | None) -> Findings:
         yield Finding(at, "is not reserved: ranks take what their host has", "Delete it.")
 
 
+@_rule("framework.version", warning=True)
+def version_is_an_image(at: str, version: str) -> Findings:
+    if re.fullmatch(IMAGE, version):
+        fix = 'Write "1.15" if the script is for the 1.x API, else the version: "2.21".'
+        yield Finding(at, "is an image's tag; the ranks' own TensorFlow 2 is taken for it", fix)
+
+
+@_rule("framework.command", warning=True)
+def commands_run_in_a_shell(at: str, command: str) -> Findings:
+    count = has_commands(command)
+    if count > 1:
+        message = f"has {count} commands: all run on each rank, and what counts is how the last"
+        yield Finding(at, f"{message} ends", "Join them with && to stop at the first that fails.")
+
+
+@_rule("framework.command", warning=True)
+def lines_are_one(at: str, command: str) -> Findings:
+    # YAML keeps the breaks of a folded text only before lines that are indented more.
+    if re.search(r"\n(?![\s#])", command):
+        message = "has several lines, which are one, with spaces between, as FfDL had it"
+        yield Finding(at, message, "Separate commands with ; or &&.")
+
+
+@_rule("framework.command", warning=True)
+def nothing_is_installed(at: str, command: str) -> Findings:
+    if re.search(r"\b(pip3?|conda|apt-get|apt|yum) install\b", command):
+        message = "installs packages at each start, on all ranks at once and in no container"
+        yield Finding(at, message, "Install them once in launcher.python of our dialect instead.")
+
+
+@_rule("learners", "framework.command", warning=True)
+def learners_are_found_by_tf_config(at: str, learners: int, command: str) -> Findings:
+    if learners > 1 and re.search(r"\bPS_HOSTS_COUNT=|--(ps|worker)_hosts\b", command):
+        message = "is for parameter servers that find each other by the names of FfDL's pods"
+        fix = "Convert it, write distribution: parameter_server, and read TF_CONFIG."
+        yield Finding(at, message, fix)
+
+
 @_rule("framework.image_tag", warning=True)
 def image_is_not_started(at: str, tag: str | None) -> Findings:
     if tag is not None:
         fix = "Delete it; launcher.python of our dialect names another Python."
         yield Finding(at, "is not used: no container is started", fix)
+
+
+@_rule("data_stores", warning=True)
+def results_have_a_place(at: str, stores: tuple[DataStore, ...]) -> Findings:
+    if stores[0].training_results is None:
+        where = "folder" if stores[0].type == "mount_volume" else "bucket"
+        message = f"is missing: results go to the {where} {DEFAULT_RESULTS} of this store"
+        fix = f"Make it, or write training_results: {{container: my-{where}}}."
+        yield Finding(f"{child(at, 0)}.training_results", message, fix)
 
 
 @_rule("data_stores", warning=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,13 +11,15 @@ from typing import Any, NamedTuple
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl.model import (
     CONNECTION,
+    DEFAULT_RESULTS,
+    IMAGE,
     PROGRESS,
     Container,
     DataStore,
     EvaluationMetrics,
     FfdlFramework,
 )
-from ddl_airflow.core.manifest.ffdl.rules import group_findings
+from ddl_airflow.core.manifest.ffdl.rules import group_findings, has_commands, in_one_line
 from ddl_airflow.core.manifest.rule import Finding
 
 
@@ -63,8 +66,9 @@ def translated(parts: Mapping[str, Any]) -> Translation:
     execution = "model_definition.execution"
     if "framework" in parts:
         framework: FfdlFramework = parts["framework"]
-        model["framework"] = {"name": framework.name, "version": framework.version}
-        model["execution"] = {"command": framework.command}
+        version = "2" if re.fullmatch(IMAGE, framework.version) else framework.version
+        model["framework"] = {"name": framework.name, "version": version}
+        model["execution"] = {"command": _command(framework.command)}
         names["model_definition.framework"] = "framework"
         for name in ("name", "version"):
             names[f"model_definition.framework.{name}"] = f"framework.{name}"
@@ -84,7 +88,8 @@ def translated(parts: Mapping[str, Any]) -> Translation:
             ("training_data_reference", "training_data", "source"),
             ("training_results_reference", "training_results", "target"),
         ):
-            value[ours] = _reference(store, getattr(store, theirs), place)
+            container = getattr(store, theirs) or Container(container=DEFAULT_RESULTS)
+            value[ours] = _reference(store, container, place)
             names[ours] = "data_stores[0]"
             names[f"{ours}.name"] = "data_stores[0].id"
             names[f"{ours}.type"] = "data_stores[0].type"
@@ -102,6 +107,12 @@ def translated(parts: Mapping[str, Any]) -> Translation:
             names[f"metrics[{i}]"] = names[f"metrics[{i}].name"] = field
             names[f"metrics[{i}].regex"] = f"{group}.regex"
     return Translation(value, names)
+
+
+def _command(text: str) -> str:
+    """Returns one command: FfDL had bash read the whole text on each learner."""
+    line = in_one_line(text)
+    return f"bash -c {shlex.quote(line)}" if has_commands(text) > 1 else line
 
 
 def _reference(store: DataStore, container: Container, place: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.templates import command_findings
-from ddl_airflow.core.manifest.values import Checkpoint, Duration, Text, number, truth
+from ddl_airflow.core.manifest.values import Checkpoint, Duration, Text, number, regex, truth
 
 SAMPLE_ENDINGS = (".npy", ".npz", "-ubyte", "-ubyte.gz")
 RULES: list[Rule] = []
@@ -116,9 +115,9 @@ def metrics_have_one_group(at: str, metrics: tuple[Metric, ...]) -> Findings:
             yield Finding(field, "is longer than 500 characters", "Match less of the line.")
             continue
         try:
-            groups = re.compile(metric.regex).groups
-        except (re.error, OverflowError, RecursionError) as error:
-            yield Finding(field, f"is not a regular expression: {error}", "Escape ( [ { + * ? .")
+            groups = regex(metric.regex).groups
+        except ValueError as error:
+            yield Finding(field, str(error), "Escape ( [ { + * ? .")
             continue
         if groups != 1:
             yield Finding(field, f"has {groups} groups, wanted exactly one", fix)

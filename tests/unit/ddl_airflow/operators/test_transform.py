@@ -120,6 +120,19 @@ def test_no_checkpoint_is_named_and_not_retried(transform, layout, context_of):
     assert not layout.model.exists()
 
 
+def test_a_model_of_the_training_itself_is_asked_where_there_is_no_checkpoint(
+    transform, layout, context_of
+):
+    layout.model.mkdir()
+    (layout.model / "saved_model.pb").write_text("no model")
+    write_part(layout, "train", {"result": {"wrote_model": True}})
+    with pytest.raises(AirflowFailException, match="ModelRejected: .*model cannot be loaded"):
+        transform().execute(context_of("forming"))
+    write_part(layout, "train", {"result": {"wrote_model": False}})
+    with pytest.raises(AirflowFailException, match="CheckpointMissing"):
+        transform().execute(context_of("forming"))
+
+
 def test_checkpoint_that_was_not_saved_is_named(transform, layout, context_of):
     for name in ("mnist_basegraph.meta", "mnist-10.index", "mnist-10.data-00000-of-00001"):
         (layout.result / name).write_text("")

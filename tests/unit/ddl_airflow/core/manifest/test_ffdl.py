@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import yaml
 
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.ffdl import is_ffdl
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
@@ -93,6 +97,122 @@ def test_learners_are_nodes_and_gpus_are_ranks(
     assert (compute.name, compute.nodes, manifest.slots) == (name, nodes, slots)
 
 
+def _command(text: str) -> str:
+    fields = SMALL.replace("command: python train.py", f"command: {json.dumps(text)}")
+    (command,) = load_manifest_text(fields, "m.yml").commands
+    return command
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("python a.py\n  --b c\r\n  --d e\n", "python a.py   --b c   --d e"),
+        ("python a.py \\\n  --b c", "python a.py    --b c"),
+        ("pip install x && python a.py", "pip install x && python a.py"),
+        ("python a.py;", "python a.py;"),
+        ("python a.py 'b; c'", "python a.py 'b; c'"),
+    ],
+)
+def test_lines_are_one_command(text: str, command: str) -> None:
+    assert _command(text).rstrip(";") == command.rstrip(";")
+
+
+@pytest.mark.parametrize("text", ["a; b; c d", "a 'x y'; b \"it's\"", "source env\n; python a.py"])
+def test_commands_are_a_text_for_bash_on_each_learner(text: str) -> None:
+    assert shlex.split(_command(text)) == ["bash", "-c", text.replace("\n", " ")]
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        ("python a.py\n  --b c", 0),
+        ("pip install x\npython a.py", 2),
+        ("a; b", 1),
+        ("a; {{ ds }}", None),
+        ("python a.py {{ ds }}", 0),
+    ],
+)
+def test_what_commands_mean_here_is_said(text: str, warnings: int | None) -> None:
+    fields = SMALL.replace("command: python train.py", f"command: {json.dumps(text)}")
+    if warnings is None:
+        with pytest.raises(ManifestError, match="framework.command: has 2 commands and a template"):
+            load_manifest_text(fields, "m.yml")
+        return
+    issues = load_manifest_text(fields, "m.yml").warnings
+    assert [issue.field for issue in issues] == ["framework.command"] * warnings
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("latest", "2"),
+        ("latest-gpu-py3", "2"),
+        ("nightly-py3", "2"),
+        ("1.5.0-gpu-py3", "1.5.0-gpu-py3"),
+        ("2.0.0a0-py3", "2.0.0a0-py3"),
+        ("newest", None),
+        ("latest and greatest", None),
+    ],
+)
+def test_tag_of_an_image_is_the_tensorflow_that_is_there(tag: str, version: str | None) -> None:
+    fields = SMALL.replace('"2.21"', json.dumps(tag))
+    if version is None:
+        with pytest.raises(ManifestError, match="framework.version: .* not a version"):
+            load_manifest_text(fields, "m.yml")
+        return
+    manifest = load_manifest_text(fields, "m.yml")
+    assert manifest.model_definition.framework.version == version
+    assert [issue.field for issue in manifest.warnings] == ["framework.version"] * (tag != version)
+
+
+def test_results_may_be_left_to_the_store() -> None:
+    manifest = _load("ffdl_shell")
+    assert manifest.training_results_reference.target.bucket == "dlaas-trained-models"
+    assert _load("ffdl_servers").training_results_reference.target.path == (
+        "/srv/cosdata/dlaas-trained-models"
+    )
+    missing = [i for i in manifest.warnings if i.field == "data_stores[0].training_results"]
+    assert [issue.line for issue in missing] == [8]
+
+
+@pytest.mark.parametrize("name", ["ffdl_folded", "ffdl_servers", "ffdl_shell"])
+def test_what_becomes_of_ffdls_shapes(name: str, golden: Callable[[str, str], None]) -> None:
+    manifest = _load(name)
+    warned = "".join(f"# {issue.render(f'{name}.yml')}\n" for issue in manifest.warnings)
+    golden(f"converted_{name}.yml", f"{warned}{converted(manifest)}")
+
+
+# FfDL's TensorFlow manifests, and what of each is refused here.
+THEIRS = {
+    "etc/examples/tf-model/manifest.yml": (),
+    "etc/examples/tf-model/gpu-manifest.yml": (),
+    "etc/examples/tf-model/manifest-hostmount.yml": (),
+    "etc/examples/tf-model/manifest-for-test.yml": ("data_stores[0].connection.auth_url",),
+    "etc/examples/tf-summary-model/manifest.yml": (),
+    "etc/examples/tf-summary-model/gpu-manifest.yml": (),
+    "etc/examples/tf-distributed/manifest.yml": (),
+    "etc/examples/keras-test/manifest-py3.yml": (),
+    "demos/fashion-mnist-training/fashion-train/manifest.yml": (),
+    "demos/fashion-mnist-training/fashion-train/manifest-cpu.yml": (),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_ffdls_own_manifests(name: str) -> None:
+    folder = os.environ.get("DDL_FFDL")
+    if not folder:
+        pytest.skip("DDL_FFDL names no copy of github.com/IBM/FfDL: its manifests are not read")
+    try:
+        manifest = load_manifest(Path(folder, name))
+    except ManifestError as error:
+        assert tuple(issue.field for issue in error.issues) == THEIRS[name]
+        return
+    assert THEIRS[name] == ()
+    assert len(manifest.commands) == 1
+    again = load_manifest_text(converted(manifest), "converted.yml")
+    assert (again.digest, again.warnings) == (manifest.digest, ())
+
+
 def test_volume_is_a_folder() -> None:
     manifest = _load("ffdl_volume")
     assert manifest.training_data_reference.type == "fs"
@@ -120,6 +240,11 @@ def test_one_group_of_a_regex_is_kept(regex: str, line: str, found: str | None) 
     match = kept.search(line)
     assert kept.groups == 1
     assert (match[1] if match else None) == found
+
+
+def test_regex_that_python_will_read_otherwise_is_refused() -> None:
+    with pytest.raises(ManifestError, match="is not a regular expression: Possible set difference"):
+        _regex("[a--b](?P<x>[0-9])")
 
 
 def test_metrics_of_one_name_get_their_groups_name_and_progress_is_read_once() -> None:
