@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -77,6 +78,10 @@ class Launcher(Protocol):
         ...
 
 
+# What a scheduler says of a job, in its own words; nothing if it knows none.
+Told = Mapping[str, str]
+
+
 @runtime_checkable
 class Scheduler(Launcher, Protocol):
     """A launcher whose jobs do not end with the process that submitted them.
@@ -91,6 +96,18 @@ class Scheduler(Launcher, Protocol):
 
     def find(self, handle: JobHandle) -> JobHandle:
         """The handle with the number that the scheduler knows the job by, 0 if it knows none."""
+        ...
+
+    def ask(self, handles: Sequence[JobHandle]) -> list[Told]:
+        """What the scheduler says of each job, with one question for all of them.
+
+        Raises:
+            LaunchError: it does not answer.
+        """
+        ...
+
+    def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
+        """The status of a job of which ``ask`` said that. Asks nobody; may read ranks' records."""
         ...
 
 

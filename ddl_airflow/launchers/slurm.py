@@ -3,9 +3,10 @@
 What must be so: ``sbatch``, ``scontrol``, ``squeue`` and ``scancel`` are where tasks and triggerer
 run; and the workspace, the ranks' Python and the scripts have the same paths on all nodes.
 
-Slurm is asked by the commands that every version has, and without accounting. It forgets an ended
-job after MinJobAge (300 s by default); how the ranks ended is on disk all the same. Nothing is ever
-requeued: that would be a second layer of retries, under the same number.
+Slurm is asked by the commands that every version has. It forgets an ended job after MinJobAge
+(300 s by default): then the accounting says why it ended, where there is one, and how the ranks
+ended is on disk all the same. Nothing is ever requeued: that would be a second layer of retries,
+under the same number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import Told, ranks_status
 from ddl_airflow.launchers.local import (
     DEFAULT_OPTIONS,
     make_folders,
@@ -36,9 +37,21 @@ from ddl_airflow.launchers.mpirun import OpenMpi
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
 _TIMEOUT_S = 60.0
-# What flock ends with where another has the lock: none of its own codes.
-_TAKEN = 75
-_LOOK_S = 5
+# Accounting is only asked why jobs ended; that they did is known.
+_ACCOUNTING_S = 10.0
+# Of squeue, one line for each job; only the name may have a bar in it.
+_FIELDS = {
+    "JobId": "%i",
+    "JobState": "%T",
+    "Reason": "%r",
+    "NodeList": "%N",
+    "SubmitTime": "%V",
+    "StartTime": "%S",
+    "Partition": "%P",
+    "NumNodes": "%D",
+    "NumCPUs": "%C",
+    "JobName": "%j",
+}
 _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
@@ -140,21 +153,9 @@ class SlurmLauncher:
         if os.path.isabs(job.python):
             lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')
         if job.lock is not None:
-            # Inherited by mpirun, and let go by the kernel when that has ended. Who has it stands
-            # in it.
-            lock = shlex.quote(str(job.lock))
-            lines += [
-                f"exec 9>>{lock}",
-                # Some look for a moment whether anybody has it.
-                f"flock --timeout {_LOOK_S} --conflict-exit-code {_TAKEN} 9 || {{ code=$?",
-                f"if [ $code = {_TAKEN} ]; then",
-                f'echo "another training works there now: $(cat {lock}). Wait for its end; for an '
-                'experiment, choose another experiment_id." >&2',
-                f'else echo "cannot lock "{lock}" on $(hostname), flock ended with $code. Mount '
-                'the workspace there with locks." >&2; fi',
-                "exit $code; }",
-                f"echo {shlex.quote(job.job_id)} on $(hostname) >{lock}",
-            ]
+            # Not by the shell, whose >> follows a link that a training has put there.
+            locked = [job.python, "-m", "ddl_ops.locked", str(job.lock), job.job_id, "--"]
+            argv = [*locked, *argv]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"
         return Submission(job, ("sbatch", "--parsable", "--no-requeue"), env, script)
@@ -210,26 +211,54 @@ class SlurmLauncher:
         said = _answered([*words, f"--name={handle.job_id}"], handle.user)
         return replace(handle, number=max(map(int, said.split()), default=0))
 
-    def status(self, handle: JobHandle) -> JobStatus:
-        """What Slurm says while it lives; then what the ranks' records say.
+    def ask(self, handles: Sequence[JobHandle]) -> list[Told]:
+        """One ``squeue`` for all; one ``sacct`` for those that the controller has forgotten.
 
-        Waits for Slurm's answer.
+        For each user whose jobs there are among them.
 
         Raises:
-            LaunchError: Slurm does not answer. The job may run on.
+            LaunchError: Slurm does not answer. The jobs may run on.
         """
-        told = _facts(self.find(handle))
+        found = [self.find(handle) for handle in handles]
+        known: dict[int, dict[str, str]] = {}
+        for user in dict.fromkeys(handle.user for handle in found):
+            numbers = [h.number for h in found if h.number and h.user == user]
+            known |= _queue(numbers, user)
+            if gone := [number for number in numbers if number not in known]:
+                known |= _accounted(gone, user)
+        partitions: dict[str, dict[str, str]] = {}
+        told = [known.get(handle.number, {}) for handle in found]
+        for handle, one in zip(found, told, strict=True):
+            name = one.get("Partition", "")
+            if one.get("Reason") in _TOO_MUCH and name not in partitions:
+                partitions[name] = _partition(name, handle.user)
+        # The number may have become another's, when the cluster's own state was lost.
+        return [
+            _with_partition(one, partitions) if one.get("JobName") == handle.job_id else {}
+            for handle, one in zip(found, told, strict=True)
+        ]
+
+    def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
+        """What Slurm says while it lives; then what the ranks' records say."""
         state = told.get("JobState", "")
         if not told or state in _ENDED:
             return _ended(handle, state, told.get("Reason", ""))
         if state not in _PENDING:
             return JobStatus(JobState.RUNNING, reason=_where(told))
         reason = told.get("Reason", "None")
-        too_much = _too_much(told, handle.user) if reason in _TOO_MUCH else ""
+        too_much = _too_much(told) if reason in _TOO_MUCH else ""
         if never := _NEVER.get(reason) or too_much:
             why = f"Slurm will never start job {told['JobId']} ({reason}): {never}."
             return JobStatus(JobState.FAILED, reason=why, permanent=True)
         return JobStatus(JobState.PENDING, reason=f"in Slurm's queue ({reason})")
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """As ``ask`` and ``conclude`` say. Waits for Slurm's answer.
+
+        Raises:
+            LaunchError: Slurm does not answer. The job may run on.
+        """
+        return self.conclude(handle, self.ask([handle])[0])
 
     def cancel(self, handle: JobHandle, grace_s: float = 0.0) -> None:
         """Has Slurm end the job: SIGTERM, and SIGKILL after the cluster's own KillWait.
@@ -240,7 +269,10 @@ class SlurmLauncher:
             LaunchError: Slurm does not answer.
         """
         handle = self.find(handle)
-        if handle.number and _facts(handle):
+        if not handle.number:
+            return
+        known = _queue([handle.number], handle.user).get(handle.number, {})
+        if known.get("JobName") == handle.job_id:
             _answered(["scancel", str(handle.number)], handle.user)
 
     def log(self, handle: JobHandle, rank: int) -> Path:
@@ -274,17 +306,16 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     return status
 
 
-def _too_much(told: Mapping[str, str], user: str) -> str:
+def _too_much(told: Told) -> str:
     """Why the partition could not run the job even if it were empty; nothing if it could."""
     name = told["Partition"]
-    partition = _pairs(_answered(["scontrol", "--oneliner", "show", "partition", name], user))
     limits = (
         ("NumNodes", "nodes", "TotalNodes", "has"),
         ("NumNodes", "nodes", "MaxNodes", "allows"),
         ("NumCPUs", "cores", "TotalCPUs", "has"),
     )
     for asked, unit, limit, verb in limits:
-        wanted, most = told.get(asked, "0").partition("-")[0], partition.get(limit, "")
+        wanted, most = told.get(asked, "0").partition("-")[0], told.get(limit, "")
         if wanted.isdigit() and most.isdigit() and int(wanted) > int(most):
             return (
                 f"it asks for {wanted} {unit}, and partition {name} {verb} {most}. Lower nodes or "
@@ -293,7 +324,7 @@ def _too_much(told: Mapping[str, str], user: str) -> str:
     return ""
 
 
-def _where(told: Mapping[str, str]) -> str:
+def _where(told: Told) -> str:
     place = f"on {told.get('NodeList', '?')}"
     try:
         start, asked = (datetime.fromisoformat(told[n]) for n in ("StartTime", "SubmitTime"))
@@ -302,25 +333,53 @@ def _where(told: Mapping[str, str]) -> str:
     return f"{place}, after {start - asked} in Slurm's queue"
 
 
-def _facts(handle: JobHandle) -> dict[str, str]:
-    """What Slurm says of the job; empty if it knows none of that number and name."""
-    if not handle.number:
+def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
+    """What the controller says of these jobs, those that ended lately among them."""
+    if not numbers:
         return {}
-    words = ["scontrol", "--oneliner", "show", "job", str(handle.number)]
-    said = _slurm(words, user=handle.user)
-    if said.returncode and _NO_SUCH_JOB in said.stderr:
-        return {}
-    if said.returncode:
-        raise _silent("scontrol", said)
-    # The number may have become another's, when the cluster's own state was lost.
-    if f" JobName={handle.job_id} " not in said.stdout:
-        return {}
-    return _pairs(said.stdout)
+    words = ["squeue", "--noheader", "--states=all", f"--format={'|'.join(_FIELDS.values())}"]
+    said = _answered([*words, f"--jobs={','.join(map(str, numbers))}"], user)
+    lines = (line.split("|", len(_FIELDS) - 1) for line in said.splitlines())
+    jobs = [dict(zip(_FIELDS, line, strict=True)) for line in lines if len(line) == len(_FIELDS)]
+    return {int(job["JobId"]): job for job in jobs if job["JobId"].isdigit()}
 
 
-def _pairs(said: str) -> dict[str, str]:
+def _accounted(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:
+    """What the accounting says of jobs that have ended; nothing where there is none."""
+    words = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--format=JobIDRaw,State,JobName",
+    ]
+    try:
+        asked = [*words, f"--jobs={','.join(map(str, numbers))}"]
+        said = _slurm(asked, user=user, timeout_s=_ACCOUNTING_S)
+    except LaunchError:  # not installed, or its database does not answer
+        return {}
+    jobs = {}
+    for line in said.stdout.splitlines() if not said.returncode else ():
+        number, _, rest = line.partition("|")
+        state, _, name = rest.partition("|")
+        words_of_state = state.split()  # CANCELLED by 1000
+        if number.isdigit() and words_of_state and words_of_state[0] in _ENDED:
+            jobs[int(number)] = {"JobId": number, "JobState": words_of_state[0], "JobName": name}
+    return jobs
+
+
+def _partition(name: str, user: str) -> dict[str, str]:
+    said = _answered(["scontrol", "--oneliner", "show", "partition", name], user)
     # A value with a space is cut there; none that is read has one.
     return dict(re.findall(r"(?:^| )([A-Za-z]+)=(\S*)", said))
+
+
+def _with_partition(told: Told, partitions: Mapping[str, Mapping[str, str]]) -> Told:
+    limits = partitions.get(told.get("Partition", ""), {})
+    return {
+        **{n: limits[n] for n in ("TotalNodes", "MaxNodes", "TotalCPUs") if n in limits},
+        **told,
+    }
 
 
 def _answered(argv: Sequence[str], user: str) -> str:
@@ -346,7 +405,11 @@ def _last_line(said: str) -> str:
 
 
 def _slurm(
-    argv: Sequence[str], given: str = "", env: Mapping[str, str] | None = None, user: str = ""
+    argv: Sequence[str],
+    given: str = "",
+    env: Mapping[str, str] | None = None,
+    user: str = "",
+    timeout_s: float = _TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands, as the user whose job it is.
 
@@ -363,7 +426,7 @@ def _slurm(
         if other is not None:
             wanted = {**(env or {}), **own}
             return run_as.run(
-                user, sys.executable, argv, env=wanted, given=given, timeout_s=_TIMEOUT_S
+                user, sys.executable, argv, env=wanted, given=given, timeout_s=timeout_s
             )
         return subprocess.run(
             argv,
@@ -371,7 +434,7 @@ def _slurm(
             env={**(env or {}), **own},
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
             start_new_session=True,  # a signal to the task must not cut a submission in two
         )
@@ -382,4 +445,4 @@ def _slurm(
             retryable=False,
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{argv[0]} gave no answer in {_TIMEOUT_S:.0f} s") from error
+        raise LaunchError(f"{argv[0]} gave no answer in {timeout_s:.0f} s") from error

@@ -15,7 +15,8 @@ from asgiref.sync import sync_to_async
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, reports_of
+from ddl_airflow.launchers.base import END_S, GRACE_S, Scheduler, reports_of
+from ddl_airflow.triggers.watch import cancelling, in_workspace, watch_of
 
 _AGAIN_S = 2.0
 _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
@@ -23,6 +24,8 @@ _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
 
 class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
+
+    One question asks for the jobs of all triggers of a triggerer (``ddl_airflow.triggers.watch``).
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. When a person fails, clears or
@@ -74,20 +77,18 @@ class JobTrigger(BaseTrigger):
         """The job's end, and whether it is one because it took too long."""
         reports = reports_of(self._started)
         while True:
-            status = await asyncio.to_thread(self._look, reports)
+            status = await self._look(reports)
             waited_s = time.time() - self._started.started
             late = not status.ended and self.timeout_s is not None and waited_s > self.timeout_s
             if status.ended or late:
                 break
-            await asyncio.sleep(self.interval_s)
         if late or status.permanent:  # it takes too long, or would wait for ever
             await self._cancel()
         if late:
             # Its ranks may still write: what comes after it would work beside them.
             deadline = time.monotonic() + END_S
             while not status.ended and time.monotonic() < deadline:
-                await asyncio.sleep(min(self.interval_s, _AGAIN_S))
-                status = await asyncio.to_thread(self._look, reports)
+                status = await self._look(reports)
             status = replace(status, state=JobState.LOST)
         return status, late
 
@@ -139,7 +140,7 @@ class JobTrigger(BaseTrigger):
         handle = self._started.handle
         while True:
             try:
-                await asyncio.to_thread(_launcher(handle.kind).cancel, handle, GRACE_S)
+                await cancelling(handle.kind, _scheduler(handle.kind).cancel, handle, GRACE_S)
                 return
             except (LaunchError, OSError) as error:
                 if not _passes(error):
@@ -160,20 +161,24 @@ class JobTrigger(BaseTrigger):
             ) from error
         self._noted = True
 
-    def _look(self, reports: Tail | None) -> JobStatus:
+    async def _look(self, reports: Tail | None) -> JobStatus:
+        """What the scheduler says next, with what the job has reported by then."""
         handle = self._started.handle
+        scheduler = _scheduler(handle.kind)
         try:
-            self._watch()
-            status = _launcher(handle.kind).status(handle)
+            await in_workspace(self._watch)
+            told = await watch_of(scheduler).told(handle, self.interval_s)
+            status = await in_workspace(scheduler.conclude, handle, told)
         except (LaunchError, OSError) as error:
             if not _passes(error):
                 raise
             status = JobStatus(JobState.RUNNING, reason=f"{error} Asking again.")
+            await asyncio.sleep(self.interval_s)
         if not status.ended and status.reason != self._said:
             self._said = status.reason
             self.log.info("%s: %s", self._name, status.reason)
         if reports is not None:
-            self._follow(reports)
+            await in_workspace(self._follow, reports)
         return status
 
     def _follow(self, reports: Tail) -> None:
@@ -192,8 +197,10 @@ def _passes(error: LaunchError | OSError) -> bool:
     return not isinstance(error, LaunchError) or error.retryable
 
 
-def _launcher(kind: str) -> Launcher:
+def _scheduler(kind: str) -> Scheduler:
     # Not at the top: a DAG that is parsed starts nothing.
     from ddl_airflow.launchers.registry import launcher
 
-    return launcher(kind)
+    chosen = launcher(kind)
+    assert isinstance(chosen, Scheduler), kind
+    return chosen

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -300,6 +300,14 @@ class FakeScheduler:
             return JobStatus(JobState.LOST)
         told = self._read(number)
         return JobStatus(JobState(told["state"]), reason=told["reason"])
+
+    def ask(self, handles: Sequence[JobHandle]) -> list[dict[str, str]]:
+        """Nothing: ``status`` knows."""
+        return [{} for _ in handles]
+
+    def conclude(self, handle: JobHandle, told: Mapping[str, str]) -> JobStatus:
+        """What ``status`` says."""
+        return self.status(handle)
 
     def cancel(self, handle: JobHandle, grace_s: float = 0.0) -> None:
         """Ends a job that has not ended."""

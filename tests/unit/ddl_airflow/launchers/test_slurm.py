@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import ddl_ops
 import pytest
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
@@ -31,11 +35,14 @@ SPEC = JobSpec(
     gpu=True,
     lock=Path("/shared/experiments/.digits wide.lock"),
 )
-JOB = (
-    "JobId=12 JobName=digits-manual-1a2b/train-1 UserId=u(1) Account=(null) {} Requeue=0 "
-    "SubmitTime=2026-11-21T17:27:44 StartTime=2026-11-21T18:28:45 Partition=gpu "
-    "NodeList=n[1-2] NumNodes=2 NumCPUs=8 Command=(null) WorkDir=/shared/50% of runs/code Power= "
-)
+JOB = "{}|{}|{}|n[1-2]|2026-11-21T17:27:44|2026-11-21T18:28:45|gpu|2|8|{}\n"
+
+
+def queued(state, reason="None", number=12, name=SPEC.job_id):
+    """A line of squeue."""
+    return JOB.format(number, state, reason, name)
+
+
 PARTITION = (
     "PartitionName=gpu MaxNodes={} State=UP TotalCPUs={} TotalNodes={} SelectTypeParameters="
 )
@@ -72,24 +79,63 @@ def test_the_script_asks_for_everything(golden):
     golden("slurm_full.txt", f"{launcher.render(SPEC)}\n")
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (75, "another training works there now: digits/train-3 on n7. Wait for its end"),
-        (71, "flock ended with 71. Mount the workspace there with locks"),
-    ],
-)
-def test_the_script_tells_a_taken_lock_from_one_that_cannot_be_had(tmp_path, says, code, words):
-    says("flock", code=code)
+@pytest.fixture
+def started(tmp_path, says):
+    """started(lock): the script has run on a node, with an mpirun that says that it did."""
+    says("mpirun", "mpirun ran")
+
+    def run(lock):
+        # One beside the Python would be taken.
+        python = shutil.which("python3", path="/usr/bin:/bin")
+        submission = SlurmLauncher().render(replace(SPEC, python="python3", lock=lock))
+        env = {
+            "PATH": f"{tmp_path / 'bin'}:{Path(python).parent}:/bin",
+            "PYTHONPATH": str(Path(ddl_ops.__file__).parents[1]),
+        }
+        return subprocess.run(
+            ["/bin/bash"],
+            input=submission.script,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_script_holds_the_lock_and_says_who(tmp_path, started):
     lock = tmp_path / "of one.lock"
-    lock.write_text("digits/train-3 on n7")
-    script = SlurmLauncher().render(replace(SPEC, lock=lock)).script
-    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    ran = subprocess.run(
-        ["/bin/bash"], input=script, env={"PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == code
+    ran = started(lock)
+    assert (ran.returncode, ran.stdout) == (0, "mpirun ran"), ran.stderr
+    assert lock.read_text().startswith("digits-manual-1a2b/train-1 on ")
+    with lock.open("r+") as file:
+        file.truncate(0)
+        file.write("digits/train-3 on n7")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ran = started(lock)
+    assert (ran.returncode, ran.stdout) == (75, "")
+    words = "another training works there now: digits/train-3 on n7. Wait for its end"
     assert words in ran.stderr and len(ran.stderr.splitlines()) == 1, ran.stderr
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path, started, there):
+    precious, lock = tmp_path / "precious", tmp_path / "of one.lock"
+    if there:
+        precious.write_text("of another")
+    lock.symlink_to(precious)
+    ran = started(lock)
+    assert (ran.returncode, ran.stdout) == (77, "")
+    assert f"cannot lock {lock}" in ran.stderr and "remove it" in ran.stderr
+    assert precious.exists() == there
+    assert not there or precious.read_text() == "of another"
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path, started):
+    os.mkfifo(tmp_path / "of one.lock")
+    assert started(tmp_path / "of one.lock").returncode == 77
 
 
 def test_the_script_asks_for_no_more_than_it_must(golden):
@@ -187,20 +233,20 @@ def test_a_host_without_slurm_says_so(tmp_path, says):
 @pytest.mark.parametrize(
     ("told", "state", "reason"),
     [
-        ("JobState=RUNNING Reason=None", "running", "on n[1-2], after 1:01:01 in Slurm's queue"),
-        ("JobState=COMPLETING Reason=None", "running", "on n[1-2]"),
-        ("JobState=A_NEW_ONE Reason=None", "running", "on n[1-2]"),
-        ("JobState=PENDING Reason=Resources", "pending", "in Slurm's queue (Resources)"),
-        ("JobState=CONFIGURING Reason=None", "pending", "in Slurm's queue (None)"),
-        ("JobState=COMPLETED Reason=None", "lost", ""),
-        ("JobState=FAILED Reason=NonZeroExitCode", "lost", ""),
-        ("JobState=FAILED Reason=JobLaunchFailure", "lost", "must be a file system that all"),
-        ("JobState=TIMEOUT Reason=TimeLimit", "lost", "Raise launcher.time_limit"),
-        ("JobState=OUT_OF_MEMORY Reason=OutOfMemory", "lost", "--mem=16G"),
+        ("RUNNING None", "running", "on n[1-2], after 1:01:01 in Slurm's queue"),
+        ("COMPLETING None", "running", "on n[1-2]"),
+        ("A_NEW_ONE None", "running", "on n[1-2]"),
+        ("PENDING Resources", "pending", "in Slurm's queue (Resources)"),
+        ("CONFIGURING None", "pending", "in Slurm's queue (None)"),
+        ("COMPLETED None", "lost", ""),
+        ("FAILED NonZeroExitCode", "lost", ""),
+        ("FAILED JobLaunchFailure", "lost", "must be a file system that all"),
+        ("TIMEOUT TimeLimit", "lost", "Raise launcher.time_limit"),
+        ("OUT_OF_MEMORY OutOfMemory", "lost", "--mem=16G"),
     ],
 )
 def test_states(says, handle, told, state, reason):
-    says("scontrol", JOB.format(told))
+    says("squeue", queued(*told.split()))
     status = SlurmLauncher().status(handle)
     assert status.state is JobState(state)
     assert reason in status.reason
@@ -224,7 +270,7 @@ def test_a_job_that_can_never_start_is_told_from_one_that_waits(
     says, handle, reason, partition, never
 ):
     says("scontrol", PARTITION.format(*partition), when="show partition gpu")
-    says("scontrol", JOB.format(f"JobState=PENDING Reason={reason}"))
+    says("squeue", queued("PENDING", reason))
     status = SlurmLauncher().status(handle)
     assert (status.state, status.permanent) == (
         (JobState.FAILED, True) if never else (JobState.PENDING, False)
@@ -232,15 +278,43 @@ def test_a_job_that_can_never_start_is_told_from_one_that_waits(
     assert (never or f"({reason})") in status.reason
 
 
+def test_jobs_are_asked_for_together(says, handle, tmp_path):
+    """Also those that the controller has forgotten; and no number is taken for another's job."""
+    others = {12: SPEC.job_id, 13: "digits/train-2", 14: "a|b", 15: "gone", 16: "away", 17: "x"}
+    lines = [queued("RUNNING"), queued("PENDING", "Priority", 13, "not/mine")]
+    says(
+        "squeue",
+        "".join([*lines, queued("PENDING", "Priority", 14, "a|b")]),
+    )
+    says("sacct", "13|COMPLETED|digits/train-2\n15|CANCELLED by 7|gone\n16|RUNNING|away\n")
+    handles = [replace(handle, number=n, job_id=name) for n, name in others.items()]
+    slurm = SlurmLauncher()
+    said = [slurm.conclude(h, told) for h, told in zip(handles, slurm.ask(handles), strict=True)]
+    assert [status.state.value for status in said] == [
+        *("running", "lost", "pending", "lost", "lost", "lost")
+    ]
+    assert "somebody cancelled it" in said[3].reason
+    assert (said[1].reason, said[4].reason) == ("", "")
+
+
+def test_the_accounting_is_not_waited_for(says, handle, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.launchers.slurm._ACCOUNTING_S", 0.2)
+    says("squeue")
+    says("sacct")
+    script = Path(shutil.which("sacct"))
+    script.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    assert SlurmLauncher().status(handle).state is JobState.LOST
+
+
 def test_a_controller_that_is_away_is_no_end_of_a_job(says, handle):
-    says("scontrol", error=f"slurm_load_jobs error: {AWAY}", code=1)
+    says("squeue", error=f"slurm_load_jobs error: {AWAY}", code=1)
     for ask in (SlurmLauncher().status, SlurmLauncher().cancel):
         with pytest.raises(LaunchError, match="connect failure.*Is Slurm's controller up"):
             ask(handle)
 
 
 def test_a_job_that_slurm_has_forgotten_ended_as_its_ranks_say(says, handle):
-    says("scontrol", error="slurm_load_jobs error: Invalid job id specified", code=1)
+    says("squeue", error="slurm_load_jobs error: Invalid job id specified", code=1)
     assert SlurmLauncher().status(handle).state is JobState.LOST
     handle.record_dir.mkdir()
     for rank in (0, 1):

@@ -48,8 +48,8 @@ def events(trigger, *changes):
     """What the trigger yields; each change is made after another look of it has ended."""
     looks, look = [], trigger._look
 
-    def counted(*words):
-        status = look(*words)
+    async def counted(*words):
+        status = await look(*words)
         looks.append(status)
         return status
 

@@ -1,0 +1,111 @@
+"""Asks a scheduler about the jobs of all triggers of a process at once.
+
+A triggerer may wait for hundreds of jobs. Each asking for its own would start a process per job
+and look, and fill the threads that all triggers of the triggerer share as soon as the scheduler
+hangs. So one question per interval goes out for all of them, from a thread that does nothing else;
+and what cancels jobs, or touches the workspace, has threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from ddl_airflow.core.job import JobHandle
+from ddl_airflow.launchers.base import Scheduler, Told
+
+_Result = TypeVar("_Result")
+# Cancellations and looks at the workspace under way at the same time.
+_THREADS = 4
+_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]] = WeakKeyDictionary()
+
+
+@cache
+def _threads(purpose: str, number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, f"ddl-{purpose}")
+
+
+async def _in_thread(
+    threads: ThreadPoolExecutor, call: Callable[..., _Result], *words: Any
+) -> _Result:
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(call, *words))
+
+
+async def cancelling(kind: str, call: Callable[..., _Result], *words: Any) -> _Result:
+    """Runs the call in a thread that no look at a job of that kind can keep busy."""
+    return await _in_thread(_threads(f"{kind}-cancel", _THREADS), call, *words)
+
+
+async def in_workspace(call: Callable[..., _Result], *words: Any) -> _Result:
+    """Runs the call in a thread that the workspace's files can keep busy, but no scheduler."""
+    return await _in_thread(_threads("workspace", _THREADS), call, *words)
+
+
+def watch_of(scheduler: Scheduler) -> Watch:
+    """Returns the watch over all jobs of that kind in this event loop."""
+    of_loop = _WATCHES.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.setdefault(scheduler.kind, Watch(scheduler))
+
+
+class Watch:
+    """One question per interval about the jobs that somebody waits for.
+
+    Args:
+        scheduler: is asked.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiting: list[tuple[JobHandle, asyncio.Future[Told]]] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._asked = 0.0
+
+    async def told(self, handle: JobHandle, interval_s: float) -> Told:
+        """Returns what the scheduler says of the job when it is asked next.
+
+        Args:
+            handle: the job.
+            interval_s: between two questions, at least.
+
+        Raises:
+            LaunchError: the scheduler does not answer.
+        """
+        answer: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
+        self._waiting.append((handle, answer))
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(interval_s))
+        return await answer
+
+    async def _ask(self, interval_s: float) -> None:
+        while self._waiting:
+            await asyncio.sleep(max(0.0, self._asked + interval_s - time.monotonic()))
+            waiting = [(handle, answer) for handle, answer in self._waiting if not answer.done()]
+            self._waiting.clear()
+            self._asked = time.monotonic()
+            handles = list(dict.fromkeys(handle for handle, _ in waiting))
+            if not handles:  # their triggers have ended
+                return
+            threads = _threads(f"{self._scheduler.kind}-ask", 1)
+            try:
+                told = dict(
+                    zip(
+                        handles,
+                        await _in_thread(threads, self._scheduler.ask, handles),
+                        strict=True,
+                    )
+                )
+            except (
+                Exception
+            ) as error:  # theirs to judge; a question that fails must end none else's
+                for _, answer in waiting:
+                    if not answer.done():
+                        answer.set_exception(error)
+            else:
+                for handle, answer in waiting:
+                    if not answer.done():
+                        answer.set_result(told[handle])

@@ -1,0 +1,92 @@
+"""Runs a command while a lock is held, on a node where a scheduler starts it.
+
+``python -m ddl_ops.locked LOCK WHO -- WORD ...``
+
+The command inherits the lock, and the kernel lets it go when the last process that has it has
+ended. Who holds it stands in the file. What lies there belongs to scripts as well, so a link is not
+followed, and nothing but a regular file is opened: a shell's ``>>`` would write through a link.
+
+Standard library only: it runs before whatever the command imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# Neither of Python's codes nor of a shell's. Source: sysexits.h, EX_TEMPFAIL and EX_NOPERM.
+TAKEN = 75
+REFUSED = 77
+# Some look for a moment whether anybody has it.
+_LOOK_S = 5.0
+_PAUSE_S = 0.1
+
+
+def lock(path: Path, who: str) -> None:
+    """Takes the lock, for this process and what it executes.
+
+    Raises:
+        SystemExit: TAKEN if another has it, REFUSED if it cannot be had; the reason was printed.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    host = socket.gethostname()
+    try:
+        file = os.open(path, flags, 0o600)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            _end(REFUSED, f"{path} is no file. Remove it; nothing is locked by it.")
+        _lock_soon(file)
+    except BlockingIOError:
+        other = os.pread(file, 4096, 0).decode("utf-8", "replace").strip()
+        _end(
+            TAKEN,
+            f"another training works there now: {other or 'unknown'}. Wait for its end; for an "
+            "experiment, choose another experiment_id.",
+        )
+    except OSError as error:
+        _end(
+            REFUSED,
+            f"cannot lock {path} on {host}: {error.strerror}. Mount the workspace there with "
+            "locks; if a link is there, remove it.",
+        )
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{who} on {host}".encode(), 0)
+    os.set_inheritable(file, True)
+
+
+def _lock_soon(file: int) -> None:
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def _end(code: int, message: str) -> None:
+    print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m ddl_ops.locked", description=__doc__)
+    parser.add_argument("lock", type=Path, help="file; made if it is not there")
+    parser.add_argument("who", help="asks for it; others are told")
+    parser.add_argument("command", nargs="+", help="what runs, after --")
+    given = parser.parse_args(argv)
+    lock(given.lock, given.who)
+    os.execvp(given.command[0], given.command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""One question for the jobs of all triggers, and threads that a scheduler cannot keep busy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.job import JobHandle, StartedJob
+from ddl_airflow.triggers.job import JobTrigger
+from ddl_airflow.triggers.watch import cancelling, watch_of
+
+JOBS = 500
+
+
+class Scheduler:
+    """Says of each job how often it was asked for it, unless it is told to wait or to fail."""
+
+    kind = "asked"
+
+    def __init__(self) -> None:
+        self.questions: list[list[int]] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self.fails = 0
+
+    def render(self, job): ...
+    def submit(self, submission): ...
+    def status(self, handle): ...
+    def log(self, handle, rank): ...
+    def expected(self, job): ...
+    def find(self, handle): ...
+    def conclude(self, handle, told): ...
+
+    def cancel(self, handle, grace_s):
+        return handle.number
+
+    def ask(self, handles):
+        self.questions.append([handle.number for handle in handles])
+        assert self.answers.wait(20)
+        if len(self.questions) <= self.fails:
+            raise LaunchError("connect failure.")
+        return [{"number": str(handle.number)} for handle in handles]
+
+
+def handle_of(number: int, folder: Path = Path("/nowhere")) -> JobHandle:
+    return JobHandle("slurm", f"digits/train-{number}", number, 1, folder / "r", folder / "l")
+
+
+def test_many_that_wait_are_one_question_per_interval():
+    scheduler = Scheduler()
+
+    async def look():
+        watch = watch_of(scheduler)
+        for _ in range(3):
+            told = await asyncio.gather(*(watch.told(handle_of(n), 0.2) for n in range(JOBS)))
+            assert [one["number"] for one in told] == [str(n) for n in range(JOBS)]
+
+    begun = time.monotonic()
+    asyncio.run(look())
+    assert [len(asked) for asked in scheduler.questions] == [JOBS] * 3
+    assert time.monotonic() - begun >= 0.4
+
+
+def test_a_question_that_fails_is_everybodys_and_the_next_one_is_asked():
+    scheduler = Scheduler()
+    scheduler.fails = 1
+
+    async def look():
+        watch = watch_of(scheduler)
+        first = await asyncio.gather(
+            *(watch.told(handle_of(n), 0.01) for n in range(3)), return_exceptions=True
+        )
+        assert [type(error) for error in first] == [LaunchError] * 3
+        assert (await watch.told(handle_of(1), 0.01))["number"] == "1"
+
+    asyncio.run(look())
+
+
+def test_a_scheduler_that_hangs_keeps_neither_cancellations_nor_others_waiting():
+    scheduler = Scheduler()
+    scheduler.answers.clear()
+
+    async def look():
+        looking = [
+            asyncio.create_task(watch_of(scheduler).told(handle_of(n), 0)) for n in range(50)
+        ]
+        while not scheduler.questions:
+            await asyncio.sleep(0.01)
+        for n in range(20):
+            assert await cancelling("asked", scheduler.cancel, handle_of(n), 0.0) == n
+        # Those of all other triggers of the triggerer.
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0) for _ in range(50)))
+        assert not any(task.done() for task in looking)
+        scheduler.answers.set()
+        await asyncio.gather(*looking)
+
+    asyncio.run(asyncio.wait_for(look(), 20))
+
+
+def test_nobody_is_asked_for_who_has_gone():
+    scheduler = Scheduler()
+
+    async def look():
+        watch = watch_of(scheduler)
+        await watch.told(handle_of(1), 0.1)
+        gone = asyncio.create_task(watch.told(handle_of(2), 0.1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await watch.told(handle_of(3), 0.1)
+
+    asyncio.run(look())
+    assert scheduler.questions == [[1], [3]]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """counted(name): how often a command of Slurm was started; squeue knows all jobs."""
+    folder, count = tmp_path / "bin", tmp_path / "count"
+    folder.mkdir()
+    for name in ("squeue", "scontrol", "sacct"):
+        script = f"#!/bin/sh\necho {name} >> {shlex.quote(str(count))}\n"
+        if name == "squeue":
+            script += (
+                f'while read line; do echo "$line"; done < {shlex.quote(str(tmp_path))}/jobs\n'
+            )
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return lambda name: count.read_text().split().count(name) if count.exists() else 0
+
+
+def test_hundreds_of_slurm_jobs_start_one_process_per_look(tmp_path, counted):
+    line = "{0}|{1}|None|n1|2026-11-21T17:27:44|2026-11-21T18:28:45|gpu|1|1|digits/train-{0}\n"
+    (tmp_path / "jobs").write_text("".join(line.format(n, "RUNNING") for n in range(1, JOBS + 1)))
+    triggers = []
+    for number in range(1, JOBS + 1):
+        handle = handle_of(number, tmp_path / str(number))
+        os.makedirs(handle.record_dir)
+        started = StartedJob(handle, time.time(), {}, (tmp_path / str(number) / "progress", 0))
+        triggers.append(JobTrigger(started.dump(), interval_s=0.5))
+
+    async def wait():
+        ends = [asyncio.create_task(anext(trigger.run())) for trigger in triggers]
+        while counted("squeue") < 3:
+            await asyncio.sleep(0.05)
+        text = "".join(line.format(n, "CANCELLED") for n in range(1, JOBS + 1))
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(tmp_path / "jobs")
+        return await asyncio.gather(*ends)
+
+    events = asyncio.run(asyncio.wait_for(wait(), 60))
+    assert len(events) == JOBS
+    assert all("somebody cancelled it" in e.payload["status"]["reason"] for e in events)
+    assert 3 <= counted("squeue") <= JOBS / 10
+    assert counted("scontrol") == counted("sacct") == 0
