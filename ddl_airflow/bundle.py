@@ -15,6 +15,9 @@ changes and then only, so that Airflow parses at once what changed, and nothing 
 
 A version is the digest of its listing. Versions are what lets a run finish with the manifest that
 it began with. A text with keys written out is kept for a day after its change, others for a month.
+Airflow's scheduler goes on with the runs of a DAG only while a file has that DAG, and their tasks
+look for it under the path of that file, in their own version. So while a DAG has open runs it stays
+in its file, whatever becomes of its manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +55,7 @@ _STUB = '''\
 """The Airflow DAG of a manifest. Generated: change the manifest, not this."""
 from ddl_airflow.dag import dag_of_stub
 
-dag = dag_of_stub(__file__, {arguments})
 '''
-_ENDINGS = ("", ".py", REDACTED)
 # A file's time of change tells nothing about changes that follow within a moment.
 _SETTLED_S = 2.0
 # Longer than a parse takes.
@@ -73,14 +74,21 @@ class _Entry(NamedTuple):
         text: SHA-256 of its bytes; empty when it cannot be read.
         unreadable: why it cannot be read.
         claimed_by: the other manifests of its DAG id.
+        was: the path of a manifest that is gone, and whose DAG has open runs.
+        place: where the stub lies, if not where the manifest does: where those runs look for it.
     """
 
     text: str
     unreadable: str = ""
     claimed_by: tuple[str, ...] = ()
+    was: str = ""
+    place: str = ""
 
 
-_Listing = Mapping[str, _Entry]  # by the manifest's path in the folder
+# By the manifest's path in the folder; one that is gone by its DAG id, after a prefix that no path
+# has, since names with a dot are passed over.
+_Listing = Mapping[str, _Entry]
+_GONE = ".gone/"
 
 
 class ManifestBundle(BaseDagBundle):
@@ -140,7 +148,7 @@ class ManifestBundle(BaseDagBundle):
         import ddl_airflow.dag  # noqa: F401
 
         with self.lock():
-            listing = self._list()
+            listing = self._list(hold=True)
             version = self._version_of(listing)
             if version != self._latest:
                 self._note_changed(listing)
@@ -194,7 +202,7 @@ class ManifestBundle(BaseDagBundle):
             return self._read_listing(newest.stem) or {}
         return (self._latest and self._read_listing(self._latest)) or {}
 
-    def _list(self) -> _Listing:
+    def _list(self, *, hold: bool) -> _Listing:
         kept = self._known()
         self._check_mounted(kept)
         closed: list[OSError] = []
@@ -230,7 +238,37 @@ class ManifestBundle(BaseDagBundle):
             for name in claims if len(claims) > 1 else ():
                 others = tuple(label(other) for other in claims if other != name)
                 listing[name] = listing[name]._replace(claimed_by=others)
+        if hold:
+            self._hold(kept, listing, names)
         return listing
+
+    def _hold(
+        self, kept: _Listing, listing: dict[str, _Entry], names: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Leaves each DAG in its file while it has open runs; adds to the listing.
+
+        Args:
+            kept: the manifests as they were.
+            listing: as they are.
+            names: manifests by DAG id.
+        """
+        there = {dag_id: claims[0] for dag_id, claims in names.items() if len(claims) == 1}
+        moved: dict[str, _Entry] = {}
+        for name, entry in kept.items():
+            text = entry.text
+            same = listing.get(name) == entry
+            if same or entry.claimed_by or not text or not self._kept(text).exists():
+                continue
+            dag_id, place = self._of_text(text, name)[1], entry.place or _place_of(name)
+            if dag_id and (dag_id not in there or _place_of(there[dag_id]) != place):
+                moved[dag_id] = _Entry(text, was=entry.was or name, place=place)
+        taken = {_place_of(name) for name in listing}
+        for dag_id in sorted(with_open_runs(moved)) if moved else ():
+            held = moved[dag_id]
+            if dag_id not in there:
+                listing[f"{_GONE}{dag_id}"] = held
+            elif held.place not in taken:
+                listing[there[dag_id]] = listing[there[dag_id]]._replace(place=held.place)
 
     def _read(self, path: Path, name: str) -> tuple[_Entry, str | None] | None:
         content = read_manifest(path)
@@ -263,41 +301,59 @@ class ManifestBundle(BaseDagBundle):
     def _write_stubs(self, folder: Path, listing: _Listing) -> list[Path]:
         """Makes a folder that of the listing; returns the stubs that were not as they should be."""
         folder.mkdir(parents=True, exist_ok=True)
-        places = {name: folder / _place_of(name) for name in listing}
-        wanted = {path.with_name(f"{path.name}{e}") for path in places.values() for e in _ENDINGS}
-        for parent, folders, files in os.walk(folder, topdown=False):
-            for name in files:
+        files: dict[Path, dict[str, _Entry]] = defaultdict(dict)  # by stub
+        for name, entry in sorted(listing.items(), key=lambda item: item[0].startswith(_GONE)):
+            place = folder / (entry.place or _place_of(name))
+            files[place.with_name(f"{place.name}.py")][name] = entry
+        copies = {_copy_of(stub, name) for stub, entries in files.items() for name in entries}
+        redacted = {copy.with_name(f"{copy.name}{REDACTED}") for copy in copies}
+        wanted = copies | redacted | files.keys()
+        for parent, folders, found in os.walk(folder, topdown=False):
+            for name in found:
                 if (path := Path(parent, name)) not in wanted:
                     path.unlink()
             for name in folders:
                 with suppress(OSError):  # it is not empty
                     Path(parent, name).rmdir()
-        stubs = [self._write_stub(places[name], name, entry) for name, entry in listing.items()]
-        return [stub for stub in stubs if stub is not None]
+        return [stub for stub, entries in files.items() if self._write_stub(stub, entries)]
 
-    def _write_stub(self, copy: Path, name: str, entry: _Entry) -> Path | None:
-        fields = entry._asdict() | {"folder": str(self._folder), "path": name}
-        arguments = ", ".join(f"{key}={ascii(value)}" for key, value in fields.items() if value)
-        text = _STUB.format(arguments=arguments).encode("ascii")
-        stub = copy.with_name(f"{copy.name}.py")
-        if stub.exists() and stub.read_bytes() == text:
-            return None
-        if entry.text:
-            content = self._kept(entry.text).read_bytes()
-            mode = self._kept(entry.text).stat().st_mode
-            _write(copy, content, mode & 0o777)
-            redacted = copy.with_name(f"{copy.name}{REDACTED}")
-            redacted.unlink(missing_ok=True)
-            if (shown := _without_keys(content)) != content:
-                _write(redacted, shown, 0o644)
-        _write(stub, text, 0o644)
-        return stub
+    def _write_stub(self, stub: Path, entries: Mapping[str, _Entry]) -> bool:
+        """Whether the stub was not as it should be; the manifest's own DAG comes first."""
+        lines = [_STUB]
+        for number, (name, entry) in enumerate(entries.items()):
+            fields = {
+                **{key: value for key, value in entry._asdict().items() if key != "place"},
+                "folder": str(self._folder),
+                "path": entry.was or name,
+                "was": bool(entry.was),
+                "copy": _copy_of(stub, name).name,
+                "alone": len(entries) == 1,
+            }
+            arguments = ", ".join(f"{key}={ascii(value)}" for key, value in fields.items() if value)
+            variable = "dag" if number == 0 else f"dag_{number}"
+            lines.append(f"{variable} = dag_of_stub(__file__, {arguments})\n")
+        content = "".join(lines).encode("ascii")
+        if stub.exists() and stub.read_bytes() == content:
+            return False
+        for name, entry in entries.items():
+            if entry.text:
+                self._write_copy(_copy_of(stub, name), entry.text)
+        _write(stub, content, 0o644)
+        return True
+
+    def _write_copy(self, copy: Path, text: str) -> None:
+        content = self._kept(text).read_bytes()
+        _write(copy, content, self._kept(text).stat().st_mode & 0o777)
+        redacted = copy.with_name(f"{copy.name}{REDACTED}")
+        redacted.unlink(missing_ok=True)
+        if (shown := _without_keys(content)) != content:
+            _write(redacted, shown, 0o644)
 
     def _make_version(self, version: str) -> None:
         listing = self._read_listing(version)
         if listing is None:
             # Another host made it. If the folder has the same manifests here, so can we.
-            listing = self._list()
+            listing = self._list(hold=False)  # which runs are open, only the other one knows
             if self._version_of(listing) != version:
                 raise AirflowException(
                     f"version {version} of bundle {self.name} was never on this host, and the "
@@ -329,7 +385,7 @@ class ManifestBundle(BaseDagBundle):
         if not path.exists():
             return None
         entries = json.loads(path.read_bytes())
-        return {n: _Entry(text, why, tuple(c)) for n, (text, why, c) in entries.items()}
+        return {n: _Entry(text, why, tuple(c), *was) for n, (text, why, c, *was) in entries.items()}
 
     def _note_changed(self, listing: _Listing) -> None:
         """Has the texts that no manifest has any more begin to age."""
@@ -366,6 +422,26 @@ class ManifestBundle(BaseDagBundle):
                 path.unlink()
 
 
+def with_open_runs(dag_ids: Collection[str]) -> set[str]:
+    """Returns those of the DAGs that have runs which are queued or running; all if nobody knows."""
+    from airflow.models import DagRun
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    open_runs = select(DagRun.dag_id).where(
+        DagRun.dag_id.in_(list(dag_ids)),
+        DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING]),
+    )
+    try:
+        with create_session(scoped=False) as session:
+            return set(session.scalars(open_runs.distinct()))
+    except (SQLAlchemyError, RuntimeError) as error:  # away; or a task's process, which may not ask
+        _log.warning("cannot ask which runs are open, so no DAG goes: %s", type(error).__name__)
+        return set(dag_ids)
+
+
 def _state_of(path: Path) -> tuple[int, ...]:
     """Returns what changes with a file; empty if that cannot be told."""
     try:
@@ -382,6 +458,14 @@ def _place_of(name: str) -> str:
     if plain and len(name) <= 500 and all(len(p.encode()) <= 200 for p in name.split("/")):
         return name
     return f"odd-names/{hashlib.sha256(os.fsencode(name)).hexdigest()}.yml"
+
+
+def _copy_of(stub: Path, name: str) -> Path:
+    """Returns where the copy of a manifest lies: beside its stub, which may have others too."""
+    place = stub.with_suffix("")
+    if not name.startswith(_GONE):
+        return place
+    return place.with_name(f".was-{hashlib.sha256(os.fsencode(name)).hexdigest()[:20]}.yml")
 
 
 def _without_keys(content: bytes) -> bytes:

@@ -174,6 +174,9 @@ def dag_of_stub(
     text: str = "",
     claimed_by: Sequence[str] = (),
     unreadable: str = "",
+    was: bool = False,
+    copy: str = "",
+    alone: bool = False,
 ) -> DAG:
     """The DAG of one manifest in a version of a bundle, or a DAG that says why there is none.
 
@@ -184,21 +187,31 @@ def dag_of_stub(
         text: digest of the manifest: a stub changes whenever its manifest does.
         claimed_by: other manifests of the same DAG id.
         unreadable: why there is no copy of the manifest.
+        was: whether the manifest is gone, and the DAG is there for its open runs alone.
+        copy: name of the manifest's copy, beside the stub.
+        alone: whether this is the stub's only DAG. An error of the stub itself would have Airflow
+            leave the others alone too, so then it is filed under the manifest.
     """
-    copy = Path(stub).with_suffix("")
+    place = Path(stub).with_name(copy)
     source = label(path)
     try:
         if unreadable:
             raise _unreadable(source, unreadable)
-        content = copy.read_bytes()
+        content = place.read_bytes()
         manifest = _manifest(content, source)
+        if was:  # no run begins by itself
+            manifest = manifest.model_copy(update={"schedule": None})
         claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
         if claimed_by:
             raise _claimed_twice(claim, claimed_by)
-        redacted = copy.with_name(f"{copy.name}{REDACTED}")
-        return _built(claim, redacted if redacted.exists() else copy)
+        redacted = place.with_name(f"{place.name}{REDACTED}")
+        dag = _built(claim, redacted if redacted.exists() else place)
     except ManifestError as error:
-        return BrokenManifest(error)
+        return BrokenManifest(error, None if alone else source)
+    if was:
+        gone = f"⚠ {source} no longer has this DAG, which goes when its open runs have ended."
+        dag.doc_md = f"{gone}\n\n{dag.doc_md}"
+    return dag
 
 
 def _manifest(content: bytes, source: str) -> Manifest:

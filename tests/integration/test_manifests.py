@@ -130,6 +130,31 @@ def test_a_run_ends_with_the_manifest_that_it_began_with(site, dags_folder, tmp_
     assert "I am the second one" in site.task_log("versions", run_id, "transform")
 
 
+@pytest.mark.parametrize("change", ["deleted", "renamed"])
+def test_a_run_ends_though_its_manifest_is_gone(site, dags_folder, tmp_path, change):
+    folder, go, name = dags_folder / f"was-{change}", tmp_path / "go", f"was-{change}"
+    path = write(folder, name, f"python train.py {go} ; echo to the end")
+    site.wait_for_dag(name)
+    run_id = site.trigger(name)
+    soon(lambda: site.task_instances(name, run_id)["train"]["state"] == "running")
+    if change == "deleted":
+        path.unlink()
+        shown = "goes when its open runs have ended"
+        soon(lambda: shown in site.call("GET", f"/dags/{name}/details")["doc_md"])
+    else:
+        path.rename(path.with_name("other.manifest.yml"))
+        time.sleep(6)  # for a refresh, of which nothing is to be seen
+    go.touch()
+    # It trains nothing, so it ends in an error, after its last command.
+    assert site.wait_for_run(name, run_id, 60) == "failed"
+    assert "to the end" in site.task_log(name, run_id, "transform")
+    if change == "deleted":
+        soon(lambda: dags(site, name) == [])
+    else:
+        file = f"{name}/other.manifest.yml.py"
+        soon(lambda: site.call("GET", f"/dags/{name}/details")["relative_fileloc"] == file)
+
+
 def test_a_loader_file_does_without_the_bundle(site, loader_folder):
     """For installations that cannot change Airflow's configuration."""
     loader = loader_folder / "load_manifests.py"

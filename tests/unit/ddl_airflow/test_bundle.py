@@ -16,8 +16,11 @@ from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.models.dagcode import DagCode
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.execution_time.supervisor import BlockedDBSession
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.file import list_py_file_paths
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
 
 from ddl_airflow.bundle import ManifestBundle
 from ddl_airflow.dag import ManifestProblem
@@ -45,6 +48,26 @@ def make_bundle(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """runs(dag_id, state): Airflow's database has such a run, and no other of that DAG."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'airflow.db'}")
+    # What is asked for of it; the rest has to do with all of Airflow.
+    with engine.begin() as database:
+        database.execute(text("create table dag_run (dag_id text, state text)"))
+    monkeypatch.setattr("airflow.settings.NonScopedSession", sessionmaker(engine))
+
+    def make(dag_id: str, state: str) -> None:
+        with engine.begin() as database:
+            database.execute(text("delete from dag_run where dag_id = :dag"), {"dag": dag_id})
+            database.execute(
+                text("insert into dag_run values (:dag, :state)"), {"dag": dag_id, "state": state}
+            )
+
+    yield make
+    engine.dispose()
+
+
 @pytest.fixture
 def bundle(make_bundle) -> ManifestBundle:
     """The DAG processor's."""
@@ -60,7 +83,10 @@ def stubs(bundle: ManifestBundle) -> dict[str, Path]:
 
 
 def parsed(bundle: ManifestBundle) -> dict[str, DAG | str]:
-    """For each stub, parsed on its own, its DAG; or the text of its import error."""
+    """For each stub, parsed on its own, its DAG; or the text of its import error.
+
+    Of a stub that has more, those under its name with the DAG's.
+    """
     result: dict[str, DAG | str] = {}
     for name, path in stubs(bundle).items():
         bag = BundleDagBag(
@@ -70,13 +96,17 @@ def parsed(bundle: ManifestBundle) -> dict[str, DAG | str]:
             load_op_links=False,
         )
         assert bag.import_errors == {}
-        (dag,) = bag.dags.values()
-        assert dag.relative_fileloc == name
-        try:
-            DagSerialization.to_dict(dag)
-            result[name] = dag
-        except ManifestProblem as problem:
-            result[name] = str(problem).strip()
+        for dag in bag.dags.values():
+            key = name if len(bag.dags) == 1 else f"{name} {dag.dag_id}"
+            try:
+                DagSerialization.to_dict(dag)
+                result[key] = dag
+                assert dag.relative_fileloc == name
+            except ManifestProblem as problem:
+                result[key] = str(problem).strip()
+                # An error of the file would be one of its other DAGs.
+                own = name if len(bag.dags) == 1 else name.removesuffix(".py")
+                assert dag.relative_fileloc == own
     return result
 
 
@@ -200,6 +230,98 @@ def test_deleted_and_renamed_manifests_go(bundle, folder, write_manifest):
         "x.yml/manifest.yml.py": "third",
         "three.yml.py": "fourth",
     }
+
+
+@pytest.mark.parametrize("state", ["running", "queued"])
+@pytest.mark.parametrize("change", ["deleted", "renamed", "broken", "claimed", "another id"])
+def test_a_dag_with_open_runs_stays_until_they_have_ended(
+    bundle, make_bundle, folder, write_manifest, runs, change, state
+):
+    path = write_manifest(folder / "one", "first")
+    path.write_text(path.read_text() + "schedule: '@daily'\n")
+    write_manifest(folder / "two", "second")
+    bundle.refresh()
+    runs("first", state)
+    runs("second", "success")
+    if change == "deleted":
+        path.unlink()
+        (folder / "two" / "manifest.yml").unlink()
+        (folder / "any").touch()
+    elif change == "renamed":  # the file: then the DAG is in another, and needs no stub of its own
+        path.rename(path.with_name("other.yml"))
+    elif change == "broken":
+        path.write_text(path.read_text() + "no_field: 1\n")
+    elif change == "claimed":
+        write_manifest(folder / "three", "first")
+    else:
+        path.write_text(path.read_text().replace("first", "third"))
+    for again in (bundle, make_bundle()):
+        for _ in range(2):
+            again.refresh()
+            dags = [dag for dag in parsed(again).values() if isinstance(dag, DAG)]
+            (dag,) = [dag for dag in dags if dag.dag_id == "first"]
+            # There the tasks of its runs look for it, in the version that they began with.
+            assert dag.relative_fileloc == "one/manifest.yml.py"
+            assert dag.get_task("stage_data").code == str(folder / "one")
+            gone = change != "renamed"
+            assert ("goes when its open runs have ended" in dag.doc_md) is gone
+            assert (dag.schedule is None) is gone
+            broken = [error for error in parsed(again).values() if isinstance(error, str)]
+            assert len(broken) == {"broken": 1, "claimed": 2}.get(change, 0)
+            assert {d.dag_id for d in dags} == {
+                *("first",),
+                *([] if change == "deleted" else ["second"]),
+                *(["third"] if change == "another id" else []),
+            }
+    runs("first", "failed")
+    again.refresh()
+    left = {dag.dag_id: dag for dag in parsed(again).values() if isinstance(dag, DAG)}
+    assert ("first" in left) is (change == "renamed")
+    if change == "renamed":
+        assert left["first"].relative_fileloc == "one/other.yml.py"
+    assert not list(again.path.rglob(".was-*"))
+
+
+def test_a_place_that_another_manifest_has_taken_is_its_own(bundle, folder, write_manifest, runs):
+    for name in ("first", "second"):
+        write_manifest(folder / name, name)
+    bundle.refresh()
+    runs("first", "running")
+    (folder / "second").rename(folder / "x")
+    (folder / "first").rename(folder / "second")
+    (folder / "x").rename(folder / "first")
+    bundle.refresh()
+    assert {name: dag.dag_id for name, dag in parsed(bundle).items()} == {
+        "first/manifest.yml.py": "second",
+        "second/manifest.yml.py": "first",
+    }
+
+
+def test_a_manifest_that_comes_back_is_its_dags_again(bundle, folder, write_manifest, runs):
+    path = write_manifest(folder, "first")
+    (folder / "any").touch()
+    bundle.refresh()
+    runs("first", "running")
+    content = path.read_text()
+    path.unlink()
+    bundle.refresh()
+    path.write_text(content)
+    bundle.refresh()
+    assert [dag.relative_fileloc for dag in parsed(bundle).values()] == ["manifest.yml.py"]
+
+
+def test_no_dag_goes_while_nobody_knows_its_runs(
+    bundle, folder, write_manifest, monkeypatch, caplog
+):
+    write_manifest(folder, "first").rename(folder / "a.yml")
+    (folder / "any").touch()
+    bundle.refresh()
+    (folder / "a.yml").unlink()
+    (folder / "manifest.yml").unlink(missing_ok=True)
+    monkeypatch.setattr("airflow.settings.NonScopedSession", BlockedDBSession)
+    bundle.refresh()
+    assert [dag.dag_id for dag in parsed(bundle).values()] == ["first"]
+    assert "cannot ask which runs are open, so no DAG goes" in caplog.text
 
 
 def test_one_dag_id_in_two_files_is_an_error_in_both(bundle, folder, write_manifest):
@@ -505,8 +627,8 @@ def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_m
     path = write_manifest(folder / "a", "first")
     os.utime(path, (1e9, 1e9))
     bundle.refresh()
-    for text in (bundle.base_dir / "manifests").iterdir():
-        text.unlink()
+    for kept in (bundle.base_dir / "manifests").iterdir():
+        kept.unlink()
     write_manifest(folder / "b", "second")
     bundle.refresh()
     assert len(list((bundle.base_dir / "manifests").iterdir())) == 2
