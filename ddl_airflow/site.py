@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow.configuration import conf
+from airflow.configuration import AIRFLOW_HOME, conf
 
 from ddl_airflow.core.layout import training_id
 from ddl_airflow.storage.site import workspace_id
@@ -15,7 +15,7 @@ def workspace() -> Path:
     configured = conf.get("ddl", "workspace", fallback="")
     if configured:
         return Path(configured).expanduser()
-    return Path(conf.get("core", "dags_folder")).parent / "ddl"
+    return Path(AIRFLOW_HOME) / "ddl"
 
 
 def training_of(dag_id: str, run_id: str, *, make: bool = True) -> str:

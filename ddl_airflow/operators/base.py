@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import socket
 import sys
 import time
 from abc import abstractmethod
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from airflow.configuration import conf
+from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.sdk import Asset, BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
@@ -21,27 +22,37 @@ from ddl_airflow.core.errors import (
     CommandInvalid,
     DdlError,
     SettingInvalid,
+    StagingError,
     SubmitFailed,
     TimedOut,
 )
-from ddl_airflow.core.layout import RunLayout, is_experiment, make_workspace
+from ddl_airflow.core.layout import RunLayout, is_experiment
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.launchers.run_as import account
-from ddl_airflow.lineage.record import fixed_run
+from ddl_airflow.lineage.record import fixed_run, has_part
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.workspace import check_mounted
 
 _SAY_EVERY_S = 2.0
+# In AIRFLOW_HOME, which is the host's own where the workspace is not.
+_SEEN = "ddl-workspaces"
 
 
 def layout_of(context: Any) -> RunLayout:
-    """The folder of the run that a task belongs to."""
-    run = context["dag_run"]
+    """The folder of the run that a task belongs to.
+
+    Raises:
+        StagingError: the workspace is not mounted.
+    """
+    run, place = context["dag_run"], workspace()
+    with os_errors(place):
+        check_mounted(place, Path(AIRFLOW_HOME) / _SEEN)
     user = ranks_user()
     return RunLayout(
-        workspace(),
+        place,
         run.dag_id,
         training_of(run.dag_id, run.run_id),
         context["params"].get("experiment_id") or "",
@@ -130,7 +141,7 @@ class StepOperator(BaseOperator):
                 # Airflow takes any name in a run's conf, and makes a parameter of it.
                 check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
-                    make_workspace(layout.workspace)
+                    self._check_staged(layout)
                     if layout.experiment_id:
                         self._claim(layout)
                     layout.create()
@@ -142,6 +153,17 @@ class StepOperator(BaseOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _check_staged(self, layout: RunLayout) -> None:
+        """Whether this is where the run's data was staged, and no other host's own disk."""
+        before = self.get_flat_relatives(upstream=True)
+        if has_part(layout, "stage_data") or not any(s.task_id == "stage_data" for s in before):
+            return
+        raise StagingError(
+            f"{layout.root}: nothing that stage_data left for this run is here, on "
+            f"{socket.gethostname()}. Mount the same workspace on all hosts that run its tasks; if "
+            "it was lost, or nothing was staged, clear stage_data."
+        )
 
     def _claim(self, layout: RunLayout) -> None:
         name = layout.experiment_id

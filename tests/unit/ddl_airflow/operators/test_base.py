@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators import base
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.site import training_of, workspace
@@ -149,3 +152,25 @@ def test_a_run_goes_on_with_no_experiment_of_another_dag(workspace, context_of):
         Step(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
     with pytest.raises(AirflowFailException, match="is no name"):
         Step(task_id="t").execute(context_of("two", experiment_id="../../two"))
+
+
+def test_an_unmounted_workspace_is_not_built_anew(workspace, context_of, tmp_path):
+    Step(task_id="t").execute(context_of("some-dag"))
+    workspace.rename(tmp_path / "away")
+    with pytest.raises(
+        AirflowException, match="is not the workspace that was there.*Mount it"
+    ) as e:
+        Step(task_id="t").execute(context_of("some-dag"))
+    assert not isinstance(e.value, AirflowFailException)
+    assert not workspace.exists()
+
+
+def test_a_host_without_what_the_run_has_staged_does_not_go_on(workspace, context_of):
+    with DAG("some-dag", schedule=None):
+        first, second = Step(task_id="stage_data"), Step(task_id="train")
+        first >> second
+    root = Path(first.execute(context_of("some-dag"))["root"])
+    with pytest.raises(AirflowException, match="nothing that stage_data left for this run is here"):
+        second.execute(context_of("some-dag"))
+    write_part(RunLayout(workspace, "some-dag", root.name), "stage_data", {})
+    assert second.execute(context_of("some-dag"))["root"] == str(root)
