@@ -112,6 +112,15 @@ class RunLayout:
         return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
+    def kept_alone(self) -> Path:
+        """What a training keeps others out of while its ranks run.
+
+        Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer
+        than the task that started them, or on a host that was given up.
+        """
+        return self.experiment if self.experiment_id else self.state
+
+    @property
     def code(self) -> Path:
         return self.root / "code"
 

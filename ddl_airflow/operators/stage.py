@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 from airflow.sdk.exceptions import AirflowSkipException
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import differs_by_run
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
+from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
 from ddl_airflow.lineage.record import fix_run, forget_part, has_part, write_part
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
+from ddl_airflow.operators.launch import kept_job
+from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.code import CodeSnapshot
     from ddl_airflow.storage.store import StoredObject
 
 
+# For ranks that were told to end, when train was cleared as well.
+_ENDS_S = 30.0
+_LOOK_S = 0.5
 # Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
 _BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
@@ -31,7 +40,8 @@ class StageDataOperator(StepOperator):
     """Copies the scripts as they are now, and stages the dataset through the cache.
 
     What the run trains with is fixed here, data, code, parameters and the manifest's other steps:
-    whoever edits the manifest changes the next run, or clears this task.
+    whoever edits the manifest changes the next run, or clears this task. What ranks of the run work
+    with is not replaced under them.
 
     The cheap checks come first: a command whose script is missing fails here, before a byte of
     data has moved. The dataset is no asset of this task: as an outlet it would start whoever waits
@@ -118,6 +128,17 @@ class StageDataOperator(StepOperator):
             "run that a person triggers trains all the same."
         )
 
+    def _leave_alone_who_trains(self, layout: RunLayout) -> None:
+        """Somebody may have cleared this task alone: the ranks work in what it would replace."""
+        deadline = time.monotonic() + _ENDS_S
+        while who := _who_trains(layout):
+            if time.monotonic() > deadline:
+                raise StagingError(
+                    f"{who} works with what is staged in {layout.root}. Clear train as well, or "
+                    "let it end first."
+                )
+            time.sleep(_LOOK_S)
+
     def _made_of(self, context: Any, dataset: str, code: CodeSnapshot) -> dict[str, Any]:
         return {
             "dataset": dataset,
@@ -152,6 +173,7 @@ class StageDataOperator(StepOperator):
             self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
             layout.to_start_again.touch()
             forget_part(layout, "train")
+        self._leave_alone_who_trains(layout)
         code = self._take_code(layout)
         store = store_of(self._reference)
         listing = list_dataset(store)
@@ -195,6 +217,19 @@ class StageDataOperator(StepOperator):
             {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
         )
         return summary | {"code": code.digest}
+
+
+def _who_trains(layout: RunLayout) -> str:
+    """The job of this run that works, or that a scheduler will start; empty for none."""
+    who = ""
+    with suppress(FileNotFoundError):  # nobody ever was in it
+        who = holder_of(layout.kept_alone)
+    if who.startswith(f"{layout.training_id}/"):  # else it is another one of the experiment
+        return who
+    if (kept := kept_job(layout.scheduled_job)) is None:
+        return ""
+    scheduled = launcher(kept.handle.kind).status(kept.handle)
+    return "" if scheduled.ended else f"{kept.handle.kind} job {kept.handle.number}"
 
 
 def _mib(objects: Sequence[StoredObject]) -> str:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.configuration import conf
@@ -143,7 +142,7 @@ class TrainOperator(JobOperator):
             env={**self.environment(layout), "DDL_METRICS": json.dumps(self.metrics)},
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
-            lock=lock_of(_place(layout)),
+            lock=lock_of(layout.kept_alone),
             user=ranks_user(),
         )
 
@@ -185,7 +184,7 @@ class TrainOperator(JobOperator):
 
     def _alone(self, held: ExitStack, layout: RunLayout, job_id: str) -> int:
         """Keeps others out until ``held`` is closed; defers, or skips, while there are any."""
-        place = _place(layout)
+        place = layout.kept_alone
         if layout.experiment_id:
             try:
                 return held.enter_context(alone_in(place, job_id, _OTHERS_LOOK_S))
@@ -345,12 +344,3 @@ def _told_by_all_tries(layout: RunLayout) -> Progress:
         for text in Tail(layout.progress, 0, layout.workspace).read():
             told.feed(text)
     return told
-
-
-def _place(layout: RunLayout) -> Path:
-    """What a training keeps others out of.
-
-    Other trainings of the experiment; and an earlier try, whose ranks may live a moment longer than
-    the task that started them, or on a host that was given up.
-    """
-    return layout.experiment if layout.experiment_id else layout.state

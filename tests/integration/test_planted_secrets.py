@@ -10,7 +10,6 @@ import httpx
 import pytest
 import sqlalchemy
 
-from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.demo.site import USER
 from tests.integration.mail import body
@@ -184,7 +183,7 @@ def _run_all(site, object_store, dags_folder) -> dict[str, str]:
     run_id = runs["planted"]
     states = {name: one["state"] for name, one in site.task_instances("planted", run_id).items()}
     assert states.pop("upload_results") == "failed" and set(states.values()) == {"success"}, states
-    layout = RunLayout(site.workspace, "planted", training_id("planted", run_id))
+    layout = site.layout("planted", run_id)
     (layout.result / "put-aside").rename(layout.model / "saved_model.pb")
     clear = {"dry_run": False, "only_failed": False, "task_ids": ["upload_results"]}
     clear["dag_run_id"] = run_id
@@ -270,7 +269,7 @@ def test_no_secret_is_found_where_it_does_not_belong(
             }
     search.look_in("what Airflow shows of manifests", bundles, [*_copies(bundles)])
 
-    prefix = f"{training_id('planted', run_id)}/"
+    prefix = f"{layout.training_id}/"
     for start in (prefix, "planted/"):
         listed = object_store.client.list_objects_v2(Bucket=RESULTS_BUCKET, Prefix=start)
         assert listed["KeyCount"]

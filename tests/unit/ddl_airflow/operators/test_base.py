@@ -13,6 +13,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators import base
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of, workspace
 
 
@@ -174,3 +175,14 @@ def test_a_host_without_what_the_run_has_staged_does_not_go_on(workspace, contex
         second.execute(context_of("some-dag"))
     write_part(RunLayout(workspace, "some-dag", root.name), "stage_data", {})
     assert second.execute(context_of("some-dag"))["root"] == str(root)
+
+
+def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
+    with DAG("some-dag", schedule=None):
+        first = Step(task_id="count")
+        train = TrainOperator(task_id="train", command="python train.py", nodes=first.output)
+    context = context_of("some-dag")
+    asked = {}
+    context["ti"].xcom_pull = lambda **words: asked.update(words) or 3
+    train.render_template_fields(context)
+    assert (train.nodes, asked["task_ids"]) == (3, "count")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowException
 
-from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import missing_from
 
@@ -46,7 +47,7 @@ def run(tmp_path, host, workspace, context_of, write_manifest, capsys):
         (folder / "data" / "one").write_text("1")
         dag = dag_from(load_manifest(path), path)
         context = context_of("hostile", **{"nodes": 1, **parameters})
-        layout = RunLayout(workspace, "hostile", training_id("hostile", context["dag_run"].run_id))
+        layout = RunLayout(workspace, "hostile", training_of("hostile", context["dag_run"].run_id))
         ended: list[BaseException | None] = []
         for step in ("stage_data", "train", "upload_results"):
             if step == "upload_results":  # what transform leaves; it would need a real model

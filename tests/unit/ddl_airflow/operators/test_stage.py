@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
@@ -17,7 +21,7 @@ from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.site import training_of
-from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.transfer import publish
 
 
@@ -229,3 +233,43 @@ def test_operator_shows_the_place_and_never_the_keys(tmp_path):
     shown = " ".join([repr(task), *(repr(getattr(task, n)) for n in task.template_fields)])
     shown += repr(vars(task))
     assert "AKIDSTAGETEST" not in shown and "stageSecretOfTest" not in shown
+
+
+@pytest.mark.parametrize("experiment", ["", "wide"])
+def test_what_ranks_work_with_is_not_replaced_under_them(
+    stage, layout, context_of, monkeypatch, experiment
+):
+    """As when somebody clears stage_data alone while train runs."""
+    monkeypatch.setattr("ddl_airflow.operators.stage._ENDS_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.operators.stage._LOOK_S", 0.05)
+    params = {"experiment_id": experiment} if experiment else {}
+    layout = replace(layout, experiment_id=experiment)
+    task = stage()
+    task.execute(context_of("staging", **params))
+    (layout.code / "of the ranks").touch()
+    Path(task.code, "train.py").write_text("print(2)\n")
+    context = context_of("staging", 2, 1, **params)
+    of_this_run = alone_in(layout.kept_alone, f"{layout.training_id}/train-1")
+    refused = pytest.raises(AirflowException, match="train-1 on .* works with what is staged in")
+    with of_this_run, refused:
+        task.execute(context)
+    assert (layout.code / "of the ranks").exists()
+    with alone_in(layout.kept_alone, "another-1a2b/train-1"):
+        if experiment:  # another training of the experiment has its own folders
+            task.execute(context)
+    task.execute(context)
+    assert (layout.code / "train.py").read_text() == "print(2)\n"
+
+
+def test_what_a_scheduler_will_start_keeps_what_it_was_submitted_with(
+    stage, layout, context_of, monkeypatch, cluster, job
+):
+    monkeypatch.setattr("ddl_airflow.operators.stage._ENDS_S", 0.2)
+    task = stage()
+    task.execute(context_of("staging"))
+    started = StartedJob(cluster.submit(cluster.render(job().spec)), time.time(), {}, None)
+    layout.scheduled_job.write_text(json.dumps(started.dump()))
+    with pytest.raises(AirflowException, match="fake-scheduler job 1 works with what is staged"):
+        task.execute(context_of("staging", 2, 1))
+    cluster.set(1, "failed")
+    task.execute(context_of("staging", 3, 1))

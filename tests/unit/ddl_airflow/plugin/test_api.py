@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +222,16 @@ def test_a_browser_runs_the_pages_own_script_only(workspace):
 def test_there_is_no_other_route(get):
     for path in ("/ddl/docs", "/ddl/redoc", "/ddl/", "/ddl/progress"):
         assert get(path)[0] == 404
+
+
+def test_page_has_the_steps_in_the_order_of_the_road():
+    from ddl_airflow.core.manifest import load_manifest_text
+    from ddl_airflow.manifest_dag import dag_from
+
+    page = (Path(__file__).parents[4] / "ddl_airflow" / "plugin" / "training.html").read_text()
+    (order,) = re.findall(r"const order = (\[.*\]);", page)
+    path = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid" / "folders.yml"
+    dag = dag_from(
+        load_manifest_text(f"{path.read_text()}\napproval: {{required: true}}\n", path.name), path
+    )
+    assert json.loads(order) == [task.task_id for task in dag.topological_sort()]
