@@ -269,7 +269,7 @@ def test_no_secret_is_found_where_it_does_not_belong(
             }
     search.look_in("what Airflow shows of manifests", bundles, [*_copies(bundles)])
 
-    prefix = f"{layout.training_id}/"
+    prefix = f"{site.layout('planted', run_id).training_id}/"
     for start in (prefix, "planted/"):
         listed = object_store.client.list_objects_v2(Bucket=RESULTS_BUCKET, Prefix=start)
         assert listed["KeyCount"]
