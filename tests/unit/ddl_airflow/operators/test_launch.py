@@ -206,7 +206,7 @@ def test_failing_ranks_end_with_what_they_said_in_the_log(job, said):
     with pytest.raises(JobFailed, match="rank 1 of 2 on .* raised ValueError at .*main.py:4"):
         RunningJob(one.launcher, LOG).run(one.spec)
     assert "rank-1 | ValueError: sample 17 has 783 pixels" in said()
-    assert marked("DDL_JOB_ID", one.spec.job_id) == []
+    assert one.processes() == []
 
 
 def test_a_rank_in_uninterruptible_sleep_is_named_and_holds_no_task(
@@ -259,7 +259,7 @@ def test_cancel_from_another_thread_ends_the_wait(job):
     with pytest.raises((JobLost, JobFailed)):
         running.run(one.spec)
     stopper.join()
-    assert marked("DDL_JOB_ID", one.spec.job_id) == []
+    assert one.processes() == []
 
 
 # --- jobs of a scheduler: what a new process goes on with ---
