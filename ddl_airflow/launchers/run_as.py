@@ -134,6 +134,7 @@ def run(
         timeout=timeout_s,
         check=False,
         start_new_session=True,
+        umask=UMASK,  # which Slurm takes over into the job
         **identity(user),
     )
 

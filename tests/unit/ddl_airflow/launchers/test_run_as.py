@@ -237,7 +237,8 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     assert one.status().state is JobState.RUNNING
     one.launcher.cancel(one.handle)
     for name in ("script", "environment", "cancelled"):
-        assert (spool / name).stat().st_uid == trainer.uid
+        made = (spool / name).stat()
+        assert (made.st_uid, made.st_mode & 0o777) == (trainer.uid, 0o660)
     said = dict(line.split("=", 1) for line in (spool / "environment").read_text().splitlines())
     assert (said["USER"], said["PARAM_TOKEN"]) == (trainer.name, "canary")
     assert (one.spec.lock.stat().st_gid, one.spec.lock.stat().st_mode & 0o777) == (
