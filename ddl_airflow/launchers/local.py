@@ -139,12 +139,12 @@ class LocalLauncher:
         if job.cluster is not None:
             argv = tasks.argv(job.cluster, rank_argv(python, job.command), programs)
             env = rank_environment(job)
-            env |= confined(python, env, mpi=False)
+            env |= confined(python, env, mpi=False, user=job.user)
             return Submission(job, self._for_user(job, argv), env)
         mpi = OpenMpi(find_mpirun(python))
         env = {**rank_environment(job), **mpi.environment()}
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
-        env |= confined(python, env, mpi=True)
+        env |= confined(python, env, mpi=True, user=job.user)
         argv = mpi.argv(job.world_size, rank_argv(python, job.command))
         argv = session_directory.argv(argv, programs)
         return Submission(job, self._for_user(job, argv), env)

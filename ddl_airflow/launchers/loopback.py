@@ -17,6 +17,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.launchers import run_as
+
+_TIMEOUT_S = 60.0
+_NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _NAME = "_loopback.so"
 _LOOKUP = (
     "import importlib.util as util; spec = util.find_spec('ddl_ops'); print(spec and spec.origin)"
@@ -26,7 +31,9 @@ _BTL = "OMPI_MCA_btl_tcp_if_include"
 _BTL_ALSO = "OMPI_MCA_btl_tcp_if_exclude"
 
 
-def confined(python: str, environ: Mapping[str, str], *, mpi: bool) -> dict[str, str]:
+def confined(
+    python: str, environ: Mapping[str, str], *, mpi: bool, user: str = ""
+) -> dict[str, str]:
     """The variables that confine what is started with them, and all that this starts.
 
     Args:
@@ -35,8 +42,12 @@ def confined(python: str, environ: Mapping[str, str], *, mpi: bool) -> dict[str,
         environ: what else is set; ``LD_PRELOAD`` is added to, and a site's network for Open MPI
             stays.
         mpi: whether Open MPI starts it.
+        user: whom the ranks run as; empty for this process's.
+
+    Raises:
+        SubmitFailed: the ranks' Python does not answer.
     """
-    library = _library(python)
+    library = _library(python, tuple((n, environ[n]) for n in _NEEDED if n in environ), user)
     if library is None:
         return {}
     before = environ.get("LD_PRELOAD", "")
@@ -47,12 +58,25 @@ def confined(python: str, environ: Mapping[str, str], *, mpi: bool) -> dict[str,
 
 
 @cache
-def _library(python: str) -> Path | None:
+def _library(python: str, needed: tuple[tuple[str, str], ...], user: str) -> Path | None:
     if python == sys.executable:
         spec = importlib.util.find_spec("ddl_ops")
         origin = spec.origin if spec else None
     else:
-        said = subprocess.run([python, "-c", _LOOKUP], capture_output=True, text=True, check=False)
+        # A manifest names it: it gets no more of Airflow than the ranks do.
+        asked, env = [python, "-c", _LOOKUP], dict(needed)
+        try:
+            if user:
+                said = run_as.run(user, python, asked, env=env, timeout_s=_TIMEOUT_S)
+            else:
+                said = subprocess.run(
+                    asked, env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+                )
+        except subprocess.TimeoutExpired as error:
+            raise SubmitFailed(
+                f"the ranks' Python {python} gives no answer within {_TIMEOUT_S:.0f} s. Correct "
+                "launcher.python in the manifest, or [ddl] python."
+            ) from error
         origin = said.stdout.strip()
     library = Path(origin or "").with_name(_NAME) if origin else None
     # The loader splits at these, and has no quotes.

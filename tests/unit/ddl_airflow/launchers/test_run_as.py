@@ -20,8 +20,9 @@ from ddl_airflow.core.beneath import make_folder, read_beneath
 from ddl_airflow.core.cluster import counted
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.job import JobState
-from ddl_airflow.launchers import run_as
+from ddl_airflow.launchers import run_as, slurm
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
+from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.launchers.slurm import SlurmLauncher
 from tests.unit.ddl_airflow.conftest import Job
@@ -86,6 +87,22 @@ def test_ranks_cannot_read_what_airflow_reads(job, trainer, launcher, monkeypatc
         assert said["AIRFLOW_CONN_X"] is None
     own = (one.spec.record_dir / "own").stat()
     assert (own.st_uid, own.st_gid, own.st_mode & 0o777) == (trainer.uid, trainer.gid, 0o660)
+
+
+@pytest.mark.parametrize("as_user", [True, False])
+def test_a_python_that_a_manifest_names_is_asked_with_no_more_than_ranks_have(
+    trainer, monkeypatch, as_user
+):
+    monkeypatch.setenv("AIRFLOW_CONN_X", "aws://key:secret@")
+    said = trainer.place / "said"
+    said.mkdir()
+    said.chmod(0o777)
+    python = trainer.place / "bin" / "odd-python"
+    python.write_text(f"#!/bin/sh\nid -u >{said}/user\nenv >{said}/environment\n")
+    python.chmod(0o755)
+    assert confined(str(python), {}, mpi=True, user=trainer.name if as_user else "") == {}
+    assert int((said / "user").read_text()) == (trainer.uid if as_user else os.geteuid())
+    assert "AIRFLOW" not in (said / "environment").read_text()
 
 
 def test_the_environment_is_in_no_list_of_processes(job, trainer):
@@ -216,7 +233,7 @@ SBATCH = """#!/bin/sh
 if [ "$(id -un)" = root ]; then exit 1; fi
 case $0 in
 *sbatch) cat >script; env >environment; echo 7;;
-*scontrol) echo " JobId=7 JobName=unit/train-1 JobState=RUNNING NodeList=n1 ";;
+*squeue) echo "{line}";;
 *scancel) echo $1 >cancelled;;
 esac
 """
@@ -227,9 +244,11 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     spool = trainer.place / "spool"
     spool.mkdir()
     spool.chmod(0o777)
-    for name in ("sbatch", "scontrol", "scancel"):
+    fields = {"JobId": "7", "JobName": "unit/train-1", "JobState": "RUNNING"}
+    line = "|".join(fields.get(name, "") for name in slurm._FIELDS)
+    for name in ("sbatch", "squeue", "scancel"):
         command = trainer.place / "bin" / name
-        command.write_text(SBATCH.replace("case", f"cd {spool}\ncase", 1))
+        command.write_text(SBATCH.replace("{line}", line).replace("case", f"cd {spool}\ncase", 1))
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{trainer.place}/bin:{os.environ['PATH']}")
     one.spec = replace(one.spec, lock=trainer.place / ".one.lock")
