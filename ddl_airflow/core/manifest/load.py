@@ -185,6 +185,10 @@ def redacted_text(text: str) -> str:
     return _without_keys_in_comments(text, names)
 
 
+# After a field whose value stands below it, perhaps as a block, with a name or both.
+_BELOW = re.compile(r"\s*(&\S+\s*)?([|>][-+0-9]*\s*)?(#.*)?")
+
+
 def _without_keys_in_comments(text: str, names: Sequence[str]) -> str:
     """Masks what follows a field in a comment: it is no YAML any more, but no less secret.
 
@@ -194,13 +198,19 @@ def _without_keys_in_comments(text: str, names: Sequence[str]) -> str:
     lines = text.split("\n")
     follows = False  # a value that stands below its field
     for i, line in enumerate(lines):
+        value, mark, comment = line.partition("#")
+        if follows and value.strip():
+            # The value of a field that alone was commented out.
+            if ":" not in value:
+                indent = value[: -len(value.lstrip())]
+                lines[i] = line = f"{indent}'***'" + (f" #{comment}" if mark else "")
+            follows = False
         start = line.find("#")
         if start < 0:
-            follows = follows and not line.strip()
             continue
         found = field.search(line, start)
         if found is not None:
-            follows = not line[found.end() :].strip()
+            follows = _BELOW.fullmatch(line, found.end()) is not None
             lines[i] = line if follows else f"{line[: found.end()]} '***'"
         elif line[start:].strip("# \t"):
             lines[i] = f"{line[:start]}# '***'" if follows else line

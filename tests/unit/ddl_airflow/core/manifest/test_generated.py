@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
 from ddl_airflow.core.errors import ManifestError
@@ -221,3 +221,29 @@ def test_no_way_to_write_a_name_hides_its_dag_id(style: str | None) -> None:
             assert may_have_dag_id(text.encode("utf-8", "surrogatepass"), dag_id)
 
     check()
+
+
+_PLANTED = "plantedKey7"
+_KEYS = st.tuples(
+    st.sampled_from(["", "a:\n  ", "  ", "- ", "# ", "#", "x: 1 # "]),
+    st.sampled_from(["secret_access_key", "access_key_id", '"secret_access_key"']),
+    st.sampled_from([": ", " : ", ":\n  ", ": &k ", ": |\n  ", ": >-\n    "]),
+    st.sampled_from([_PLANTED, f"'{_PLANTED}'", f'"{_PLANTED}"', f"[{_PLANTED}]"]),
+    st.sampled_from(["\n", " # more\n", "\n\n", "\r\n"]),
+).map("".join)
+_OTHERS = st.sampled_from(["b: 1\n", "# a comment\n", "- x\n", "\t", "c: *k\n", "#" * 50])
+
+
+@seed(SEED)
+@settings(max_examples=COUNT, deadline=None, database=None)
+@given(st.lists(st.one_of(_KEYS, _KEYS, _OTHERS), max_size=8).map("".join))
+@example("# secret_access_key: |\n#   plantedKey7\n")
+@example("# secret_access_key:\n  plantedKey7 # more\n")
+def test_no_generated_key_is_shown_also_where_it_is_commented_out(text: str) -> None:
+    began = time.process_time()
+    try:
+        shown = redacted_text(text)
+    except ManifestError:
+        shown = ""
+    assert _PLANTED not in shown
+    assert time.process_time() - began < _LIMIT_S
