@@ -90,10 +90,17 @@ def store_of(reference: StoreReference) -> ObjectStore:
     keys = connection.resolve(os.environ, [one for one in re.split(r"[\s,]+", may_read) if one])
     mask_secret(keys.access_key_id)
     mask_secret(keys.secret_access_key)
+    # A reference is shown as it stands in the manifest; its value is the site's.
+    said = connection.endpoint_url if connection.endpoint_url != keys.endpoint_url else None
+    said = said or ""
     client = s3_client(
-        keys.endpoint_url, keys.access_key_id, keys.secret_access_key, keys.region_name
+        keys.endpoint_url,
+        keys.access_key_id,
+        keys.secret_access_key,
+        keys.region_name,
+        said=said,
     )
-    return open_store(reference.uri, client, keys.access_key_id)
+    return open_store(reference.uri, client, keys.access_key_id, said=said)
 
 
 def secret_of(conn_id: str) -> str:

@@ -91,11 +91,13 @@ def s3_client(
     secret_access_key: str | None,
     region_name: str | None = None,
     ca_bundle: str | None = None,
+    said: str = "",
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
 
     Args:
         ca_bundle: file with the certificates to trust; None for the usual ones.
+        said: what stands for the endpoint in messages, if it is not to be shown.
 
     Raises:
         ConnectionInvalid: the endpoint is no http(s) URL.
@@ -103,8 +105,8 @@ def s3_client(
     import boto3
 
     if endpoint_url is not None:
-        _check_endpoint(endpoint_url)
-    with s3_errors("s3", endpoint_url or "AWS"):
+        _check_endpoint(endpoint_url, said or repr(endpoint_url))
+    with s3_errors("s3", endpoint_url or "AWS", said=said):
         # A session of its own: building clients from the shared one is not safe in threads.
         return boto3.session.Session().client(
             "s3",
@@ -130,7 +132,7 @@ def s3_answer(client: Any, bucket: str = "") -> str:
         return f"{len(client.list_buckets()['Buckets'])} bucket(s) are there"
 
 
-def _check_endpoint(url: str) -> None:
+def _check_endpoint(url: str, said: str) -> None:
     fix = "Write https://host or https://host:port in endpoint_url, keys in their own fields."
     if "@" in url:  # may hold a password: not shown
         raise ConnectionInvalid(f"endpoint_url holds credentials. {fix}")
@@ -138,41 +140,61 @@ def _check_endpoint(url: str) -> None:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError as exc:
-        raise ConnectionInvalid(f"endpoint_url {url!r}: {exc}. {fix}") from exc
+        raise ConnectionInvalid(f"endpoint_url {said} cannot be read. {fix}") from exc
     if not usable:
-        raise ConnectionInvalid(f"endpoint_url {url!r} is no http(s) URL. {fix}")
+        raise ConnectionInvalid(f"endpoint_url {said} is no http(s) URL. {fix}")
 
 
 @contextmanager
-def s3_errors(uri: str, endpoint: str, needed: int = 0) -> Iterator[None]:
+def s3_errors(uri: str, endpoint: str, needed: int = 0, said: str = "") -> Iterator[None]:
     """Turns every error of boto3 into a StagingError that names object and endpoint.
 
     Args:
         uri: the object, or the bucket and prefix.
         endpoint: where it was looked for.
         needed: bytes that are about to be stored.
+        said: what stands for the endpoint in messages, where it is not to be shown.
     """
+    from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, HTTPError, ValueError) as exc:
+        meant = _meaning(exc, f"{uri} at {said or endpoint}", needed)
+        if not said:
+            raise meant from exc
+        raise type(meant)(_without(str(meant), endpoint, said), retryable=meant.retryable) from None
+
+
+def _without(text: str, endpoint: str, said: str) -> str:
+    """A message in which boto3 or urllib3 names the endpoint, whole or in parts."""
+    parts = urlsplit(endpoint)
+    for part in (endpoint.rstrip("/"), parts.netloc, parts.hostname, parts.path.strip("/")):
+        if part:
+            text = text.replace(part, said)
+    return text
+
+
+def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
     import botocore.exceptions as aws
     from urllib3.exceptions import HTTPError
 
-    where = f"{uri} at {endpoint}"
-    try:
-        yield
-    except aws.ClientError as exc:
-        raise _meaning(exc.response, where, needed) from exc
-    except (aws.ChecksumError, aws.FlexibleChecksumError) as exc:
-        raise TransferCorrupt(f"{where}: {exc}") from exc
-    except (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, HTTPError) as exc:
-        raise StagingError(
+    if isinstance(exc, aws.ClientError):
+        return _meaning_of_answer(exc.response, where, needed)
+    if isinstance(exc, (aws.ChecksumError, aws.FlexibleChecksumError)):
+        return TransferCorrupt(f"{where}: {exc}")
+    unreachable = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, HTTPError)
+    if isinstance(exc, unreachable):
+        return StagingError(
             f"{where}: {exc}. Check that the service runs and that this host reaches it."
-        ) from exc
-    except (aws.BotoCoreError, ValueError) as exc:
-        raise ConnectionInvalid(
-            f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection."
-        ) from exc
+        )
+    return ConnectionInvalid(
+        f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection."
+    )
 
 
-def _meaning(answer: dict[str, Any], where: str, needed: int) -> StagingError:
+def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> StagingError:
     code = str(answer.get("Error", {}).get("Code", ""))
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     said = f"{where}: {code} ({status})"
@@ -252,9 +274,19 @@ class S3Store:
     versions, and one object comes down in one stream.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str = "", access_key_id: str = "") -> None:
-        """``client``: a boto3 S3 client, made with ``s3_config``; ``access_key_id``: its own."""
+    def __init__(
+        self, client: Any, bucket: str, prefix: str = "", access_key_id: str = "", said: str = ""
+    ) -> None:
+        """The objects of ``s3://bucket/prefix``.
+
+        Args:
+            client: a boto3 S3 client, made with ``s3_config``.
+            bucket, prefix: the place.
+            access_key_id: the client's, where that is known.
+            said: what stands for the client's endpoint in messages, if it is not to be shown.
+        """
         self._client = client
+        self._said = said
         self._access_key_id = access_key_id
         # Once for a client, however often it is registered.
         client.meta.events.register(
@@ -267,7 +299,8 @@ class S3Store:
 
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""
-        return S3Store(self._client, self.bucket, f"{self.prefix}/{prefix}", self._access_key_id)
+        longer = f"{self.prefix}/{prefix}"
+        return S3Store(self._client, self.bucket, longer, self._access_key_id, self._said)
 
     @property
     def caller(self) -> str:
@@ -281,7 +314,8 @@ class S3Store:
 
     @contextmanager
     def _errors(self, key: str = "", needed: int = 0) -> Iterator[None]:
-        with s3_errors(f"{self.uri}/{key}" if key else self.uri, self.endpoint, needed):
+        where = f"{self.uri}/{key}" if key else self.uri
+        with s3_errors(where, self.endpoint, needed, self._said):
             yield
 
     def list(self) -> list[StoredObject]:
@@ -393,7 +427,8 @@ class S3Store:
         return int(answer["ContentLength"])
 
     def _corrupt(self, key: str, why: str) -> TransferCorrupt:
-        return TransferCorrupt(f"{self.uri}/{key} at {self.endpoint}: {why}. Transfer it again.")
+        where = f"{self.uri}/{key} at {self._said or self.endpoint}"
+        return TransferCorrupt(f"{where}: {why}. Transfer it again.")
 
     def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
         """Uploads, in parts when large, and compares the ETag with the file's."""
@@ -546,7 +581,7 @@ class S3Store:
         _log.warning(
             "%s/%s at %s: this service does not write on conditions: of two processes that change "
             "it at the same moment, one may be lost",
-            *(self.uri, key, self.endpoint),
+            *(self.uri, key, self._said or self.endpoint),
         )
 
     def exists(self, key: str) -> bool:

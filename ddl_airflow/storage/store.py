@@ -167,6 +167,7 @@ def open_store(
     client: Any = None,
     access_key_id: str = "",
     within: Sequence[Path] | None = None,
+    said: str = "",
 ) -> ObjectStore:
     """The store that a uri, as ``ObjectStore.uri`` gives it, names.
 
@@ -174,6 +175,7 @@ def open_store(
         uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
         client: a boto3 S3 client, for ``s3://`` alone.
         access_key_id: whose keys the client has, where that is known.
+        said: what stands for the client's endpoint in messages, if it is not to be shown.
         within: folders out of which no link may lead, for ``file://``; None: links are followed.
     """
     from ddl_airflow.storage.filesystem import FolderStore
@@ -187,4 +189,4 @@ def open_store(
         raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")
     if client is None:
         raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
-    return S3Store(client, bucket, prefix, access_key_id)
+    return S3Store(client, bucket, prefix, access_key_id, said)

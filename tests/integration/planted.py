@@ -15,8 +15,9 @@ _WHERE = (
     "connection",
     "parameter",
     "notification",
-    # Which a manifest takes by ${NAME}.
+    # Which a manifest takes by ${NAME}: as a key, and as an address that nobody answers at.
     "variable",
+    "address",
     # Written into a manifest: as a comment, and in one that is refused.
     "comment",
     "refused",
@@ -48,6 +49,7 @@ def environment(endpoint_url: str, mail_port: int) -> dict[str, str]:
         ),
         "AIRFLOW_CONN_PLANTED_MAIL": json.dumps(mail),
         "DDL_PLANTED": PLANTED["variable"],
+        "DDL_PLANTED_URL": f"http://127.0.0.1:9/{PLANTED['address']}",
     }
 
 

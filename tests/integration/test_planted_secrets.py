@@ -87,7 +87,9 @@ MORE
 """
 FAILED = {
     "planted-store": "{conn_id: planted_store}",
-    # What is no address is not said; and keys that are refused.
+    # Nobody listens there; what is no address; and keys that are refused.
+    "planted-nobody": '{endpoint_url: "${DDL_PLANTED_URL}", access_key_id: k, '
+    "secret_access_key: s}",
     "planted-address": '{endpoint_url: "${DDL_PLANTED}", access_key_id: k, secret_access_key: s}',
     "planted-keys": '{endpoint_url: ENDPOINT, access_key_id: "${DDL_PLANTED}", '
     'secret_access_key: "${DDL_PLANTED}"}',

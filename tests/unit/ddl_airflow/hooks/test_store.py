@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 from airflow.sdk.log import redact
 
-from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, store_of
@@ -60,6 +61,18 @@ def test_references_are_read_from_the_environment_when_used(monkeypatch):
     assert store._client.meta.endpoint_url == ENDPOINT
     assert store._client.meta.region_name == "eu-de"
     assert "hookTestSecretTwo" not in str(redact("x hookTestSecretTwo"))
+
+
+def test_what_a_reference_stands_for_is_in_no_message(monkeypatch):
+    monkeypatch.setenv("S3_URL", "http://127.0.0.1:9/planted-path")
+    store = s3(endpoint_url="${S3_URL}", access_key_id="k", secret_access_key="s")
+    with pytest.raises(StagingError) as failed:
+        store.list()
+    said = "".join(traceback.format_exception(failed.value))
+    assert "${S3_URL}" in said and "Check that the service runs" in said
+    assert "127.0.0.1" not in said and "planted-path" not in said, said
+    with pytest.raises(StagingError, match=r"a/key at \$\{S3_URL\}"):
+        store.at("a").read_bytes("key")
 
 
 def test_references_that_are_not_set_are_named(monkeypatch):
