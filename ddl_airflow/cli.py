@@ -97,6 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     tensorboard.add_argument("--port", type=int, default=6006, help="default: 6006")
     tensorboard.set_defaults(run=_tensorboard)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="look whether this host can run trainings, and which boundaries hold on it",
+        epilog="Ends with 1 if trainings cannot run; with --strict also if a boundary is open. "
+        "Run it where Airflow's tasks run, with their environment.",
+    )
+    doctor.add_argument("--strict", action="store_true", help="an open boundary is a failure")
+    doctor.set_defaults(run=_doctor)
+
     verify = commands.add_parser(
         "verify-cache",
         help="read all staged data in a workspace's cache, and remove what was changed or damaged",
@@ -419,6 +428,19 @@ def _tensorboard(options: argparse.Namespace) -> int:
     argv += ["--host", options.host, "--port", str(options.port)]
     sys.stdout.flush()
     os.execv(sys.executable, argv)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from ddl_airflow.doctor import State, examine  # the one command that needs Airflow's settings
+
+    states = set()
+    for found in examine():
+        states.add(found.state)
+        print(f"{found.state.value:5}  {found.what}: {found.said}")
+        if found.fix:
+            print(f"       {found.fix}")
+    bad = {State.WRONG, State.OPEN} if options.strict else {State.WRONG}
+    return 1 if states & bad else 0
 
 
 def _clean(options: argparse.Namespace) -> int:

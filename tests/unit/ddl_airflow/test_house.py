@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "bundle": {"core", "dag"},
     "plugin": {"core", "site", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
-    "cli": {"core", "storage", "lineage", "demo"},
+    "doctor": {"core", "launchers", "operators", "site"},
+    "cli": {"core", "storage", "lineage", "demo", "doctor"},
 }
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
 FOREIGN = {
