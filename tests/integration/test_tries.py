@@ -222,7 +222,14 @@ while not os.path.exists(folder + "/go"):
 """
 
 
-def test_the_second_training_of_an_experiment_waits_deferred(site, training):
+@pytest.fixture
+def triggerer(site):
+    running = site.also("triggerer")
+    yield
+    running.stop()
+
+
+def test_the_second_training_of_an_experiment_waits_deferred(site, training, triggerer):
     for name in ("shares-one", "shares-other"):
         training(name, GOES_ON, attempts=1, more="experiment: shared\n")
     experiment = site.workspace / "experiments" / "shared"
