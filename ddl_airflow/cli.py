@@ -27,7 +27,7 @@ from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
-from ddl_airflow.storage.s3 import s3_client
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import ObjectStore, open_store
 from ddl_airflow.storage.transfer import publications
 

@@ -18,7 +18,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.digits import write_digits
 from ddl_airflow.demo.site import USER, AirflowSite, EmbeddedObjectStore, running
-from ddl_airflow.storage.s3 import s3_client
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import open_store
 
 DATA_BUCKET = "mnist-training-data"

@@ -39,7 +39,7 @@ class ObjectStoreHook(BaseHook):
         Raises:
             ConnectionInvalid: a key is missing, or the endpoint is none.
         """
-        from ddl_airflow.storage.s3 import s3_client  # here and below: no parse needs it
+        from ddl_airflow.storage.s3_client import s3_client  # here and below: no parse needs it
 
         connection = self.get_connection(self.conn_id)
         if not (connection.login and connection.password):
@@ -61,7 +61,7 @@ class ObjectStoreHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""
-        from ddl_airflow.storage.s3 import s3_answer
+        from ddl_airflow.storage.s3_client import s3_answer
 
         try:
             client = self.get_conn()
@@ -84,7 +84,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri, within=reference.within)
     if connection.conn_id:
         return open_store(reference.uri, *_client_of_connection(connection.conn_id))
-    from ddl_airflow.storage.s3 import s3_client
+    from ddl_airflow.storage.s3_client import s3_client
 
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
     keys = connection.resolve(os.environ, [one for one in re.split(r"[\s,]+", may_read) if one])
@@ -129,7 +129,7 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    from ddl_airflow.storage.s3 import s3_config
+    from ddl_airflow.storage.s3_client import s3_config
 
     try:
         connection = BaseHook.get_connection(conn_id)

@@ -28,7 +28,8 @@ from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import Unfinished
 from ddl_airflow.storage.transfer import missing_from, publish, stage
 from tests.integration.ceph import CephObjectStore, available
@@ -459,7 +460,8 @@ STAGE_ALONE = """
 import sys
 from pathlib import Path
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.transfer import stage
 endpoint, key, secret, bucket, cache, destination = sys.argv[1:]
 store = S3Store(s3_client(endpoint, key, secret), bucket, "a prefix")

@@ -20,7 +20,8 @@ from ddl_airflow.lineage.production import (
     rollback,
 )
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.transfer import publish
 
 

@@ -23,7 +23,8 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.s3 import S3Store, s3_client, s3_config, s3_errors
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
 from ddl_airflow.storage.store import StoredObject
 
 MIB = 1024 * 1024

@@ -7,7 +7,8 @@ import pytest
 
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.s3 import S3Store, s3_client
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import check_keys, open_store
 
 
