@@ -72,6 +72,31 @@ bool Measured(const ddl::Topology& topology) {
   return large[1].back() == topology.size;
 }
 
+// Submits `request` and waits for its end.
+ddl::Status Run(ddl::Request request) {
+  std::promise<ddl::Status> finished;
+  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
+  ddl::Engine::Get().Submit(std::move(request));
+  return finished.get_future().get();
+}
+
+// The gather of `rows` rows at `in`, each of `columns` elements. Where the memory for all rows comes
+// from is left to the caller.
+ddl::Request GatherOf(const char* name, ddl::DType dtype, const void* in, int64_t rows,
+                      int64_t columns) {
+  ddl::TensorBuffer buffer;
+  buffer.in = in;
+  buffer.count = rows * columns;
+  buffer.dims = {rows, columns};
+  ddl::Request request;
+  request.kind = ddl::Request::Kind::kAllGather;
+  request.op_name = "AllGather";
+  request.name = name;
+  request.dtype = dtype;
+  request.tensors.push_back(buffer);
+  return request;
+}
+
 void Total(int rank) {
   float values[] = {1.0f, static_cast<float>(rank)};
   ddl::TensorBuffer buffer;
@@ -82,10 +107,7 @@ void Total(int rank) {
   request.op_name = "AllReduceN";
   request.name = "total";
   request.tensors.push_back(buffer);
-  std::promise<ddl::Status> finished;
-  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
-  const ddl::Status status = finished.get_future().get();
+  const ddl::Status status = Run(std::move(request));
   std::printf("<%d> %d %g\n", rank, static_cast<int>(status.code()),
               status.ok() ? values[0] * 100 + values[1] : 0.0f);
   std::fflush(stdout);
@@ -97,16 +119,7 @@ bool GatherLarge(const ddl::Topology& topology) {
   const int64_t rows = topology.rank == 0 ? kLargeRows : 3;
   std::vector<char> in(rows * kColumns), out;
   in.front() = in.back() = static_cast<char>(topology.rank + 1);
-  ddl::TensorBuffer buffer;
-  buffer.in = in.data();
-  buffer.count = rows * kColumns;
-  buffer.dims = {rows, kColumns};
-  ddl::Request request;
-  request.kind = ddl::Request::Kind::kAllGather;
-  request.op_name = "AllGather";
-  request.name = "large";
-  request.dtype = ddl::DType::kInt8;
-  request.tensors.push_back(buffer);
+  ddl::Request request = GatherOf("large", ddl::DType::kInt8, in.data(), rows, kColumns);
   request.allocate = [&out](const std::vector<int64_t>& sizes, void** memory) {
     int64_t all = 0;
     for (const int64_t size : sizes) all += size;
@@ -114,10 +127,7 @@ bool GatherLarge(const ddl::Topology& topology) {
     *memory = out.data();
     return ddl::Status();
   };
-  std::promise<ddl::Status> finished;
-  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
-  if (!finished.get_future().get().ok()) return false;
+  if (!Run(std::move(request)).ok()) return false;
   const int64_t others = topology.size - 1;
   if (static_cast<int64_t>(out.size()) != (kLargeRows + 3 * others) * kColumns) return false;
   int64_t first = 0;
@@ -132,16 +142,7 @@ bool GatherLarge(const ddl::Topology& topology) {
 // Rank 1 has no memory for the result: an error on every rank, and the group goes on.
 bool GatherWithoutMemory(const ddl::Topology& topology) {
   const int32_t in[] = {topology.rank, 7};
-  ddl::TensorBuffer buffer;
-  buffer.in = in;
-  buffer.count = 2;
-  buffer.dims = {2};
-  ddl::Request request;
-  request.kind = ddl::Request::Kind::kAllGather;
-  request.op_name = "AllGather";
-  request.name = "rows";
-  request.dtype = ddl::DType::kInt32;
-  request.tensors.push_back(buffer);
+  ddl::Request request = GatherOf("rows", ddl::DType::kInt32, in, 2, 1);
   std::vector<char> out;
   request.allocate = [&](const std::vector<int64_t>& sizes, void** memory) {
     if (topology.rank == 1) return ddl::Status(ddl::Code::kInternal, "no memory");
@@ -149,10 +150,7 @@ bool GatherWithoutMemory(const ddl::Topology& topology) {
     *memory = out.data();
     return ddl::Status();
   };
-  std::promise<ddl::Status> finished;
-  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
-  const ddl::Status status = finished.get_future().get();
+  const ddl::Status status = Run(std::move(request));
   return status.code() == ddl::Code::kInternal &&
          status.message().find("rank 1 could not allocate the result of") != std::string::npos;
 }
@@ -199,16 +197,8 @@ struct Memory {
 void GatherAndThrow(const ddl::Topology& topology) {
   auto memory = std::make_shared<Memory>(topology.rank);
   std::vector<char> out;
-  ddl::TensorBuffer buffer;
-  buffer.in = memory->bytes.data();
-  buffer.count = 1 << 20;
-  buffer.dims = {1 << 20};
-  ddl::Request request;
-  request.kind = ddl::Request::Kind::kAllGather;
-  request.op_name = "AllGather";
-  request.name = "rows";
-  request.dtype = ddl::DType::kInt8;
-  request.tensors.push_back(buffer);
+  ddl::Request request =
+      GatherOf("rows", ddl::DType::kInt8, memory->bytes.data(), memory->bytes.size(), 1);
   request.memory = std::move(memory);
   request.allocate = [&](const std::vector<int64_t>& sizes, void** result) {
     if (topology.rank == 1) throw std::bad_alloc();
@@ -216,10 +206,7 @@ void GatherAndThrow(const ddl::Topology& topology) {
     *result = out.data();
     return ddl::Status();
   };
-  std::promise<ddl::Status> finished;
-  request.done = [&finished](const ddl::Status& status) { finished.set_value(status); };
-  ddl::Engine::Get().Submit(std::move(request));
-  const ddl::Status status = finished.get_future().get();
+  const ddl::Status status = Run(std::move(request));
   std::printf("<%d> %s\n", topology.rank, status.message().c_str());
   std::fflush(stdout);
   static std::vector<char> kept;  // MPI may still write to it

@@ -3,10 +3,10 @@
 #include "core/config.h"
 
 #include <sched.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -36,16 +36,14 @@ TEST(ThreadsAreAWholeNumber) {
 class Machine {
  public:
   Machine() {
-    char name[] = "/tmp/machine-XXXXXX";
-    root_ = mkdtemp(name);
+    std::string name = std::filesystem::temp_directory_path() / "machine-XXXXXX";
+    root_ = mkdtemp(name.data());
   }
-  ~Machine() { (void)!system(("rm -r " + root_).c_str()); }
+  ~Machine() { std::filesystem::remove_all(root_); }
   const std::string& root() const { return root_; }
 
   void Write(const std::string& path, const std::string& text) {
-    for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
-      mkdir((root_ + path.substr(0, at)).c_str(), 0700);
-    }
+    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
     std::ofstream(root_ + path) << text;
   }
 

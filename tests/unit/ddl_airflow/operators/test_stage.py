@@ -125,12 +125,18 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
     assert task.execute(context) == said
 
 
-def test_what_was_rejected_is_not_trained_again_by_a_schedule(stage, layout, context_of, tmp_path):
+@pytest.fixture
+def scheduled(stage, context_of, tmp_path):
+    """A task that a schedule has run once, its context, and what it answered."""
     task = stage()
     task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
     context = context_of("staging")
     context["dag_run"].run_type.value = "scheduled"
-    said = task.execute(context)
+    return task, context, task.execute(context)
+
+
+def test_what_was_rejected_is_not_trained_again_by_a_schedule(scheduled, layout):
+    task, context, said = scheduled
     write_part(layout, "train", {"result": {"metrics": {"f1": 0.25}}, "tries": {}})
     write_part(layout, "transform", {"result": {}, "tries": {}})
     with DAG("staging", schedule=None):
@@ -160,13 +166,9 @@ def test_what_was_rejected_is_not_trained_again_by_a_schedule(stage, layout, con
         task.execute(context)
 
 
-def test_who_does_not_answer_in_time_has_rejected(stage, layout, context_of, tmp_path):
+def test_who_does_not_answer_in_time_has_rejected(scheduled):
     """What Airflow's scheduler sends then: the answer that was chosen, of no user."""
-    task = stage()
-    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
-    context = context_of("staging")
-    context["dag_run"].run_type.value = "scheduled"
-    said = task.execute(context)
+    task, context, said = scheduled
     answer = {"params_input": {}, "responded_at": datetime.now(UTC), "timedout": True}
     for then in ("approve", "reject"):
         with DAG("staging", schedule=None):
