@@ -116,6 +116,7 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
                 if not keep:
                     clock.say("the embedded store and its models end here; `make up` keeps them")
                 if keep:
+                    site.restart("triggerer")  # for what waits without a worker
                     clock.say(f"the UI stays: {site.url}  user {USER}  password {site.password}")
                     clock.say("Ctrl-C ends it")
                     while True:

@@ -228,19 +228,22 @@ class AirflowSite:
         )
 
     def restart(self, name: str) -> None:
-        """Starts ``dag-processor``, ``api-server`` or ``scheduler``, and ends the one before."""
+        """Starts ``dag-processor``, ``api-server``, ``scheduler`` or ``triggerer``.
+
+        Ends the one before. ``start`` starts no triggerer: the examples do without.
+        """
         if name in self._services:
             self._services.pop(name).stop()
-        words = [name, "--skip-serve-logs"] if name == "scheduler" else [name]
+        words = [name, "--skip-serve-logs"] if name in ("scheduler", "triggerer") else [name]
         self._services[name] = self.also(*words)
 
     def check(self) -> None:
-        """Raises RuntimeError when one of the three has ended by itself."""
+        """Raises RuntimeError when one that ``restart`` started has ended by itself."""
         for service in self._services.values():
             service.check()
 
     def revive(self) -> list[str]:
-        """Starts again which of the three has ended by itself, and says of each how it ended.
+        """Starts again what has ended by itself, and says of each how it ended.
 
         Airflow's scheduler ends over SQLite, which locks no rows, when a person deletes a run that
         it looks at: ``get_running_dag_runs_to_examine`` in ``airflow/models/dagrun.py``.
@@ -257,13 +260,13 @@ class AirflowSite:
         return list(dead.values())
 
     def service(self, name: str) -> Service:
-        """One of the three that ``restart`` names."""
+        """One that ``restart`` has started."""
         return self._services[name]
 
     def also(
         self, *words: str, name: str = "", environment: Mapping[str, str] | None = None
     ) -> Service:
-        """One process more, such as ``triggerer``, for the caller to stop.
+        """One process more, such as a second ``triggerer``, for the caller to stop.
 
         Args:
             words: Airflow's command.
