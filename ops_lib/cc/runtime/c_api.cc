@@ -1,7 +1,6 @@
 // What Python calls through ctypes, besides the ops.
 
 #include <cstdio>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -35,22 +34,12 @@ ddl::Request NewRequest(const char* op_name, const char* name, const char* strea
   return request;
 }
 
-// Hands the request, whose one tensor is `nbytes` at `values`, to the engine and waits for its end.
-// Returns a Code. It works on a copy: after an error messages may still point there (see
-// MpiSession), and the caller may free what is its own.
-int Run(ddl::Request request, void* values, int64_t nbytes, char* message, int message_size) {
-  const auto copy = std::make_shared<std::vector<char>>(
-      static_cast<char*>(values), static_cast<char*>(values) + nbytes);
-  if (!request.tensors.empty()) {
-    request.tensors[0].in = request.tensors[0].out = copy->data();
-    request.memory = copy;
-  }
+// Hands the request to the engine and waits for its end. Returns a Code.
+int Run(ddl::Request request, char* message, int message_size) {
   std::promise<ddl::Status> ended;
   request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
   ddl::Engine::Get().Submit(std::move(request));
-  const ddl::Status status = ended.get_future().get();
-  if (status.ok() && nbytes > 0) std::memcpy(values, copy->data(), nbytes);
-  return Tell(status, message, message_size);
+  return Tell(ended.get_future().get(), message, message_size);
 }
 
 }  // namespace
@@ -76,6 +65,12 @@ __attribute__((visibility("default"))) int ddl_device_collectives() {
   return ddl::Engine::Get().ReachesGpus() ? 1 : 0;
 }
 
+// Whether messages may still point to what a collective that ended with an error was given, which
+// must then never be freed: 1 or 0.
+__attribute__((visibility("default"))) int ddl_has_abandoned_messages() {
+  return ddl::MpiSession::HasAbandonedMessages() ? 1 : 0;
+}
+
 // Sums (or averages) `count` elements over the ranks in place, and waits for that. `stream`: see
 // Request. `dtype` is a DType. Returns a Code, with a message if it is not 0.
 __attribute__((visibility("default"))) int ddl_all_reduce(const char* name, const char* stream,
@@ -88,8 +83,7 @@ __attribute__((visibility("default"))) int ddl_all_reduce(const char* name, cons
   request.ordered = gives_way == 0;
   request.gives_way = gives_way != 0;
   request.tensors.push_back({values, values, count, {count}});
-  const int64_t nbytes = count * static_cast<int64_t>(ddl::DTypeSize(request.dtype));
-  return Run(std::move(request), values, nbytes, message, message_size);
+  return Run(std::move(request), message, message_size);
 }
 
 // Overwrites `nbytes` at `values` with those of rank `root`. Returns as ddl_all_reduce.
@@ -101,7 +95,7 @@ __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const
   request.kind = ddl::Request::Kind::kBroadcast;
   request.root = root;
   request.tensors.push_back({values, values, nbytes, {nbytes}});
-  return Run(std::move(request), values, nbytes, message, message_size);
+  return Run(std::move(request), message, message_size);
 }
 
 // Waits until all ranks are at the barrier of that name. `hint`: what to do where another rank is at
@@ -109,12 +103,13 @@ __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const
 __attribute__((visibility("default"))) int ddl_barrier(const char* name, const char* stream,
                                                        const char* hint, char* message,
                                                        int message_size) {
-  int32_t nothing = 0;
+  const auto nothing = std::make_shared<int32_t>(0);
   ddl::Request request =
       NewRequest("Barrier", name, stream, static_cast<int>(ddl::DType::kInt32));
   request.hint = ddl::OneLine(hint);
-  request.tensors.push_back({&nothing, &nothing, 1, {1}});
-  return Run(std::move(request), &nothing, sizeof(nothing), message, message_size);
+  request.tensors.push_back({nothing.get(), nothing.get(), 1, {1}});
+  request.memory = nothing;
+  return Run(std::move(request), message, message_size);
 }
 
 // Contributes zeros to what the other ranks reduce, until all have called it. `last` gets the last
@@ -124,7 +119,7 @@ __attribute__((visibility("default"))) int ddl_join(const char* stream, int* las
   ddl::Request request = NewRequest("Join", "join", stream, static_cast<int>(ddl::DType::kInt32));
   request.kind = ddl::Request::Kind::kJoin;
   request.joined = [last](int rank) { *last = rank; };
-  return Run(std::move(request), nullptr, 0, message, message_size);
+  return Run(std::move(request), message, message_size);
 }
 
 // See Teams::Prepare.

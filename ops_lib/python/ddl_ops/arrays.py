@@ -18,6 +18,8 @@ from ddl_ops.program_order import stream
 _INVALID_ARGUMENT = 1
 _UNAVAILABLE = 6
 _DIGEST_WORDS = 8  # of 32 bits, so that sums over ranks fit 64
+# What messages may still be written to. Never freed.
+_abandoned: list[np.ndarray[Any, Any]] = []
 _SUMMED = ("float16", "float32", "float64", "int32", "int64")
 
 
@@ -25,9 +27,14 @@ class NotTogetherError(RuntimeError):
     """Some ranks did not call what all have to."""
 
 
-def _raise_unless_ok(code: int, message: ctypes.Array[ctypes.c_char]) -> None:
+def _raise_unless_ok(
+    code: int, message: ctypes.Array[ctypes.c_char], given: np.ndarray[Any, Any] | None = None
+) -> None:
+    """Keeps what the collective was given if an error of the transport left it to MPI."""
     if code == 0:
         return
+    if given is not None and runtime().ddl_has_abandoned_messages():
+        _abandoned.append(given)
     text = message.value.decode(errors="replace")
     if code == _INVALID_ARGUMENT:
         raise ValueError(text)
@@ -43,7 +50,7 @@ def _all_reduce(
         *(name.encode(), _stream(name), _dtype_number(array), average, gives_way),
         *(array.ctypes.data, array.size, message, len(message)),
     )
-    _raise_unless_ok(code, message)
+    _raise_unless_ok(code, message, array)
 
 
 def _dtype_number(array: np.ndarray[Any, Any]) -> int:
@@ -105,7 +112,7 @@ def broadcast(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
             *(name.encode(), _stream(name), root),
             *(values.ctypes.data, values.nbytes, message, len(message)),
         )
-        _raise_unless_ok(code, message)
+        _raise_unless_ok(code, message, values)
         array[...] = values
 
 

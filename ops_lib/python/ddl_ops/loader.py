@@ -175,6 +175,7 @@ def runtime() -> ctypes.CDLL:
     for name, returns, *takes in (
         ("ddl_init", number, ctypes.POINTER(ctypes.c_int), text, size),
         ("ddl_device_collectives", number),
+        ("ddl_has_abandoned_messages", number),
         ("ddl_dtype", number, text),
         ("ddl_all_reduce", number, text, text, number, number, number, address, count, text, size),
         ("ddl_broadcast", number, text, text, number, address, count, text, size),
