@@ -11,6 +11,12 @@
 #include "core/log.h"
 
 namespace ddl {
+namespace {
+
+// A loop that names each of its rounds would fill the memory.
+constexpr size_t kMostNames = 10'000;
+
+}  // namespace
 
 ProgressWriter::~ProgressWriter() {
   if (file_ >= 0) close(file_);
@@ -27,7 +33,9 @@ Status ProgressWriter::Open(const std::string& path) {
 void ProgressWriter::Add(const Passage& passage) {
   if (file_ < 0 || !passage.status.ok()) return;
   const Request& request = passage.request;
-  if (request.op_name == "AllReduceN" || request.op_name == "TeamGradients") {
+  if (request.op_name == "AllReduceN" || request.op_name == "AllReduceAtStep" ||
+      request.op_name == "TeamGradients") {
+    if (runs_.size() >= kMostNames) runs_.clear();
     step_ = std::max(step_, ++runs_[request.name]);
   }
   if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += passage.nbytes;
