@@ -138,11 +138,12 @@ __attribute__((visibility("default"))) int ddl_configure_team(int team, int smoo
 
 // One step of a team, see Teams::Step: reads `tensors` arrays `in` of `counts` elements, and writes
 // what the step applies to `out`. Waits as long as the step has to. Returns as ddl_all_reduce.
-__attribute__((visibility("default"))) int ddl_team_gradients(int team, const char* name, int dtype,
+__attribute__((visibility("default"))) int ddl_team_gradients(int team, const char* name,
+                                                              const char* stream, int dtype,
                                                               int tensors, const void** in,
                                                               void** out, const int64_t* counts,
                                                               char* message, int message_size) {
-  ddl::Request request = NewRequest("TeamGradients", name, "", dtype);
+  ddl::Request request = NewRequest("TeamGradients", name, stream, dtype);
   // Reduced in place: the caller may change `in` as soon as this returns.
   const auto copies = std::make_shared<std::vector<std::vector<char>>>();
   for (int i = 0; i < tensors; ++i) {

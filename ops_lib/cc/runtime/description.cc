@@ -71,7 +71,7 @@ std::string WithoutFirstDimension(std::string tensor) {
 // All but the instance and the step, which change.
 std::string Constant(const Request& request) {
   std::string text = request.op_name + "\n" + request.name + "\n" + OptionsOf(request) + "\n";
-  if (request.ordered) text += request.stream;
+  text += request.stream;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const std::string line = TensorLine(request, i);
     text += "\n" + (request.kind == Request::Kind::kAllGather ? WithoutFirstDimension(line) : line);
@@ -107,7 +107,7 @@ std::string Describe(const Request& request) {
   std::string text = request.op_name + "\n" + request.name + request.instance + "\n" +
                      OptionsOf(request) + "\n";
   if (request.step >= 0) text += "step " + std::to_string(request.step);
-  text += "\n" + (request.ordered ? request.stream : std::string()) + "\n" + request.hint;
+  text += "\n" + request.stream + "\n" + request.hint;
   for (size_t i = 0; i < request.tensors.size(); ++i) text += "\n" + TensorLine(request, i);
   return text;
 }

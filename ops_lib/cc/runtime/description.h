@@ -29,7 +29,7 @@ void Digest(const Request& request, int64_t generation, uint64_t digest[2]);
 std::string Title(const std::string& description);
 std::string Title(const Request& request);
 
-// The stream of an ordered request.
+// The stream of a request.
 std::string StreamOf(const std::string& description);
 
 // Whether both fit one collective: they are equal, but for the first dimensions of tensors that are

@@ -12,7 +12,8 @@ namespace ddl {
 
 // Reduces the tensors of one request as one, or by the baseline.
 //
-// float16 and bfloat16 are added and divided in float32 and rounded once, at the end. MPI_Allreduce
+// float16 and bfloat16 are added and divided in float32 and rounded once, at the end (twice where
+// several hosts have several ranks each). MPI_Allreduce
 // does not know them, so in the baseline they travel as float32.
 class FusedAllReduce {
  public:

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kMostRemembered = 100'000;
 
 Turn TurnOf(const Request& request) {
-  return {Title(request), request.ordered, request.ordered ? request.stream : std::string()};
+  return {Title(request), request.ordered, request.stream};
 }
 
 // Requests of one title may come from several streams.
@@ -95,8 +95,8 @@ std::vector<Turn> Negotiator::Order() const {
 
 std::deque<Request>::iterator Negotiator::Find(const Turn& turn) {
   for (auto request = pending_.begin(); request != pending_.end(); ++request) {
-    if (turn.ordered && request->ordered ? request->stream == turn.stream
-                                         : Title(*request) == turn.title) {
+    if (request->stream != turn.stream) continue;
+    if ((turn.ordered && request->ordered) || Title(*request) == turn.title) {
       return request;
     }
   }

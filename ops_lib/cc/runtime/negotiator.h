@@ -17,7 +17,7 @@ namespace ddl {
 struct Turn {
   std::string title;  // Title of the request
   bool ordered = true;
-  std::string stream;  // of an ordered one
+  std::string stream;
 };
 
 // Keeps the requests that wait for their turn, and says which of them this rank shows next. It has

@@ -12,10 +12,10 @@ constexpr char kOnGpu[] = "] on a GPU";
 
 // Whether the order alone keeps two requests apart.
 bool DifferInOrder(const Proposal& one, const Proposal& other) {
-  if (one.kind == Proposal::Kind::kOrdered && other.kind == Proposal::Kind::kOrdered) {
-    return StreamOf(one.description) != StreamOf(other.description);
-  }
-  return Title(one.description) != Title(other.description);
+  if (StreamOf(one.description) != StreamOf(other.description)) return true;
+  const bool ordered =
+      one.kind == Proposal::Kind::kOrdered && other.kind == Proposal::Kind::kOrdered;
+  return !ordered && Title(one.description) != Title(other.description);
 }
 
 // What joined ranks cannot take part in.

@@ -47,8 +47,8 @@ struct Request {
   // All ranks submit this one at the same place among the ordered ones of its stream, because
   // something above keeps the order. Else they find out which comes first.
   bool ordered = true;
-  // Who keeps the order: the name of a thread of the program, the same on every rank. Empty: the
-  // main thread.
+  // Who asks, and keeps the order where there is one: the name of a thread of the program, the same
+  // on every rank. Empty: the main thread, or a request that is known by its name alone.
   std::string stream;
   int64_t step = -1;  // of the training; -1: not known
   // Requests of one run of a graph fail together, because TensorFlow ends a run at its first error.

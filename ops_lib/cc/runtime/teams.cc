@@ -93,7 +93,7 @@ Status Teams::Configure(int team, const TeamPlan& plan) {
                       ", which count from 0.");
   }
   plans_[team] = plan;
-  streams_.erase(streams_.lower_bound({team, ""}), streams_.lower_bound({team + 1, ""}));
+  streams_.erase(streams_.lower_bound({team, "", ""}), streams_.lower_bound({team + 1, "", ""}));
   return Status();
 }
 
@@ -102,9 +102,10 @@ Status Teams::Begin(const Key& key, const Request& request, std::shared_ptr<void
                     StepGradients* gradients) {
   const std::string what = "dl_comm.gradients(), \"" + request.name + "\": ";
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto planned = plans_.find(key.first);
+  const int number = std::get<0>(key);
+  const auto planned = plans_.find(number);
   if (planned == plans_.end()) {
-    const std::string team = std::to_string(key.first);
+    const std::string team = std::to_string(number);
     return Status(Code::kFailedPrecondition,
                   what + (count_ == 0 ? "ran before dl_comm.init(). Call init and config_team(" +
                                             team + ", ...) before the first step."
@@ -144,7 +145,7 @@ Status Teams::Begin(const Key& key, const Request& request, std::shared_ptr<void
 void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
                  std::shared_ptr<void> outputs, std::function<void(const StepGradients&)> then) {
   const Clock::time_point begin = Clock::now();
-  const Key key(team, request.name);
+  const Key key(team, request.stream, request.name);
   const int64_t nbytes = Elements(request.tensors) * static_cast<int64_t>(DTypeSize(request.dtype));
   TeamPlan plan;
   int64_t step = 0;
@@ -194,7 +195,7 @@ void Teams::Account(const Key& key, const TeamPlan& plan, int64_t step, Clock::t
     std::snprintf(line, sizeof(line),
                   "dl_comm team %d \"%.100s\": step %lld of %lld, %s: %.3f MB a step, "
                   "communication %.3f ms a step, %.3f ms of it hidden behind computing",
-                  key.first, key.second.c_str(), static_cast<long long>(step),
+                  std::get<0>(key), std::get<2>(key).c_str(), static_cast<long long>(step),
                   static_cast<long long>(plan.max_steps), PhaseName(gradients.share),
                   static_cast<double>(nbytes) / 1e6, stream.communicating_s * per_step_ms,
                   (stream.communicating_s - stream.waited_s) * per_step_ms);

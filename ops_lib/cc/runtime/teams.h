@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -83,7 +84,7 @@ struct StepGradients {
   void Write(size_t index, int64_t count, DType dtype, void* out) const;
 };
 
-// The teams of a process. Each has a plan; and each stream of gradients in it, known by its name,
+// The teams of a process. Each has a plan; and each stream of gradients in it, known by its name and thread,
 // counts its steps and has at most one flight that the next step waits for.
 class Teams {
  public:
@@ -116,7 +117,7 @@ class Teams {
     double communicating_s = 0;
     double waited_s = 0;
   };
-  using Key = std::pair<int, std::string>;
+  using Key = std::tuple<int, std::string, std::string>;  // team, thread, name
 
   // Decides on the next step of a stream.
   Status Begin(const Key& key, const Request& request, std::shared_ptr<void> outputs,

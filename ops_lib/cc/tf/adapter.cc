@@ -100,6 +100,34 @@ CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
   stream_ = OneLine(stream_);
 }
 
+void CollectiveKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
+  const int64_t step = context->step_id();  // of one call of a tf.function
+  bool alone = true;
+  {
+    std::lock_guard<std::mutex> lock(runs_mutex_);
+    alone = !ordered_ || running_ == 0 || running_step_ == step;
+    if (alone) {
+      ++running_;
+      running_step_ = step;
+    }
+  }
+  if (!alone) {
+    context->SetStatus(absl::FailedPreconditionError(
+        type_string() + " \"" + request_ +
+        "\": two threads run its tf.function at once, and the ranks cannot tell whose turn it is. "
+        "Make a tf.function in each thread."));
+    done();
+    return;
+  }
+  Start(context, [this, done = std::move(done)] {
+    {
+      std::lock_guard<std::mutex> lock(runs_mutex_);
+      --running_;
+    }
+    done();
+  });
+}
+
 Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* context) const {
   Request request;
   request.kind = kind;
@@ -177,15 +205,18 @@ void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
     ending->End(Status(Code::kCancelled, title + ": cancelled with its step."));
   };
   request.withdrawn = withdrawn;
-  tf::CancellationManager* manager = context->cancellation_manager();
-  bool in_time = true;
-  if (manager != nullptr) {
-    const tf::CancellationToken token = manager->get_cancellation_token();
-    ending->set_deregister([manager, token] { (void)manager->TryDeregisterCallback(token); });
-    in_time = manager->RegisterCallback(token, withdraw);
-  }
+  const bool in_time = OnCancellation(context, ending.get(), withdraw);
   Engine::Get().Submit(std::move(request));
   if (!in_time) withdraw();  // the other ranks must know that it does not come
+}
+
+bool CollectiveKernel::OnCancellation(tf::OpKernelContext* context, Ending* ending,
+                                      const std::function<void()>& cancel) {
+  tf::CancellationManager* manager = context->cancellation_manager();
+  if (manager == nullptr) return true;
+  const tf::CancellationToken token = manager->get_cancellation_token();
+  ending->set_deregister([manager, token] { (void)manager->TryDeregisterCallback(token); });
+  return manager->RegisterCallback(token, cancel);
 }
 
 DType ToDType(tf::DataType dtype) {

@@ -61,8 +61,15 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* construction);
 
+  // Refuses a second thread that runs the same ordered op meanwhile. The op knows the thread in which
+  // its tf.function was traced, so the ranks would take one thread's tensors for the other's.
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final;
+
  protected:
   using Tensors = std::vector<tensorflow::Tensor>;
+
+  // As ComputeAsync of other kernels.
+  virtual void Start(tensorflow::OpKernelContext* context, DoneCallback done) = 0;
 
   // What is alike in all: who asks.
   Request NewRequest(Request::Kind kind, tensorflow::OpKernelContext* context) const;
@@ -77,6 +84,11 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
               const std::vector<const tensorflow::Tensor*>& shaped,
               std::shared_ptr<Tensors> memory, std::shared_ptr<Ending> ending);
 
+  // Lets TensorFlow's cancellation call `cancel`. Returns whether that is in time, else it is not
+  // called.
+  static bool OnCancellation(tensorflow::OpKernelContext* context, Ending* ending,
+                             const std::function<void()>& cancel);
+
   // Gives `request` its signature: the one of the run before if the shapes are the same.
   void Sign(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
 
@@ -87,6 +99,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   Code mismatch_ = Code::kInvalidArgument;
   std::mutex mutex_;  // guards signature_
   std::shared_ptr<const Signature> signature_;
+  std::mutex runs_mutex_;  // guards what follows
+  int running_ = 0;        // runs that have not ended
+  int64_t running_step_ = 0;
 };
 
 // Ours for TensorFlow's. Only for the types in kPlainTypes.

@@ -75,7 +75,7 @@ class AllGatherOp : public CollectiveKernel {
  public:
   using CollectiveKernel::CollectiveKernel;
 
-  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+  void Start(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
     Request request = NewRequest(Request::Kind::kAllGather, context);
     request.tensors.push_back(ToBuffer(input.data(), input));

@@ -30,7 +30,7 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
   }
 }
 
-void AllReduceKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
+void AllReduceKernel::Start(tf::OpKernelContext* context, DoneCallback done) {
   Request request = NewRequest(Request::Kind::kAllReduce, context);
   std::vector<const tf::Tensor*> outputs;
   const auto memory = std::make_shared<Tensors>();

@@ -12,7 +12,7 @@ namespace ddl {
 class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(tensorflow::OpKernelConstruction* construction);
-  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
+  void Start(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  private:
   int first_ = 0;  // input that is reduced

@@ -34,7 +34,8 @@ dtype or an attribute differ.
 
 input: N tensors of any shapes, the same on every rank.
 output: For each input the sum over the ranks; for avg divided once by their number, integers
-  toward zero. float16 and bfloat16 are summed and divided as float32 and rounded once. On a GPU
+  toward zero. float16 and bfloat16 are summed and divided as float32 and rounded once, or twice
+  where several hosts have several ranks each. On a GPU
   NCCL adds, in its own way.
 mpi: One MPI_Allreduce for each tensor as it is, without fusion or pieces: the baseline.
 check: Between 0 and 1. If positive, also reduces as `mpi` does and fails with Internal if an

@@ -27,7 +27,8 @@ dtype or op differ.
 
 input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero.
-  float16 and bfloat16 are summed and divided as float32 and rounded once. On a GPU
+  float16 and bfloat16 are summed and divided as float32 and rounded once, or twice where several
+  hosts have several ranks each. On a GPU
   NCCL adds, in its own way.
 ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
   difference is an error at once. Else the ranks know it by its name and agree whose turn it is.

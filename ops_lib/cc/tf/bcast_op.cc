@@ -45,7 +45,7 @@ class BcastOp : public CollectiveKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
   }
 
-  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+  void Start(tf::OpKernelContext* context, DoneCallback done) override {
     const tf::Tensor& input = context->input(0);
     Topology topology;
     tf::Tensor* output = nullptr;

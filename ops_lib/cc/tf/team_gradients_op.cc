@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/description.h"
 #include "runtime/teams.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -50,7 +51,7 @@ class TeamGradientsOp : public CollectiveKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("team", &team_));
   }
 
-  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+  void Start(tf::OpKernelContext* context, DoneCallback done) override {
     Request request = NewRequest(Request::Kind::kAllReduce, context);
     // The engine may work on them after this step is over, and it fails alone.
     request.run = 0;
@@ -84,12 +85,19 @@ class TeamGradientsOp : public CollectiveKernel {
       request.tensors[i].dims = request.signature->dims[i];  // compared with those of the step before
     }
     const std::shared_ptr<Ending> ending = NewEnding(context, std::move(done));
+    // The reduction itself goes on: the other ranks count on it, and maybe this rank's next step.
+    const auto cancel = [ending, title = Title(request)] {
+      ending->End(Status(Code::kCancelled, title + ": cancelled with its step."));
+    };
+    if (!OnCancellation(context, ending.get(), cancel)) cancel();
     ProcessTeams().Step(team_, std::move(request), inputs, outputs,
-                        [context, ending,
-                         shapes = std::move(shapes)](const StepGradients& gradients) {
+                        [ending, shapes = std::move(shapes)](const StepGradients& gradients) {
                           Status status = gradients.status;
                           if (status.ok()) {
-                            const absl::Status set = SetOutputs(context, shapes, gradients);
+                            const absl::Status set =
+                                ending->WithContext([&](tf::OpKernelContext* context) {
+                                  return SetOutputs(context, shapes, gradients);
+                                });
                             if (!set.ok()) {
                               status = Status(Code::kInternal, std::string(set.message()));
                             }
@@ -102,6 +110,7 @@ class TeamGradientsOp : public CollectiveKernel {
   static absl::Status SetOutputs(tf::OpKernelContext* context,
                                  const std::vector<tf::TensorShape>& shapes,
                                  const StepGradients& gradients) {
+    if (context == nullptr) return absl::OkStatus();  // cancelled: nobody looks at them
     if (!gradients.own != !gradients.before) {  // one of them: its tensors are the outputs
       const Flight& flight = gradients.own ? *gradients.own : *gradients.before;
       const auto tensors = std::static_pointer_cast<std::vector<tf::Tensor>>(flight.outputs());

@@ -166,10 +166,12 @@ def gradients(
         if array is not None:
             by_dtype.setdefault(array.dtype.name, []).append(index)
     for dtype, members in by_dtype.items():
+        name = f"{dtype} of team {team}"
         given = [np.ascontiguousarray(arrays[index]) for index in members]
         message = ctypes.create_string_buffer(2048)
         code = runtime().ddl_team_gradients(
-            *(team, f"{dtype} of team {team}".encode(), _dtype_number(given[0]), len(given)),
+            *(team, name.encode(), _stream("dl_comm.gradients()")),
+            *(_dtype_number(given[0]), len(given)),
             (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given)),
             (ctypes.c_void_p * len(given))(*(results[index].ctypes.data for index in members)),
             (ctypes.c_int64 * len(given))(*(array.size for array in given)),

@@ -9,7 +9,7 @@ import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
 from ddl_ops import arrays
-from ddl_ops.environment import PLACEMENT, require_launched
+from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
 from ddl_ops.program_order import keeps_order, stream
@@ -133,8 +133,16 @@ def _allreduce_slices(
     with tf.control_dependencies([indices]):
         values = allgather(slices.values, f"{name}_values" if name else None)
     if average:
-        values /= tf.cast(PLACEMENT.size, values.dtype)
+        with tf.control_dependencies([values]):
+            values /= tf.cast(contributors(f"{name}_contributors" if name else None), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def contributors(name: str | None = None) -> tf.Tensor:
+    """How many ranks have not joined, a float32 scalar. Collective: joined ranks add zeros."""
+    total = allreduce(tf.constant(1.0), average=False, name=name)
+    assert isinstance(total, tf.Tensor)
+    return total
 
 
 def size_op(name: str | None = None) -> tf.Tensor:
@@ -171,7 +179,8 @@ def allreduce_n(
             InvalidArgumentError instead of an average of different steps.
 
     All ranks get the same bits. The tensors are float16, bfloat16, float32, float64, int32 or
-    int64, all of one dtype, of any shapes. The halves are added as float32 and rounded once. All
+    int64, all of one dtype, of any shapes. The halves are added as float32 and rounded once, or
+    twice where several hosts have several ranks each. All
     tensors travel together, so many small ones cost little more than one. Errors as bcast;
     ValueError if dtypes are mixed.
     """

@@ -94,8 +94,9 @@ def reduce_gradients(
 
     With DDL_WIRE_DTYPE, dense float32 and float64 gradients are rounded to that type before they
     are reduced, and the result to it again: half the bytes or less to send, and an error of at most
-    2 u times the average magnitude over the ranks, u = 2^-11 for float16 (whose smallest step is
-    2^-24, and which ends at 65504) and 2^-8 for bfloat16.
+    2 u times the average magnitude over the ranks (3 u where several hosts have several ranks
+    each), u = 2^-11 for float16 (whose smallest step is 2^-24, and which ends at 65504) and 2^-8
+    for bfloat16.
 
     Gradients of one dtype are reduced by one AllReduceN, or by several of about DDL_GROUP_SIZE
     elements, each after the one before it; then the sparse ones. Errors as allreduce_n and

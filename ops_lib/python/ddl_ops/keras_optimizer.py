@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,11 +16,16 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.gradients import reduce_gradients
 from ddl_ops.lifecycle import initialised
+from ddl_ops.program_order import stream
 
 # On a distributed optimizer.
 _MARK = "_ddl_distributed"
 # On one whose gradients the loss scaling around it has reduced.
 _REDUCED_OUTSIDE = "_ddl_reduced_outside"
+# Which of the optimizers that its thread has reduced for.
+_NUMBER = "_ddl_number"
+_numbers: collections.Counter[str] = collections.Counter()
+_numbers_lock = threading.Lock()
 
 
 def distribute(
@@ -137,7 +144,24 @@ def _redirect(optimizer: Any) -> None:
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
-    return reduce_gradients(list(grads), step=step)
+    return reduce_gradients(list(grads), name=_name_of_gradients(optimizer), step=step)
+
+
+def _name_of_gradients(optimizer: Any) -> str:
+    """Tells the gradients of one optimizer from those of another of the same shapes.
+
+    Counted at the first reduction, for each thread by itself: only in a thread is the order of
+    these the same on all ranks.
+    """
+    if PLACEMENT.size == 1:
+        return "ddl_gradients"
+    if not hasattr(optimizer, _NUMBER):
+        thread = stream("the optimizer's first step")
+        with _numbers_lock:
+            setattr(optimizer, _NUMBER, _numbers[thread])
+            _numbers[thread] += 1
+    number = getattr(optimizer, _NUMBER)
+    return f"ddl_gradients_of_optimizer_{number}" if number else "ddl_gradients"
 
 
 def _owner(kind: type, name: str) -> type:

@@ -184,7 +184,7 @@ def runtime() -> ctypes.CDLL:
         ("ddl_prepare_teams", None, number, count),
         ("ddl_configure_team", number, number, number, count, count, count, text, size),
         (
-            *("ddl_team_gradients", number, number, text, number, number),
+            *("ddl_team_gradients", number, number, text, text, number, number),
             *(addresses, addresses, counts, text, size),
         ),
         ("ddl_shutdown", None),

@@ -26,9 +26,10 @@ def _rank() -> tf.Tensor:
 def _order() -> dict[str, Any]:
     # Eagerly they run in the order of the tape. In graphs nothing orders them: TensorFlow orders
     # the ops of a tf.function, but not their gradients.
-    if not tf.executing_eagerly():
+    if not tf.compat.v1.executing_eagerly_outside_functions():
         return {}
-    return {"ordered": True, "stream": stream("a gradient of a collective")}
+    thread = stream("a gradient of a collective")
+    return {"ordered": tf.executing_eagerly(), "stream": thread}
 
 
 def _all_reduce(upstream: tf.Tensor, op: str = "sum") -> tf.Tensor:

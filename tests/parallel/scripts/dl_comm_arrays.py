@@ -6,6 +6,7 @@ Inputs differ by rank, index and step. The argument is a folder for the ranks to
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -236,6 +237,36 @@ def teams_count_their_own_steps() -> None:
     assert (mc.gradients([own_gradient(2)], 2)[0] == mean_of_step(2)).all()
     said = error_of(ValueError, mc.gradients, [np.zeros(5, np.float32)], 1)
     assert "other shapes than those of the step before" in said, said
+
+
+@check
+def teams_in_threads_are_told_apart_and_threads_without_names_refused() -> None:
+    mc.config_team(1, 0, 9, 9)
+    mc.config_team(2, 0, 9, 9)
+    found: dict[str, list[float] | Exception] = {}
+
+    def steps(name: str, team: int, base: int) -> None:
+        try:
+            found[name] = [
+                float(mc.gradients([own_gradient(base + step)], team)[0][0, 0]) for step in range(5)
+            ]
+        except Exception as error:
+            found[name] = error
+
+    def run(*threads: threading.Thread) -> None:
+        for thread in threads if RANK % 2 == 0 else reversed(threads):
+            thread.start()
+            time.sleep(0.05)
+        for thread in threads:
+            thread.join()
+
+    for teams in ((1, 2), (1, 1)):  # two teams, and one for both
+        plans = {"one": (teams[0], 0), "two": (teams[1], 100)}
+        run(*(threading.Thread(target=steps, args=(n, *p), name=n) for n, p in plans.items()))
+        for name, (_, base) in plans.items():
+            assert found[name] == [mean_of_step(base + step) for step in range(5)], found
+    run(threading.Thread(target=steps, args=("nameless", 1, 0)))
+    assert "Name the thread" in str(found["nameless"]), found
 
 
 @check

@@ -350,6 +350,26 @@ def hooks_of_ddl_leave_averages_alone() -> None:
 
 
 @check
+def a_step_that_fails_waits_for_nobody() -> None:
+    mc.config_team(1, 0, 9, 9)
+    with tf.Graph().as_default(), tf.Session() as session:
+        good = tf.placeholder(tf.float32, [])
+        late = tf.numpy_function(lambda: time.sleep(0.3) or np.float32(1), [], tf.float32)
+        loss = tf.debugging.check_numerics(late / good, "loss")
+        (average,) = mc.gradients([tf.constant([own(1)])], 1)
+        start = time.monotonic()
+        if RANK == 0 and SIZE > 1:
+            said = error_of(
+                tf.errors.InvalidArgumentError, session.run, [average, loss], {good: 0.0}
+            )
+            assert "loss" in said and time.monotonic() - start < 1.5, "it waited for rank 1"
+        else:
+            time.sleep(2 if SIZE > 1 else 0)
+            assert session.run(average) == [mean_of_step(1)]
+        assert session.run([average, loss], {good: 1.0}) == [[mean_of_step(1)], 1]
+
+
+@check
 def last_finalize_may_come_inside_a_session_and_twice() -> None:
     mc.config_team(1, 0, 0, 9)
     with tf.Graph().as_default(), tf.Session() as session:

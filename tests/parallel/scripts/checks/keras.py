@@ -370,6 +370,40 @@ def keras_models_in_threads_of_their_own_train_right() -> None:
 
 
 @check
+def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
+    import threading
+
+    if SIZE == 1:
+        return
+    x, y = whole_batch()
+    fit = {"epochs": 1, "batch_size": len(x), "shuffle": False, "verbose": 0}
+    failed: dict[str, str] = {}
+
+    def train(name: str, model: keras.Model) -> None:
+        try:
+            model.fit(my_part(x), my_part(y), **fit)
+        except Exception as error:
+            failed[name] = str(error)
+
+    threads = []
+    for name in ("first", "second"):
+        model = keras_model(5)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        # Here its step is traced, and belongs to the main thread.
+        model.fit(my_part(x), my_part(y), **fit)
+        threads.append(threading.Thread(target=train, args=(name, model), name=name))
+    for thread in threads if RANK % 2 == 0 else reversed(threads):
+        thread.start()
+        time.sleep(0.5)
+    for thread in threads:
+        thread.join()
+    # Their tensors have the same shapes, and they are at the same step.
+    assert sorted(failed) == ["first", "second"], failed
+    for message in failed.values():
+        assert "ddl_gradients_of_optimizer_" in message, message
+
+
+@check
 def keras_models_that_differ_are_named() -> None:
     if SIZE == 1:
         return

@@ -90,6 +90,55 @@ def threads_that_cannot_be_told_apart_are_refused_not_mixed() -> None:
 
 
 @check
+def a_function_that_two_threads_run_at_once_is_refused_not_mixed() -> None:
+    if SIZE == 1:
+        return
+
+    @tf.function
+    def total(value: tf.Tensor) -> tf.Tensor:
+        return ddl.allreduce(value, average=False)
+
+    total(tf.constant(0.0))  # traced in the main thread, whose stream it has from then on
+    if RANK > 0:
+        time.sleep(1.0)
+        assert float(total(tf.constant(1.0))) == SIZE
+        return
+
+    def second() -> None:
+        time.sleep(0.3)
+        total(tf.constant(100.0))
+
+    first, refused = in_threads(lambda: float(total(tf.constant(1.0))), second, names=("a", "b"))
+    assert first == SIZE, first
+    assert isinstance(refused, tf.errors.FailedPreconditionError), refused
+    assert "two threads run its tf.function at once" in refused.message, refused
+
+
+@check
+def gradients_of_collectives_in_threads_are_told_apart() -> None:
+    def gradients(weight: float) -> list[float]:
+        @tf.function
+        def gradient(x: tf.Tensor, wait: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = weight * ddl.allreduce(x, average=False)
+            upstream = tf.numpy_function(
+                lambda s: time.sleep(s) or np.float32(1), [wait], "float32"
+            )
+            upstream.set_shape([])
+            return tape.gradient(loss, x, output_gradients=upstream)
+
+        # The two threads of a rank come to their gradients in an order that the ranks do not share.
+        late_one = (weight == 1) == (RANK % 2 == 0)
+        wait = tf.constant(0.2 if late_one else 0.0, tf.float64)
+        return [float(gradient(tf.constant(1.0), wait)) / SIZE for _ in range(3)]
+
+    first, second = in_threads(lambda: gradients(1), lambda: gradients(101), names=("one", "two"))
+    assert first == [1, 1, 1], first
+    assert second == [101, 101, 101], second
+
+
+@check
 def errors_of_eager_collectives_have_the_name_that_was_given() -> None:
     if SIZE == 1:
         return
@@ -219,6 +268,9 @@ def ranks_without_data_join_and_averages_are_of_the_others() -> None:
             assert len(rows) == sum(rank + 1 for rank in working), len(rows)
             total = ddl.allreduce(tf.constant(3, tf.int32), average=False)
             assert int(total) == 3 * len(working)
+            row = tf.IndexedSlices(tf.fill([1, 2], 10.0 * RANK + step), [0], [1, 2])
+            sparse = ddl.allreduce(row)
+            np.testing.assert_allclose(tf.convert_to_tensor(sparse), [[want, want]], rtol=1e-6)
         last = collectives.join()
         most = max(steps_of(rank, epoch) for rank in range(SIZE))
         assert steps_of(last, epoch) == most, last
