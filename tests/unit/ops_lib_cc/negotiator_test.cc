@@ -359,6 +359,24 @@ TEST(ADescriptionTellsAllThatAJoinedRankNeeds) {
   CHECK(!Parse("Op\nname\nop=sum\n\n\n\nfloat99[2]", &read).ok(), "");
 }
 
+TEST(UnorderedRequestsOfOneNameAreKnownByTheirThreadToo) {
+  Request one = Ask("gradient"), two = Ask("gradient");
+  one.stream = "one";
+  two.stream = "two";
+  Negotiator negotiator(false);
+  negotiator.Add(one);
+  negotiator.Add(two);
+  negotiator.Follow({{Title(two), false, "two"}});
+  CHECK(negotiator.Show(false)->stream == "two", "");
+  CHECK(negotiator.Take().stream == "two" && negotiator.Take().stream == "one", "");
+  CHECK(Decided({one, two}).kind == Decision::Kind::kReorder, "");
+  CHECK(Decided({one, one}).kind == Decision::Kind::kRun, "");
+  uint64_t digests[2][2];
+  Digest(one, 0, digests[0]);
+  Digest(two, 0, digests[1]);
+  CHECK(!std::equal(digests[0], digests[0] + 2, digests[1]), "");
+}
+
 TEST(WhatIsExtractedIsGoneAndTheRestKeepsItsOrder) {
   Negotiator negotiator(false);
   for (const char* name : {"a", "b", "c", "d"}) negotiator.Add(Ask(name, true));
