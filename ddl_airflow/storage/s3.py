@@ -21,7 +21,7 @@ from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import (
@@ -187,7 +187,8 @@ class S3Store:
             encoded = page.get("EncodingType") == "url"
             for entry in root:
                 said = {field.tag: field.text or "" for field in entry}
-                key = unquote(said["Key"]) if encoded else said["Key"]
+                # Amazon writes a space as "+", and a plus as "%2B".
+                key = unquote_plus(said["Key"]) if encoded else said["Key"]
                 modified = datetime.fromisoformat(said["LastModified"]).timestamp()
                 etag = said["ETag"].strip('"')
                 found.append(StoredObject(key[start:], int(said["Size"]), etag, modified))

@@ -25,7 +25,8 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
-from ddl_airflow.storage.store import StoredObject
+from ddl_airflow.storage.store import SUCCESS, StoredObject
+from ddl_airflow.storage.transfer import publish
 
 MIB = 1024 * 1024
 
@@ -265,6 +266,27 @@ def test_a_listing_is_read_as_botocore_reads_it_and_not_at_all_where_nothing_has
     store.put_bytes("a b", b"other")
     changed, listed = store.list_unless(digest)
     assert changed != digest and listed == store.list() != expected
+
+
+def test_a_space_is_one_also_where_a_listing_writes_it_as_plus(client, tmp_path):
+    """As Amazon does; Source: its API reference, ListObjectsV2, EncodingType."""
+
+    def as_amazon(response_dict, **_):
+        response_dict["body"] = response_dict["body"].replace(b"%20", b"+")
+
+    (tmp_path / "f").write_bytes(b"content")
+    files = dict.fromkeys(["a b.csv", "a+b.csv", "a%20b.csv"], tmp_path / "f")
+    event = "before-parse.s3.ListObjectsV2"
+    client.meta.events.register_first(event, as_amazon)
+    try:
+        store = S3Store(client, "bucket", "spaces")
+        done = publish(files, store)
+        listed = {obj.key: obj for obj in store.at(done.name).list()}
+        assert listed.keys() == {*files, SUCCESS}
+        store.at(done.name).get(listed["a b.csv"], tmp_path / "fetched", ignore)
+    finally:
+        client.meta.events.unregister(event, as_amazon)
+    assert (tmp_path / "fetched").read_bytes() == b"content"
 
 
 def test_a_listing_of_many_pages_is_one(client, monkeypatch):
