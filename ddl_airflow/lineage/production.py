@@ -101,7 +101,13 @@ def point(
 
 
 def rollback(
-    store: ObjectStore, dag_id: str, to: str = "", *, by: str = "", reason: str = ""
+    store: ObjectStore,
+    dag_id: str,
+    to: str = "",
+    *,
+    by: str = "",
+    reason: str = "",
+    mark: str = "",
 ) -> Pointer:
     """Lets production name the model before, and returns the pointer.
 
@@ -110,6 +116,7 @@ def rollback(
             withdrawn by going back from it.
         by: who.
         reason: why.
+        mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
 
     Raises:
         NoSuchModel: there is none before, it was never in production, or it is no longer whole.
@@ -141,11 +148,17 @@ def rollback(
         event = {"event": "rolled back", "by": by, "reason": reason}
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 
-    return _changed(store, _key(dag_id, PRODUCTION), change)
+    return _changed(store, _key(dag_id, PRODUCTION), change, mark)
 
 
 def promote(
-    store: ObjectStore, dag_id: str, publication: str, *, by: str = "", reason: str = ""
+    store: ObjectStore,
+    dag_id: str,
+    publication: str,
+    *,
+    by: str = "",
+    reason: str = "",
+    mark: str = "",
 ) -> Pointer:
     """Lets production name what a person chose, whatever serves now; returns the pointer.
 
@@ -153,6 +166,7 @@ def promote(
         publication: its place in the store, or a training's id: of that the newest.
         by: who.
         reason: why.
+        mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
 
     Raises:
         NoSuchModel: nothing whole was published there.
@@ -178,7 +192,7 @@ def promote(
             return None
         return _next(store, now, publication, facts, event)
 
-    return _changed(store, _key(dag_id, PRODUCTION), change)
+    return _changed(store, _key(dag_id, PRODUCTION), change, mark)
 
 
 def made_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,18 +256,22 @@ def rejected(store: ObjectStore, dag_id: str, made_of: Mapping[str, Any]) -> str
 
 
 def _changed(
-    store: ObjectStore, key: str, change: Callable[[Pointer | None], Pointer | None]
+    store: ObjectStore,
+    key: str,
+    change: Callable[[Pointer | None], Pointer | None],
+    mark: str = "",
 ) -> Pointer:
     """Replaces a pointer by what ``change`` makes of it, and returns what is there then.
 
-    ``change`` is called again when somebody else was faster; None of it leaves all as it is.
+    ``change`` is called again when somebody else was faster; None of it leaves all as it is. So
+    does a mark that is in the history: only the answer to that write was lost, or the writer was.
     """
-    mark = uuid.uuid4().hex
+    mark = mark or uuid.uuid4().hex
 
     def marked(body: Any) -> Pointer | None:
         now = None if body is None else _upgraded(body)
         if now is not None and any(event.get("id") == mark for event in now["history"]):
-            return None  # it is there already: only the answer was lost
+            return None
         new = change(now)
         if new is not None:
             new["history"][0]["id"] = mark

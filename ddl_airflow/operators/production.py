@@ -32,6 +32,8 @@ class SetProductionOperator(BaseOperator):
     ``reason``. The event is one of the asset that a training updates, ``<results>/<dag id>``; its
     extra has the event of the pointer's history.
 
+    A run decides once: who clears it, or starts its task again, changes nothing if it has decided.
+
     Args:
         results: where the trainings are published. Its keys are never serialised nor rendered.
     """
@@ -59,6 +61,7 @@ class SetProductionOperator(BaseOperator):
                 asked["to"],
                 by=by,
                 reason=asked["reason"],
+                mark=f"{run.dag_id} {run.run_id}",
             )
         self.log.info("in production: %s", pointer["model"])
         event: dict[str, Any] = pointer["history"][0]
@@ -95,5 +98,10 @@ def production_dag(results: str, conn_id: str = "", dag_id: str = "ddl-productio
         },
         tags={"ddl"},
     ) as dag:
-        SetProductionOperator(task_id="set_production", results=StoreReference(results, connection))
+        SetProductionOperator(
+            task_id="set_production",
+            results=StoreReference(results, connection),
+            # Whoever decided has seen what served then; later it may be another.
+            retries=0,
+        )
     return dag

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from airflow.serialization.serialized_objects import DagSerialization
 
-from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
+from ddl_airflow.lineage.production import PRODUCTION, point, promote, read_pointer
 from ddl_airflow.operators.base import asset_of
 from ddl_airflow.operators.production import production_dag
 from ddl_airflow.storage.filesystem import FolderStore
@@ -60,6 +63,38 @@ def test_a_person_moves_production_in_the_ui_and_others_are_told(
     (told,) = ended.message("SucceedTask").outlet_events
     assert told["dest_asset_key"]["uri"] == asset_of(f"{results.uri}/digits").uri
     assert told["extra"]["model"] == pointer["model"] and told["extra"]["event"] == said
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"action": "promote", "to": "digits-3"}], ids=["rollback", "promote"]
+)
+def test_a_run_that_is_cleared_decides_once(decide, results, params, monkeypatch):
+    """Its worker is killed when production.json is written, and before Airflow is told."""
+    with monkeypatch.context() as patched:
+        patched.setattr("ddl_airflow.operators.production.asset_of", lambda uri: 1 / 0)
+        assert decide(model="digits", **params).state == "failed"
+    decided = read_pointer(results, "digits", PRODUCTION)
+    ended = decide(model="digits", **params)
+    assert ended.state == "success", ended.error
+    assert read_pointer(results, "digits", PRODUCTION) == decided
+    # Somebody has decided otherwise since: to clear the old run does not undo that.
+    promote(results, "digits", "digits-2")
+    since = read_pointer(results, "digits", PRODUCTION)
+    assert decide(model="digits", **params).state == "success"
+    assert read_pointer(results, "digits", PRODUCTION) == since
+
+
+def test_what_a_person_decided_is_not_tried_again_later():
+    """Production may be another by then, whatever the site does with its tasks."""
+    script = """if True:
+        from ddl_airflow.operators.production import production_dag
+        print("retries:", production_dag("s3://results").get_task("set_production").retries)
+    """
+    # Airflow reads this setting when it is imported.
+    env = os.environ | {"AIRFLOW__CORE__DEFAULT_TASK_RETRIES": "3"}
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert "retries: 0" in done.stdout
 
 
 @pytest.mark.parametrize(
