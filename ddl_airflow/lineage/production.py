@@ -19,7 +19,7 @@ from typing import Any
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import missing_from, publications
+from ddl_airflow.storage.transfer import missing_from, publications, restore
 
 LATEST = "latest"
 PRODUCTION = "production"
@@ -277,7 +277,10 @@ def _changed(
             new["history"][0]["id"] = mark
         return new
 
-    return _upgraded(_replaced(store, key, marked))
+    pointer = _upgraded(_replaced(store, key, marked))
+    # It was whole when it was looked at; cleaning may have begun with it since.
+    restore(store.at(pointer["publication"]))
+    return pointer
 
 
 def _replaced(store: ObjectStore, key: str, change: Callable[[Any], Any]) -> Any:

@@ -4,7 +4,8 @@
 marker of each. Besides stays what ``latest.json`` names, and what ``production.json`` or its
 history names. Nobody can be hurt half-way: a publication first gives up its marker, so that nobody
 puts it into production any more, and only two days later its files, after another look at the
-pointers. If one names it after all, it gets the marker back.
+pointers. If one names it after all, it gets the marker back at once: whoever moves a pointer looks
+at the marker afterwards, and whoever takes a marker at the pointers.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
-from ddl_airflow.storage.store import SUCCESS, ObjectStore, StoredObject
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
+from ddl_airflow.storage.transfer import restore, retire
 
-_RETIRED = "_RETIRED"  # a marker that was given up
 # <training id>/<content>-<token>/..., as ``ddl_airflow.storage.transfer.publish`` names it.
 _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
 
@@ -49,20 +50,20 @@ def clean_results(
     yield from _retire(store, listed, found, dry_run)
     named = _named(store, listed)
     for publication, objects in found.items():
-        settled = now() - max(obj.modified for obj in objects.values()) > LEFT_S
-        if SUCCESS in objects or not settled:
+        if SUCCESS in objects:
             continue
         target = store.at(publication)
         if publication in named:
-            if _RETIRED in objects and not dry_run:
-                target.put_bytes(SUCCESS, target.read_bytes(_RETIRED))
-                target.delete([_RETIRED])
+            if not dry_run:
+                restore(target)
+            continue
+        if now() - max(obj.modified for obj in objects.values()) <= LEFT_S:
             continue
         nbytes = sum(obj.size for obj in objects.values())
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
-            target.delete(sorted(objects, key=lambda key: key == _RETIRED))
+            target.delete(sorted(objects, key=lambda key: key == RETIRED))
     for part in list(store.unfinished()):
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
@@ -82,35 +83,47 @@ def _retire(
         if SUCCESS in objects:
             marker = _marker(store.at(publication).read_bytes(SUCCESS))
             if isinstance(dag_id := marker.get("dag_id"), str):
-                entry = (objects[SUCCESS].modified, publication, marker.get("keep"))
+                marked = marker.get("marked")  # of one that was restored
+                if not isinstance(marked, float):
+                    marked = objects[SUCCESS].modified
+                entry = (marked, publication, marker.get("keep"))
                 of_dag[dag_id].append(entry)
     named = _named(store, listed)
-    for published in of_dag.values():
+    for dag_id, published in of_dag.items():
         published.sort(reverse=True)
         keep = published[0][2]  # as the manifest says now
         if not isinstance(keep, int) or keep < 1:
             continue
-        for _, publication, _ in published[keep:]:
-            if publication in named:
+        for marked, publication, _ in published[keep:]:
+            # Cleaning takes a while, and a person may have promoted it meanwhile.
+            if publication in named or publication in _named_by(store, dag_id):
                 continue
             target = store.at(publication)
+            if not dry_run:
+                retire(target, marked)
+                if publication in _named_by(store, dag_id):
+                    restore(target)
+                    continue
             nbytes = sum(obj.size for obj in found[publication].values())
             yield Removed("publication", target.uri, nbytes)
-            if not dry_run:
-                target.put_bytes(_RETIRED, target.read_bytes(SUCCESS))
-                target.delete([SUCCESS])
 
 
 def _named(store: ObjectStore, listed: list[StoredObject]) -> set[str]:
     """The publications that are named by a pointer of any DAG, as the pointers are now."""
+    pointers = (f"{LATEST}.json", f"{PRODUCTION}.json")
+    places = (obj.key.partition("/") for obj in listed)
+    dag_ids = {dag_id for dag_id, _, name in places if name in pointers}
+    return {publication for dag_id in dag_ids for publication in _named_by(store, dag_id)}
+
+
+def _named_by(store: ObjectStore, dag_id: str) -> set[str]:
+    """The publications that are named by a DAG's pointers, or the history of production."""
     named: set[str] = set()
-    for obj in listed:
-        dag_id, _, name = obj.key.partition("/")
-        if name == f"{LATEST}.json" and (pointer := read_pointer(store, dag_id, LATEST)):
-            named.add(pointer["publication"])
-        if name == f"{PRODUCTION}.json" and (pointer := read_pointer(store, dag_id, PRODUCTION)):
-            every = (pointer, *pointer["before"], *pointer["history"])
-            named |= {one["publication"] for one in every}
+    if pointer := read_pointer(store, dag_id, LATEST):
+        named.add(pointer["publication"])
+    if pointer := read_pointer(store, dag_id, PRODUCTION):
+        every = (pointer, *pointer["before"], *pointer["history"])
+        named |= {one["publication"] for one in every}
     return named
 
 

@@ -17,6 +17,7 @@ Advance = Callable[[int], None]
 CHUNK = 1024 * 1024  # bytes read at a time: the grain of progress and of stopping
 PART_PREFIX = ".ddl-part-"  # names of files still being written; no listing shows them
 SUCCESS = "_SUCCESS"  # among published objects: that they are all there
+RETIRED = "_RETIRED"  # a marker that cleaning took, so that nobody puts them into production
 
 
 @dataclass(frozen=True, order=True)

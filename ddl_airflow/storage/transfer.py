@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,14 @@ from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, Transf
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
-from ddl_airflow.storage.store import PART_PREFIX, SUCCESS, ObjectStore, StoredObject, check_keys
+from ddl_airflow.storage.store import (
+    PART_PREFIX,
+    RETIRED,
+    SUCCESS,
+    ObjectStore,
+    StoredObject,
+    check_keys,
+)
 
 # done_bytes, total_bytes, done_files, total_files; called from any thread, one call at a time.
 Progress = Callable[[int, int, int, int], None]
@@ -383,6 +391,27 @@ def missing_from(publication: ObjectStore) -> list[str]:
     ]
 
 
+def retire(publication: ObjectStore, marked: float) -> None:
+    """Takes the marker of a publication, and keeps it for ``restore``.
+
+    Args:
+        publication: the place.
+        marked: when it got the marker, in seconds since 1970; one that is restored still says so.
+    """
+    marker = json.loads(publication.read_bytes(SUCCESS)) | {"marked": marked}
+    publication.put_bytes(RETIRED, json.dumps(marker, indent=1).encode())
+    publication.delete([SUCCESS])
+
+
+def restore(publication: ObjectStore) -> None:
+    """Gives a publication back the marker that ``retire`` took, if it did."""
+    if publication.exists(SUCCESS):
+        return
+    with suppress(SourceMissing):  # none was taken, or somebody else has given it back
+        publication.put_bytes(SUCCESS, publication.read_bytes(RETIRED))
+        publication.delete([RETIRED])
+
+
 def _content(digests: Mapping[str, tuple[str, int]]) -> str:
     lines = (json.dumps([key, *digests[key]]) + "\n" for key in sorted(digests))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
@@ -402,10 +431,10 @@ def _digests(files: Mapping[str, Path], workers: int) -> dict[str, tuple[str, in
 
 def _read_marker(target: ObjectStore) -> dict[str, Any] | None:
     """The marker that lies there: None for none, {} for one that is not ours."""
-    if not target.exists(SUCCESS):
+    if (read := target.read_version(SUCCESS)) is None:  # or it was taken a moment ago
         return None
     try:
-        found = json.loads(target.read_bytes(SUCCESS))
+        found = json.loads(read[0])
         return found if {"key", "size", "sha256", "etag"} <= set(found["files"][0]) else {}
     except (ValueError, LookupError, TypeError):
         return {}

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from contextlib import suppress
+from itertools import count
 
 import pytest
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel
-from ddl_airflow.lineage.production import LATEST, point, promote
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
@@ -107,9 +110,54 @@ def test_who_was_promoted_in_the_moment_of_cleaning_is_whole_again(published, st
     store.delete(["digits/production.json"])  # as if it was written a moment later
     assert names[0] in clean(store)
     store.put_bytes("digits/production.json", json.dumps(pointer).encode())
+    assert clean(store) == [] and not missing_from(store.at(names[0])), "at once"
     assert (store.path / names[0] / "model" / "graph").read_text() == "digits 0"
     assert clean(store, days=3) == [names[1]]
     assert there(store)[0] == {names[0], *names[2:]}
+
+
+class Overtaken:
+    """A store whose user calls ``turn`` before each operation."""
+
+    def __init__(self, store, turn):
+        self._store, self._turn = store, turn
+
+    def at(self, prefix):
+        return Overtaken(self._store.at(prefix), self._turn)
+
+    def __getattr__(self, name):
+        found = getattr(self._store, name)
+        if callable(found):
+            self._turn()
+        return found
+
+
+def promoted(store):
+    with suppress(NoSuchModel):  # it has begun to go
+        promote(store, "digits", "digits-0")
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(clean, promoted), (promoted, clean)])
+def test_what_is_promoted_while_others_clean_has_its_marker(published, store, tmp_path, slow, fast):
+    """The fast one runs at some moment of the slow one, at each in turn."""
+    for number in range(4):
+        published(number)
+    done = {True: 0, False: 0}
+    for moment in count():
+        here = FolderStore(shutil.copytree(store.path, tmp_path / f"moment {moment}"))
+        turns, came = count(), []
+
+        def turn(here=here, moment=moment, turns=turns, came=came):
+            if next(turns) == moment:
+                came.append(fast(here))
+
+        slow(Overtaken(here, turn))
+        if not came:
+            break
+        pointer = read_pointer(here, "digits", PRODUCTION)
+        done[pointer is not None] += 1
+        assert pointer is None or not missing_from(here.at(pointer["publication"])), moment
+    assert done[True] >= 5 and done[False] >= 1
 
 
 def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, store):
