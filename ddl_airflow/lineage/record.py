@@ -10,6 +10,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,12 @@ def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
     return problems
 
 
+def due_of(run: Any) -> datetime:
+    """What tells the older of two runs: of a backfill, too, when it would have been due."""
+    due: datetime = run.data_interval_end or run.logical_date or run.run_after
+    return due
+
+
 def _run(context: Any) -> dict[str, Any]:
     run = context["dag_run"]
     return {
@@ -153,8 +160,7 @@ def _run(context: Any) -> dict[str, Any]:
         "type": str(getattr(run.run_type, "value", run.run_type)),
         "triggered_by": run.triggering_user_name,
         "logical_date": run.logical_date.isoformat() if run.logical_date else None,
-        # What tells the older of two runs: of a backfill, too, when it would have been due.
-        "due": (run.data_interval_end or run.logical_date or run.run_after).isoformat(),
+        "due": due_of(run).isoformat(),
         "started": run.start_date.isoformat() if run.start_date else None,
         "parameters": dict(context.get("params") or {}),
         "tries": {},

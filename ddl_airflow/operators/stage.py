@@ -22,6 +22,7 @@ from ddl_airflow.lineage.record import fix_run, forget_part, has_part, write_par
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import kept_job
+from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ class StageDataOperator(StepOperator):
                     *(results.uri, newest["publication"], gone[0]),
                 )
                 return
+            for step in self.get_flat_relatives():
+                if isinstance(step, UploadResultsOperator):
+                    step.promote_newest(newest, run)
             said = f"those of {newest['training_id']}"
         elif why := rejected(results, self.dag_id, made_of):
             said = f"those of a model that was rejected: {why}"

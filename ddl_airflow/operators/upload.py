@@ -30,7 +30,7 @@ from ddl_airflow.lineage.production import (
     made_of,
     point,
 )
-from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.lineage.record import LINEAGE, assemble, due_of
 from ddl_airflow.links import ResultsLink
 from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
 from ddl_airflow.storage.filesystem import paths_below
@@ -132,10 +132,10 @@ class UploadResultsOperator(StepOperator):
         }
         self.log.info("model: %s", places["model"])
         self.log.info("lineage: %s", places["lineage"])
-        self._point(store, LATEST, f"{layout.training_id}/{published.name}", record)
-        in_production = self.promote and self._point(
-            store, PRODUCTION, f"{layout.training_id}/{published.name}", record
-        )
+        facts = record["result"]["metrics"], made_of(record), context["dag_run"]
+        publication = f"{layout.training_id}/{published.name}"
+        self._point(store, LATEST, publication, *facts)
+        in_production = self.promote and self._point(store, PRODUCTION, publication, *facts)
         context["outlet_events"][self.outlets[0]].extra = places | {
             "training_id": layout.training_id,
             "production": in_production,
@@ -144,6 +144,24 @@ class UploadResultsOperator(StepOperator):
             "manifest": record["manifest"]["digest"],
         }
         return places
+
+    def promote_newest(self, newest: Pointer, run: Any) -> None:
+        """Lets production name what a run has no need to train again.
+
+        That may be of a run that was due before the one whose model serves: a failed one that was
+        cleared, or a backfill, which trained on what is newest nevertheless.
+
+        Args:
+            newest: the pointer to it.
+            run: Airflow's, which finds nothing new.
+        """
+        if not self.promote:
+            return
+        facts = newest["metrics"], newest["made_of"], run
+        try:
+            self._point(store_of(self._reference), PRODUCTION, newest["publication"], *facts)
+        except QualityTooLow as worse:
+            self.log.warning("%s", worse)
 
     def _found(self, layout: RunLayout) -> dict[str, Path]:
         files: dict[str, Path] = {}
@@ -191,11 +209,17 @@ class UploadResultsOperator(StepOperator):
         return published, record
 
     def _point(
-        self, store: ObjectStore, name: str, publication: str, record: Mapping[str, Any]
+        self,
+        store: ObjectStore,
+        name: str,
+        publication: str,
+        metrics: Mapping[str, float],
+        made: Mapping[str, Any],
+        run: Any,
     ) -> bool:
         """Whether the pointer then names it."""
-        metrics, run = record["result"]["metrics"], record["run"]
-        due = datetime.fromisoformat(run["due"])
+        due = due_of(run)
+        who = run.triggering_user_name or getattr(run.run_type, "value", run.run_type)
 
         def check(now: Pointer) -> None:
             try:
@@ -213,10 +237,10 @@ class UploadResultsOperator(StepOperator):
             name,
             publication,
             metrics,
-            made_of=made_of(record),
+            made_of=made,
             due=due if decides else None,
             check=check if decides and self.not_worse_in else None,
-            by=f"{run['triggered_by'] or run['type']}, run {run['run_id']}",
+            by=f"{who}, run {run.run_id}",
         )
         place = f"{store.uri}/{self.dag_id}/{name}.json"
         if pointer["publication"] == publication:

@@ -15,11 +15,12 @@ from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.lineage.production import LATEST, point
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.transfer import publish
@@ -126,13 +127,82 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
 
 
 @pytest.fixture
-def scheduled(stage, context_of, tmp_path):
+def scheduled(stage, workspace, context_of, tmp_path):
     """A task that a schedule has run once, its context, and what it answered."""
     task = stage()
     task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
     context = context_of("staging")
     context["dag_run"].run_type.value = "scheduled"
     return task, context, task.execute(context)
+
+
+@pytest.fixture
+def overtaken(scheduled, tmp_path):
+    """overtaken(**settings of upload_results) -> task, context, results.
+
+    Tuesday's model is in production. Then Monday's run, which had failed, was cleared and trained
+    on the data of today: that is published, and its run was due too early for production.
+    """
+    task, context, said = scheduled
+    results = FolderStore(tmp_path / "out")
+    made_of = {"dataset": said["fingerprint"], "code": said["code"], "manifest": "m1"}
+    made_of |= {"parameters": {}}
+    places = {}
+    for day in ("tuesday", "monday"):
+        (tmp_path / "model").write_text(day)
+        done = publish({"lineage.json": tmp_path / "model"}, results, f"staging-{day}")
+        places[day] = f"staging-{day}/{done.name}"
+    due = context["dag_run"].logical_date - timedelta(days=1)
+    point(results, "staging", PRODUCTION, places["tuesday"], {"f1": 0.75}, due=due)
+    metrics, earlier = {"f1": 0.5}, due - timedelta(days=1)
+    point(results, "staging", PRODUCTION, places["monday"], metrics, due=earlier)
+    point(results, "staging", LATEST, places["monday"], metrics, made_of=made_of)
+
+    def make(**settings):
+        task >> UploadResultsOperator(
+            task_id="upload_results",
+            results=task._results,
+            manifest=task.manifest,
+            dag=task.dag,
+            **settings,
+        )
+        return task, context, results
+
+    return make
+
+
+def production_of(results):
+    return read_pointer(results, "staging", PRODUCTION)["training_id"]
+
+
+def test_what_was_due_too_early_for_production_is_put_there_by_the_next_run(overtaken):
+    task, context, results = overtaken(promote=True)
+    assert production_of(results) == "staging-tuesday"
+    with pytest.raises(AirflowSkipException, match="those of staging-monday: there is nothing new"):
+        task.execute(context)
+    pointer = read_pointer(results, "staging", PRODUCTION)
+    assert pointer["training_id"] == "staging-monday" and pointer["metrics"] == {"f1": 0.5}
+    assert pointer["due"] == context["dag_run"].logical_date.isoformat()
+    assert pointer["history"][0]["by"] == f"a tester, run {context['dag_run'].run_id}"
+    # A person thinks otherwise, and that holds for the runs to come.
+    assert rollback(results, "staging")["training_id"] == "staging-tuesday"
+    context["dag_run"].logical_date += timedelta(days=1)
+    with pytest.raises(AirflowSkipException):
+        task.execute(context)
+    assert production_of(results) == "staging-tuesday"
+
+
+def test_what_is_worse_or_not_for_production_stays_out_of_it(overtaken, capsys):
+    task, context, results = overtaken(promote=True, not_worse_in="f1")
+    with pytest.raises(AirflowSkipException, match="nothing new"):
+        task.execute(context)
+    assert production_of(results) == "staging-tuesday"
+    assert "f1 is 0.5, 0.25 worse than the 0.75" in capsys.readouterr().out
+    (upload,) = task.downstream_list
+    upload.promote, upload.not_worse_in = False, ""
+    with pytest.raises(AirflowSkipException, match="nothing new"):
+        task.execute(context)
+    assert production_of(results) == "staging-tuesday"
 
 
 def test_what_was_rejected_is_not_trained_again_by_a_schedule(scheduled, layout):
