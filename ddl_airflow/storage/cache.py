@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.store import CHUNK, Advance, ObjectStore, StoredObject
 
@@ -159,14 +160,30 @@ class Cache:
         new.replace(path)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keeps all blobs, also those that no run links to yet. Many may do so at once."""
+    def in_use(self, wait_s: float = 600.0) -> Iterator[None]:
+        """Keeps all blobs, also those that no run links to yet. Many may do so at once.
+
+        Args:
+            wait_s: for who is ``alone``, and looks at all runs, to end.
+
+        Raises:
+            StagingError: that one has not ended.
+        """
         with os_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             lock = self._in_use_lock()
         with lock:
+            began, said = time.monotonic(), False
             while self._took(lock, fcntl.LOCK_SH) is False:
-                time.sleep(0.05)  # for the moments that evicting takes
+                if time.monotonic() - began > wait_s:
+                    raise StagingError(
+                        f"{lock.name}: somebody has been cleaning this cache for {wait_s:.0f} s. "
+                        "See which process holds this file, on all hosts, and end it if it hangs."
+                    )
+                if not said:
+                    _log.info("%s is being cleaned: waiting until that has ended", self.root)
+                    said = True
+                time.sleep(0.05)
             yield
 
     @contextmanager

@@ -209,36 +209,41 @@ def _half_removed(folder: Path, dry_run: bool) -> Iterator[Removed]:
                 _delete(path)
 
 
-def _cache(workspace: Path, budget: int, dry_run: bool) -> Iterator[Removed]:
-    """Blobs that no run links to, those first that were used least lately."""
+def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
+    """Blobs that no run links to, those first that were used least lately.
+
+    A list, since whoever stages waits until it is complete: it must not hang on who reads it.
+    """
     cache = Cache(workspace / "cache")
+    removed: list[Removed] = []
     if not cache.root.is_dir():
-        return
+        return removed
     with cache.alone() as alone:
         if not alone:
-            return  # somebody stages, whose links are not there yet
+            return removed  # somebody stages, whose links are not there yet
         blobs, nbytes = [], 0
         for path in (cache.root / "blobs").glob("*/*"):
             found = path.stat()
             if path.name.endswith(".part"):  # nobody stages, so it is nobody's
-                yield Removed("left by a killed task", str(path), found.st_size)
+                removed.append(Removed("left by a killed task", str(path), found.st_size))
                 if not dry_run:
                     path.unlink()
                 continue
             blobs.append((cache.used(path), path, found.st_size, found.st_nlink))
             nbytes += found.st_size
         if nbytes <= budget:
-            return
+            return removed
         used = {os.path.realpath(link) for link in _links(workspace / "runs")}
         for _, path, size, names in sorted(blobs):
             if nbytes <= budget:
-                return
+                break
             # A run may also have it by another name, not by a link to it.
             if names == 1 and os.path.realpath(path) not in used:
-                yield Removed("cached object", str(path), size)
+                removed.append(Removed("cached object", str(path), size))
                 if not dry_run:
                     cache.evict(path)
                 nbytes -= size
+    return removed
 
 
 def _links(runs: Path) -> Iterator[str]:

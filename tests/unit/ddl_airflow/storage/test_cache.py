@@ -110,6 +110,19 @@ def test_waiting_for_another_stager_ends_when_told_to_stop(tmp_path):
         assert other.result() == "size"
 
 
+def test_waiting_for_who_cleans_is_said_and_has_an_end(tmp_path, caplog):
+    cache = Cache(tmp_path / "cache")
+    cache.root.mkdir()
+    with cache.alone() as alone, caplog.at_level("INFO"):
+        assert alone
+        refused = pytest.raises(StagingError, match="in-use: somebody has been cleaning this cache")
+        with refused, cache.in_use(wait_s=0.2):
+            pass
+    assert caplog.text.count(f"{cache.root} is being cleaned: waiting") == 1
+    with cache.in_use(wait_s=0):
+        pass
+
+
 class Shared(FolderStore):
     """Whose objects one caller may read, and another may only list."""
 

@@ -163,6 +163,18 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
         assert time.time() - cache.used(cache.path(store, objects[key])) < 100
 
 
+def test_staging_does_not_wait_for_who_reads_what_was_cleaned(tmp_path):
+    """As `ddl-airflow clean | less`, which is left open on the first page."""
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    for number in range(3):
+        store.put_bytes(f"{number}", bytes(1000))
+    stage(store, cache, tmp_path / "elsewhere")
+    page = clean_workspace(tmp_path, Rules(cache_bytes=0))
+    assert next(page).what == "cached object"
+    with cache.in_use(wait_s=0):
+        assert len(list(page)) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
