@@ -6,10 +6,12 @@ that only this module looks at, and then deleted.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +32,11 @@ from ddl_airflow.storage.store import PART_PREFIX
 LEFT_S = 2 * 86400.0
 _log = logging.getLogger(__name__)
 _REMOVING = ".removing-"
+_LEADS_NOWHERE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+)  # of links, and of what is gone meanwhile
 _OWN_EXPERIMENT = re.compile(r".*-[0-9a-f]{32}")  # the id of a training
 
 
@@ -233,7 +240,7 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
             nbytes += found.st_size
         if nbytes <= budget:
             return removed
-        used = {os.path.realpath(link) for link in _links(workspace / "runs")}
+        used = _linked(workspace / "runs")
         for _, path, size, names in sorted(blobs):
             if nbytes <= budget:
                 break
@@ -246,13 +253,31 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
     return removed
 
 
-def _links(runs: Path) -> Iterator[str]:
-    """Those to staged data, also of a run that is half removed, or half staged."""
-    for folder, folders, files in os.walk(runs):
+def _linked(runs: Path) -> set[str]:
+    """What staged data are links to, also of a run that is half removed, or half staged.
+
+    Raises:
+        OSError: a folder or a link cannot be read: what it has may be in use.
+    """
+    linked = set()
+    for folder, folders, files in os.walk(runs, onerror=_raise):
         depth = len(Path(folder).relative_to(runs).parts)
         if depth == 2:  # a run
             folders[:] = [name for name in folders if name == "data" or name[0] == "."]
-        yield from (path for name in files if os.path.islink(path := os.path.join(folder, name)))
+        for name in files:
+            path = os.path.join(folder, name)
+            try:
+                if stat.S_ISLNK(os.lstat(path).st_mode):
+                    linked.add(os.path.realpath(path, strict=True))
+            except OSError as error:
+                if error.errno not in _LEADS_NOWHERE:
+                    raise
+    return linked
+
+
+def _raise(error: OSError) -> None:
+    if error.errno not in _LEADS_NOWHERE:
+        raise error
 
 
 def _folders(folder: Path, *, hidden: bool = False) -> list[Path]:

@@ -61,13 +61,15 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
 
     Raises:
         SourceMissing: no such folder, or no file in it.
-        StagingError: more than 256 MiB: data lies among the scripts.
+        StagingError: more than 256 MiB: data lies among the scripts; or a folder among them cannot
+            be read.
         NoSpace: the destination's disk is full.
     """
     if not source.is_dir():
         raise SourceMissing(f"code: {source} is not a folder. Set `code:` in the manifest.")
-    names, left_out = _scripts(source, {folder.resolve() for folder in leave_out})
-    total = sum((source / name).stat().st_size for name in names)
+    with os_errors(source):
+        names, left_out = _scripts(source, {folder.resolve() for folder in leave_out})
+        total = sum((source / name).stat().st_size for name in names)
     if total > _MOST_BYTES:
         largest = max(names, key=lambda name: (source / name).stat().st_size)
         raise StagingError(
@@ -115,7 +117,11 @@ def _copy_file(source: Path, target: Path) -> None:
 def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
     """Names of the scripts, and of links that lead out of the folder."""
     names, left_out, top = [], [], source.resolve()
-    for folder, folders, files in os.walk(source, followlinks=True):
+
+    def unreadable(error: OSError) -> None:
+        raise error  # os.walk would go on without what is in it
+
+    for folder, folders, files in os.walk(source, onerror=unreadable, followlinks=True):
         real = Path(folder).resolve()
         if not real.is_relative_to(top):
             left_out.append(Path(folder).relative_to(source).as_posix())

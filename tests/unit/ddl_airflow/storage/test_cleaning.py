@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -8,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from ddl_airflow.core.errors import SettingInvalid
+from ddl_airflow.core.errors import SettingInvalid, StagingError
 from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
@@ -161,6 +162,35 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
         cache.holds(store, obj)
     for key in held():  # who looks for it uses it
         assert time.time() - cache.used(cache.path(store, objects[key])) < 100
+
+
+@pytest.mark.parametrize("what", ["folder", "link"])
+def test_nothing_is_evicted_where_it_cannot_be_seen_who_uses_it(run, tmp_path, monkeypatch, what):
+    """As on a network file system whose server has been replaced."""
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a/b", bytes(1000))
+    layout = run("uses", days=1)
+    stage(store, cache, layout.staged)
+    stale = {"folder": layout.staged / "a", "link": layout.staged / "a" / "b"}[what]
+
+    def of(call):
+        def failing(path, *args, **kwargs):
+            if not isinstance(path, int) and os.fspath(path) == str(stale):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return call(path, *args, **kwargs)
+
+        return failing
+
+    with monkeypatch.context() as patched:
+        for name in ("scandir", "lstat", "readlink"):
+            patched.setattr(os, name, of(getattr(os, name)))
+        with pytest.raises(StagingError, match=f"{stale}: Stale file handle"):
+            list(clean_workspace(tmp_path, Rules(cache_bytes=0)))
+    assert cache.path(store, obj).exists()
+    (layout.staged / "circle").symlink_to("circle")
+    (layout.staged / "nowhere").symlink_to("none")
+    assert list(clean_workspace(tmp_path, Rules(cache_bytes=0))) == []
+    assert cache.path(store, obj).exists()
 
 
 def test_staging_does_not_wait_for_who_reads_what_was_cleaned(tmp_path):

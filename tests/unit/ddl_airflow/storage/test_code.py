@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
+from ddl_airflow.core.errors import AccessDenied, NoSpace, SourceMissing, StagingError
 from ddl_airflow.storage import code
 from ddl_airflow.storage.code import snapshot
 
@@ -145,6 +146,20 @@ def git(folder, *words):
     argv = ["git", "-C", str(folder), *settings, *words]
     done = subprocess.run(argv, check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(source, tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def failing(path):
+        if os.fspath(path) == str(source / "lib"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(AccessDenied, match="scripts/lib: Permission denied. Let user id"):
+        snapshot(source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_no_git_is_no_commit(source, tmp_path):
