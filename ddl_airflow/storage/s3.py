@@ -42,8 +42,8 @@ SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any objec
 
 _log = logging.getLogger(__name__)
 _PROBE = ".conditions"  # an empty object beside one that is written on conditions
-# (endpoint, bucket) -> whether the service heeds conditions; asked once in a process.
-_heeds: dict[tuple[str, str], bool] = {}
+# (endpoint, bucket) -> the conditions that the service heeds; asked once in a process.
+_heeds: dict[tuple[str, str], frozenset[str]] = {}
 
 
 class _Digest(Protocol):
@@ -369,47 +369,46 @@ class S3Store:
 
         name = {"Bucket": self.bucket, "Key": self._key(key)}
         with self._errors(key, len(body)):
-            if not self._heeds_conditions(key):
+            if not condition.keys() <= self._heeded(key):
                 self._client.put_object(**name, Body=body)
                 return True
             try:
                 self._client.put_object(**name, Body=body, **condition)
             except ClientError as error:
-                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-                if status == 501:  # Source: Swift's s3api, for If-Match
-                    self._warn_of_no_conditions(key)
-                    self._client.put_object(**name, Body=body)
-                elif status in (404, 409, 412):  # deleted, being changed, or changed meanwhile
+                if _status(error) in (404, 409, 412):  # deleted, being changed, or has changed
                     return False
-                else:
-                    raise
+                raise
         return True
 
-    def _heeds_conditions(self, key: str) -> bool:
-        """Asks once: an object that is there is put once more, if there is none."""
+    def _heeded(self, key: str) -> frozenset[str]:
+        """Asks once, for each condition: an object is put once more that is there, or has changed.
+
+        Some have only one of them. Source: Swift's s3api, which answers 501 to ``If-Match``.
+        """
         from botocore.exceptions import ClientError
 
         place = (self.endpoint, self.bucket)
         if place not in _heeds:
             probe = {"Bucket": self.bucket, "Key": self._key(f"{key}{_PROBE}"), "Body": b""}
-            heeds = False
-            for _ in range(2):  # the first may make it
+            heeded = set()
+            # The first may make it. No content has the last one's ETag.
+            for name, value in (*2 * [("IfNoneMatch", "*")], ("IfMatch", f'"{"0" * 32}"')):
                 try:
-                    self._client.put_object(**probe, IfNoneMatch="*")
+                    self._client.put_object(**probe, **{name: value})
                 except ClientError as error:
-                    status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-                    if status not in (409, 412, 501):
+                    if _status(error) in (409, 412):
+                        heeded.add(name)
+                    elif _status(error) != 501:
                         raise
-                    heeds = status != 501
-            if not heeds:
+            if len(heeded) < 2:
                 self._warn_of_no_conditions(key)
-            _heeds[place] = heeds
+            _heeds[place] = frozenset(heeded)
         return _heeds[place]
 
     def _warn_of_no_conditions(self, key: str) -> None:
         _log.warning(
-            "%s/%s at %s: this service does not write on conditions: of two processes that change "
-            "it at the same moment, one may be lost",
+            "%s/%s at %s: this service does not write on all conditions: of two processes that "
+            "change it at the same moment, one may be lost",
             *(self.uri, key, self._said or self.endpoint),
         )
 
@@ -443,6 +442,10 @@ class S3Store:
             self._client.abort_multipart_upload(
                 Bucket=self.bucket, Key=self._key(one.key), UploadId=one.token
             )
+
+
+def _status(error: Any) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
 def _etag_is_md5(answer: Any) -> bool:

@@ -223,7 +223,24 @@ def test_a_service_without_conditions_is_said_and_written_to(client, monkeypatch
         client.meta.events.unregister("before-call.s3.PutObject", without)
         client.meta.events.unregister("before-send.s3.PutObject", refuse)
     assert store.read_bytes("p") == b"2"
-    assert "does not write on conditions: of two processes" in caplog.text
+    assert "does not write on all conditions: of two processes" in caplog.text
+
+
+def test_a_service_that_heeds_one_condition_alone_is_found_out(client, monkeypatch, caplog):
+    monkeypatch.setattr("ddl_airflow.storage.s3._heeds", {})
+
+    def without(params, **_):
+        params["headers"].pop("If-Match", None)
+
+    client.meta.events.register("before-call.s3.PutObject", without)
+    try:
+        store = S3Store(client, "bucket", "one-condition")
+        assert store.put_if("p", b"1", None) and not store.put_if("p", b"2", None)
+        assert store.put_if("p", b"3", "of long ago")
+    finally:
+        client.meta.events.unregister("before-call.s3.PutObject", without)
+    assert store.read_bytes("p") == b"3"
+    assert caplog.text.count("does not write on all conditions: of two processes") == 1
 
 
 def test_access_is_asked_for_with_the_callers_keys(client):
