@@ -46,9 +46,12 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         earlier ones, the newest first, and whether each was withdrawn. history: every change, the
         newest first: number, event, publication, training_id, at, by and reason. One that was
         written before publications had places of their own has no publication, due and history.
+
+    Raises:
+        StagingError: it is damaged.
     """
-    found = store.read_version(_key(dag_id, name))
-    return None if found is None else _upgraded(json.loads(found[0]))
+    found = _read(store, _key(dag_id, name))
+    return None if found is None else _upgraded(found[0])
 
 
 def point(
@@ -249,8 +252,8 @@ def reject(
 
 def rejected(store: ObjectStore, dag_id: str, made_of: Mapping[str, Any]) -> str:
     """Which model of this was rejected, and why; empty if none was."""
-    found = store.read_version(_key(dag_id, _REJECTED))
-    known = json.loads(found[0])["rejected"] if found else []
+    found = _read(store, _key(dag_id, _REJECTED))
+    known = found[0]["rejected"] if found else []
     said = (f"{o['training_id']}, {o['why']}" for o in known if o["made_of"] == made_of)
     return next(said, "")
 
@@ -283,12 +286,29 @@ def _changed(
     return pointer
 
 
+def _read(store: ObjectStore, key: str) -> tuple[dict[str, Any], str] | None:
+    """A JSON object and its version; None if there is none."""
+    found = store.read_version(key)
+    if found is None:
+        return None
+    try:
+        body = json.loads(found[0])
+        if not isinstance(body, dict):
+            raise ValueError(f"a JSON object is expected, not a {type(body).__name__}")
+    except ValueError as error:
+        raise StagingError(
+            f"{store.uri}/{key} is damaged: {error}. Put an earlier version of it back; or delete "
+            "it: the next upload writes another, without what this one knew of earlier ones.",
+            retryable=False,
+        ) from error
+    return body, found[1]
+
+
 def _replaced(store: ObjectStore, key: str, change: Callable[[Any], Any]) -> Any:
     """Replaces a JSON object, in one order with all others who do, and returns what is there."""
     deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.01
     while True:
-        body, version = store.read_version(key) or (b"null", None)
-        now = json.loads(body)
+        now, version = _read(store, key) or (None, None)
         new = change(now)
         if new is None:
             return now

@@ -246,9 +246,16 @@ class UploadResultsOperator(StepOperator):
         if pointer["publication"] == publication:
             self.log.info("%s names it", place)
             return True
-        why = "it was named before, and somebody went back from it"
-        if pointer["due"] and datetime.fromisoformat(pointer["due"]) > due:
+        content = publication.rpartition("-")[0]
+        before = [p for p in pointer["before"] if p["publication"].rpartition("-")[0] == content]
+        if any(one["withdrawn"] for one in before):
+            why = "it named this one before, and somebody went back from it"
+        elif before:
+            why = "it named this one before"
+        elif decides and pointer["due"] and datetime.fromisoformat(pointer["due"]) > due:
             why = f"the run of that was due later, {pointer['due']}"
+        else:
+            why = "that has the same content"
         self.log.warning("%s goes on naming %s: %s", place, pointer["publication"], why)
         return False
 

@@ -26,6 +26,7 @@ from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import (
     SourceMissing,
+    StagingError,
     TransferCorrupt,
 )
 from ddl_airflow.storage.filesystem import os_errors
@@ -182,16 +183,13 @@ class S3Store:
                 modified = entry["LastModified"].timestamp()
                 etag = entry["ETag"].strip('"')
                 found.append(StoredObject(entry["Key"][start:], entry["Size"], etag, modified))
-            # What was cut out has no document type, and so no entities.
-            root = ElementTree.fromstring(b"<all>%b</all>" % page.get(_LISTED, b""))  # noqa: S314
-            encoded = page.get("EncodingType") == "url"
-            for entry in root:
-                said = {field.tag: field.text or "" for field in entry}
-                # Amazon writes a space as "+", and a plus as "%2B".
-                key = unquote_plus(said["Key"]) if encoded else said["Key"]
-                modified = datetime.fromisoformat(said["LastModified"]).timestamp()
-                etag = said["ETag"].strip('"')
-                found.append(StoredObject(key[start:], int(said["Size"]), etag, modified))
+            try:
+                found += _cut_out(page, start)
+            except (ElementTree.ParseError, KeyError, ValueError) as error:
+                raise StagingError(
+                    f"{self.uri} at {self._said or self.endpoint}: its listing cannot be read: "
+                    f"{type(error).__name__}: {error}. See what the store, or a proxy, sends."
+                ) from error
         return sorted(found, key=attrgetter("key"))
 
     def identity(self, obj: StoredObject) -> str:
@@ -442,6 +440,19 @@ class S3Store:
             self._client.abort_multipart_upload(
                 Bucket=self.bucket, Key=self._key(one.key), UploadId=one.token
             )
+
+
+def _cut_out(page: dict[str, Any], start: int) -> Iterator[StoredObject]:
+    """The objects that were kept from botocore; the first characters of their keys are left out."""
+    # What was cut out has no document type, and so no entities.
+    root = ElementTree.fromstring(b"<all>%b</all>" % page.get(_LISTED, b""))  # noqa: S314
+    encoded = page.get("EncodingType") == "url"
+    for entry in root:
+        said = {field.tag: field.text or "" for field in entry}
+        # Amazon writes a space as "+", and a plus as "%2B".
+        key = unquote_plus(said["Key"]) if encoded else said["Key"]
+        modified = datetime.fromisoformat(said["LastModified"]).timestamp()
+        yield StoredObject(key[start:], int(said["Size"]), said["ETag"].strip('"'), modified)
 
 
 def _status(error: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ddl_airflow import cli
-from ddl_airflow.core.errors import NoSuchModel, QualityTooLow
+from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -203,6 +203,21 @@ def test_what_is_gone_is_not_put_into_production(results):
     with pytest.raises(NoSuchModel, match="is a model of digits, not of others"):
         promote(results, "others", "digits-1")
     assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-3"
+
+
+@pytest.mark.parametrize("body", [b'{"publication": "digi', b"\xff", b"[]", b""])
+def test_a_damaged_pointer_is_named(results, capsys, body):
+    place = results.path / "digits" / "production.json"
+    place.write_bytes(body)
+    for change in (read_pointer, point):
+        more = ("digits-4/a-1", {}) if change is point else ()
+        with pytest.raises(
+            StagingError, match="^file://.*digits/production.json is damaged: .* or"
+        ):
+            change(results, "digits", PRODUCTION, *more)
+    assert cli.main(["rollback", f"{results.uri}/digits"]) == 1
+    assert "production.json is damaged" in capsys.readouterr().err
+    assert place.read_bytes() == body
 
 
 def test_many_are_kept_but_not_all(results):

@@ -19,13 +19,13 @@ from airflow.sdk.exceptions import (
 from ddl_airflow import cli
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import load_manifest
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators import upload
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import missing_from
+from ddl_airflow.storage.transfer import missing_from, publish
 
 TRAIN = """
     import os
@@ -321,6 +321,24 @@ def test_a_backfill_does_not_overtake(trained, tmp_path, capsys):
     context["dag_run"].logical_date = later
     task.execute(context)
     assert context["outlet_events"][task.outlets[0]].extra["production"] is True
+
+
+def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
+    dag, context, _ = trained
+    task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
+    task.promote = True
+    first = f"road-8/{publish({'a': tmp_path / 'dags' / 'train.py'}, store, 'road-8').name}"
+    point(store, "road", PRODUCTION, first, {})
+    task.execute(context)
+    # Another run is published after it, and somebody goes back from this one; then it is cleared.
+    point(store, "road", LATEST, "road-9/a-1", {})
+    rollback(store, "road")
+    capsys.readouterr()
+    task.execute(context)
+    said = capsys.readouterr().out
+    assert "latest.json goes on naming road-9/a-1: it named this one before " in said
+    why = "it named this one before, and somebody went back from it"
+    assert f"production.json goes on naming {first}: {why}" in said
 
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):

@@ -306,6 +306,26 @@ def test_a_space_is_one_also_where_a_listing_writes_it_as_plus(client, tmp_path)
     assert (tmp_path / "fetched").read_bytes() == b"content"
 
 
+@pytest.mark.parametrize(
+    ("sent", "damaged"),
+    [(b"<Size>", b"<Size>x"), (b"<ETag>", b"<Etag>"), (b"Key>", b"Kay>")],
+)
+def test_a_listing_that_cannot_be_read_is_named(client, sent, damaged):
+    store = S3Store(client, "bucket", "unreadable")
+    store.put_bytes("a", b"1")
+
+    def damage(response_dict, **_):
+        response_dict["body"] = response_dict["body"].replace(sent, damaged)
+
+    event = "before-parse.s3.ListObjectsV2"
+    client.meta.events.register_first(event, damage)
+    try:
+        with pytest.raises(StagingError, match="^s3://bucket/unreadable at http.*cannot be read: "):
+            store.list()
+    finally:
+        client.meta.events.unregister(event, damage)
+
+
 def test_a_listing_of_many_pages_is_one(client, monkeypatch):
     store = S3Store(client, "bucket", "pages")
     for number in range(25):
