@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.triggers.watch import answered, at_dataset
 
 _STATE = "fingerprint"  # of what fired last
 
@@ -115,15 +116,16 @@ class DataChangeTrigger(BaseEventTrigger):
         if (
             there is None
             or there.found.get_loop() is not loop
-            or loop.time() - there.began >= 0.9 * self.interval_s
+            # One that hangs keeps one thread, however many wait for it.
+            or (there.found.done() and loop.time() - there.began >= 0.9 * self.interval_s)
         ):
-            looking = loop.create_task(asyncio.to_thread(self._look))
+            looking = loop.create_task(at_dataset(self.uri, self._look))
             there = _listings[key] = _Listing(loop.time(), looking)
         return there
 
     async def _found(self, listing: _Listing) -> dict[str, Any] | None:
         try:
-            return await asyncio.shield(listing.found)  # others wait for it too
+            return await answered(listing.found, self.uri, self.log)
         except StagingError as error:
             self.log.warning("%s: %s", type(error).__name__, error)
             return None

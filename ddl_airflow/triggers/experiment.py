@@ -10,6 +10,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ddl_airflow.core.errors import StagingError
+from ddl_airflow.triggers.watch import answered, in_workspace
 
 
 class ExperimentTrigger(BaseTrigger):
@@ -38,7 +39,7 @@ class ExperimentTrigger(BaseTrigger):
         event, said = {}, ""
         while True:
             try:
-                holder = await asyncio.to_thread(self._look)
+                holder = await answered(in_workspace(self._look), self.folder, self.log)
             except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
                 event = {
                     "unseen": f"{error.filename}: {error.strerror}. The triggerer must see the "

@@ -3,14 +3,14 @@
 A triggerer may wait for hundreds of jobs. Each asking for its own would start a process per job
 and look, and fill the threads that all triggers of the triggerer share as soon as the scheduler
 hangs. So one question per interval goes out for all of them, from a thread that does nothing else;
-and what cancels jobs, or touches the workspace, has threads of its own.
+and what cancels jobs, touches the workspace, or lists a dataset has threads of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -22,6 +22,10 @@ from ddl_airflow.launchers.base import Scheduler, Told
 _Result = TypeVar("_Result")
 # Cancellations and looks at the workspace under way at the same time.
 _THREADS = 4
+# Looks at datasets under way at the same time, of each kind of store. A folder that hangs keeps its
+# thread for as long as its server is away; a bucket is given up after some minutes.
+_LOOKS = {"file": 32, "s3": 8}
+_SILENT_S = 60.0
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]] = WeakKeyDictionary()
 
 
@@ -44,6 +48,29 @@ async def cancelling(kind: str, call: Callable[..., _Result], *words: Any) -> _R
 async def in_workspace(call: Callable[..., _Result], *words: Any) -> _Result:
     """Runs the call in a thread that the workspace's files can keep busy, but no scheduler."""
     return await _in_thread(_threads("workspace", _THREADS), call, *words)
+
+
+async def at_dataset(uri: str, call: Callable[..., _Result], *words: Any) -> _Result:
+    """Runs the call in a thread that only datasets in that kind of store can keep busy."""
+    scheme = uri.partition("://")[0]
+    return await _in_thread(_threads(f"{scheme}-datasets", _LOOKS[scheme]), call, *words)
+
+
+async def answered(
+    look: Coroutine[Any, Any, _Result] | asyncio.Task[_Result],
+    place: str,
+    log: Any,
+) -> _Result:
+    """Waits for a look at a place, which others may wait for too; warns once if it takes long."""
+    looking = asyncio.ensure_future(look)
+    done, _ = await asyncio.wait([looking], timeout=_SILENT_S)
+    if not done:
+        log.warning(
+            "%s: no answer for %.0f s; what happens there is not seen until there is one. See "
+            "whether its file system or store hangs, for this host",
+            *(place, _SILENT_S),
+        )
+    return await asyncio.shield(looking)
 
 
 def watch_of(scheduler: Scheduler) -> Watch:

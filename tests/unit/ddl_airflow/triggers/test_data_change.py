@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pytest
 
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.triggers.data_change import DataChangeTrigger
+from ddl_airflow.triggers.experiment import ExperimentTrigger
 
 
 class State:
@@ -165,6 +168,45 @@ def test_fifty_over_one_dataset_list_it_once_each_interval(data):
 
     assert asyncio.run(all_fire()) == [1] * 50
     assert 2 <= len(looks) <= 10
+
+
+def test_folders_that_hang_keep_nobody_else_waiting(data, tmp_path, monkeypatch, capsys):
+    """As on an NFS whose server is away: no call on it comes back."""
+    monkeypatch.setattr("ddl_airflow.triggers.watch._SILENT_S", 0.05, raising=False)
+    server = threading.Event()
+
+    def trigger_of(uri, look):
+        trigger = DataChangeTrigger(uri, interval_s=0.01)
+        trigger._look = look
+        return trigger
+
+    async def look():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))  # as on a host with few cores
+        away = [trigger_of(f"file:///away/{n % 8}", server.wait) for n in range(24)]
+        waiting = [asyncio.create_task(anext(trigger.run())) for trigger in away]
+        waiting.append(asyncio.create_task(anext(ExperimentTrigger("/away/wide").run())))
+        await asyncio.sleep(0.1)
+        found = {"fingerprint": "f", "files": 1, "bytes": 1}
+        for uri in ("s3://bucket/data", data.as_uri()):
+            event = await anext(trigger_of(uri, lambda: found).run())
+            assert event.payload["fingerprint"] == "f"
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+
+    async def look_for_a_while():
+        try:
+            await asyncio.wait_for(look(), 10)
+        finally:  # else nobody joins these threads
+            server.set()
+
+    monkeypatch.setattr(ExperimentTrigger, "_look", lambda self: server.wait() and "")
+    asyncio.run(look_for_a_while())
+    said = capsys.readouterr().out
+    for place in ("file:///away/3", "/away/wide"):
+        assert f"{place}: no answer for" in said
 
 
 def test_a_listing_that_is_the_same_is_not_read_again(data, monkeypatch):
