@@ -106,6 +106,7 @@ class ManifestBundle(BaseDagBundle):
         super().__init__(**kwargs)
         self._folder = Path(path or conf.get("core", "dags_folder")).expanduser().absolute()
         self._latest: str | None = None
+        self._written = False  # whether the folder has become that version, whole
         self._look_for_keys = 0.0
         self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
         # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
@@ -150,10 +151,12 @@ class ManifestBundle(BaseDagBundle):
         with self.lock():
             listing = self._list(hold=True)
             version = self._version_of(listing)
-            if version != self._latest:
+            if version != self._latest or not self._written:
                 self._note_changed(listing)
                 self._write_listing(version, listing)
+                self._written = False  # if the disk is full meanwhile, say
                 written = self._write_stubs(self.path, listing)
+                self._written = True
                 if self._latest is not None:  # at its start the DAG processor parses them all
                     self._again |= dict.fromkeys(written, time.time() + _PARSED_S + _stored_every())
                 self._latest = version
@@ -318,7 +321,7 @@ class ManifestBundle(BaseDagBundle):
         return [stub for stub, entries in files.items() if self._write_stub(stub, entries)]
 
     def _write_stub(self, stub: Path, entries: Mapping[str, _Entry]) -> bool:
-        """Whether the stub was not as it should be; the manifest's own DAG comes first."""
+        """Whether it, or a copy, was not as it should be; the manifest's own DAG comes first."""
         lines = [_STUB]
         for number, (name, entry) in enumerate(entries.items()):
             fields = {
@@ -333,11 +336,13 @@ class ManifestBundle(BaseDagBundle):
             variable = "dag" if number == 0 else f"dag_{number}"
             lines.append(f"{variable} = dag_of_stub(__file__, {arguments})\n")
         content = "".join(lines).encode("ascii")
-        if stub.exists() and stub.read_bytes() == content:
+        copies = {_copy_of(stub, name): entry.text for name, entry in entries.items() if entry.text}
+        # A copy may be of a manifest whose stub could not be written any more.
+        there = all(_digest(copy) == text for copy, text in copies.items())
+        if there and stub.exists() and stub.read_bytes() == content:
             return False
-        for name, entry in entries.items():
-            if entry.text:
-                self._write_copy(_copy_of(stub, name), entry.text)
+        for copy, text in copies.items():
+            self._write_copy(copy, text)
         _write(stub, content, 0o644)
         return True
 
@@ -466,6 +471,14 @@ def _copy_of(stub: Path, name: str) -> Path:
     if not name.startswith(_GONE):
         return place
     return place.with_name(f".was-{hashlib.sha256(os.fsencode(name)).hexdigest()[:20]}.yml")
+
+
+def _digest(path: Path) -> str:
+    """Returns the SHA-256 of a file; empty where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def _without_keys(content: bytes) -> bytes:

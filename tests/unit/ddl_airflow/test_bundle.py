@@ -192,6 +192,31 @@ def test_what_changed_is_parsed_once_more_when_airflow_would_store_it(
         before = after
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_edit_that_is_undone_after_a_full_disk_is_not_run(
+    bundle, make_bundle, folder, write_manifest, monkeypatch, restarted
+):
+    write_manifest(folder / "one", "first", "python train.py --until 1")
+    bundle.refresh()
+    write_manifest(folder / "one", "first", "python train.py --until 2")
+    write = import_module("ddl_airflow.bundle")._write
+
+    def full(path, *content):
+        if path.suffix == ".py":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, *content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ddl_airflow.bundle._write", full)
+        with pytest.raises(OSError, match="No space left"):
+            bundle.refresh()
+    write_manifest(folder / "one", "first", "python train.py --until 1")
+    bundle = make_bundle() if restarted else bundle
+    bundle.refresh()
+    train = parsed(bundle)["one/manifest.yml.py"].get_task("train")
+    assert train.command == "python train.py --until 1"
+
+
 def test_a_change_that_keeps_size_and_second_is_seen(bundle, folder, write_manifest):
     path = write_manifest(folder, "name-a")
     for name in ("name-b", "name-c", "name-d"):
