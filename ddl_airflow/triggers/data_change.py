@@ -15,7 +15,7 @@ from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.triggers.watch import answered, at_dataset
 
-_STATE = "fingerprint"  # of what fired last
+_STATE = "fingerprint"  # of what fired last, after the id of the trigger that did
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class DataChangeTrigger(BaseEventTrigger):
     It fires once a change has settled: when two listings one interval apart are the same, so that
     an upload of many files is one event. What fired is kept in Airflow's state of the asset, an
     interval after: a triggerer that is killed meanwhile fires again, and a run that finds nothing
-    new does nothing. So no change is lost. A dataset that cannot be listed is said in the
+    new does nothing. So no change is lost. For a paused DAG Airflow takes events and starts no run;
+    at its next parse it deletes the trigger, and makes another when the DAG goes on: a trigger that
+    has never fired does so for what is there. A dataset that cannot be listed is said in the
     triggerer's log and looked at again. Of several triggers over one dataset one lists it.
 
     Args:
@@ -89,7 +91,8 @@ class DataChangeTrigger(BaseEventTrigger):
             if fired != kept:
                 # The event has left this process since: Airflow sends them off every second.
                 if self.asset_state_store is not None:
-                    await asyncio.to_thread(self.asset_state_store.set, _STATE, fired)
+                    said = f"{self.trigger_id} {fired}"
+                    await asyncio.to_thread(self.asset_state_store.set, _STATE, said)
                 kept = fired
             if listing is not last:
                 if now is not None and now == before and now["fingerprint"] != fired:
@@ -99,10 +102,13 @@ class DataChangeTrigger(BaseEventTrigger):
             await asyncio.sleep(self.interval_s)
 
     async def _fired_before(self) -> str | None:
+        """What this trigger has fired for, in whichever triggerer it was."""
         if self.asset_state_store is None:
             return None
         # In a thread: aget and aset are there from Airflow 3.3.2 on.
-        return cast(str | None, await asyncio.to_thread(self.asset_state_store.get, _STATE))
+        said = cast(str | None, await asyncio.to_thread(self.asset_state_store.get, _STATE))
+        trigger, _, fired = (said or "").partition(" ")
+        return fired if trigger == str(self.trigger_id) else None
 
     @property
     def _key(self) -> str:

@@ -17,7 +17,9 @@ from ddl_airflow.core.manifest.sections import (
     schedule,
     tries,
 )
+from ddl_airflow.core.manifest.sections.experiment import Experiment
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
+from ddl_airflow.core.manifest.sections.schedule import Schedule
 
 RULES: list[Rule] = [
     *definition.RULES,
@@ -38,3 +40,14 @@ def code_is_beside_the_manifest(at: str, code: str) -> Findings:
     if leaves_its_folder(code):
         fix = "Write a folder beside or below the manifest, such as ./src."
         yield Finding(at, "is outside the manifest's folder", fix)
+
+
+@_rule("schedule", "experiment", warning=True)
+def changes_of_data_are_waited_for(
+    at: str, given: Schedule | None, in_experiment: Experiment | None
+) -> Findings:
+    busy = in_experiment.when_busy if in_experiment else "wait"
+    if given is not None and given.on_data_change and busy == "skip":
+        message = "loses a change of the data that comes while another training works there"
+        fix = "Delete it, and the run waits; or look by a cron expression too."
+        yield Finding(f"{at}.when_busy", message, fix)

@@ -412,3 +412,23 @@ def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:
     )
     assert len(digests) == 1
     assert set(dumped["parameters"]["a"]) == {"default", "description", "choices"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "experiment", "warned"),
+    [
+        ("{on_data_change: true}", "{name: wide, when_busy: skip}", True),
+        ("{on_data_change: true}", "{name: wide, when_busy: wait}", False),
+        ("{on_data_change: true}", "wide", False),
+        ("'@daily'", "{name: wide, when_busy: skip}", False),
+    ],
+)
+def test_a_change_of_data_that_would_be_skipped_is_warned_of(
+    schedule: str, experiment: str, warned: bool
+) -> None:
+    text = (VALID / "conn_id.yml").read_text(encoding="utf-8")
+    assert (weekly := 'schedule: "@weekly"') in text
+    text = text.replace(weekly, f"schedule: {schedule}\nexperiment: {experiment}")
+    warnings = load_manifest_text(text, "m.yml").warnings
+    found = [issue.field for issue in warnings if issue.field.startswith("experiment")]
+    assert found == (["experiment.when_busy"] if warned else [])
