@@ -15,6 +15,8 @@ constexpr char kKnown = 'K';     // then a Knowledge, which begins with that num
 constexpr char kComplete = 'C';  // all ranks of the sender's group are there
 constexpr char kLacks = 'L';     // then the ranks that are not, as int32
 constexpr char kTakenBack = 'T';
+constexpr char kLimited = 'W';   // to the own leader: the sender's wait is limited
+constexpr char kUnlimited = 'U'; // it is not
 constexpr char kGivenUp = 'G';   // then the Code, then the message
 
 // Others compute while a rank waits here: soon leave them the core.
@@ -27,10 +29,6 @@ std::string Message(char kind, const void* bytes, size_t nbytes) {
 }
 
 constexpr int kLooks = 3;
-
-bool IsWithdrawn(const Offer& offer) {
-  return offer.withdrawn != nullptr && offer.withdrawn->load();
-}
 
 int Earlier(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -55,6 +53,8 @@ DisseminationBarrier::DisseminationBarrier(Messenger* messenger,
 void DisseminationBarrier::Begin() {
   ++number_;
   reported_.clear();
+  reported_limit_ = true;
+  limited_.assign(group_of_.size(), true);
   announced_ = false;
   began_ = since_ = Clock::now();
   warnings_ = WarningSchedule(timeout_s_);
@@ -72,7 +72,7 @@ Status DisseminationBarrier::Meet(const Offer& offer, Met within, Met* met) {
   known_.leaver = offer.leaving ? messenger_->rank() : -1;
   known_.worker = offer.leaving ? -1 : messenger_->rank();
   known_.different = within == Met::kDifferent;
-  known_.withdrawn = within == Met::kWithdrawn || taken_back_ == number_ || IsWithdrawn(offer);
+  known_.withdrawn = within == Met::kWithdrawn || taken_back_ == number_ || offer.IsWithdrawn();
   const int size = static_cast<int>(groups_.size());
   for (int step = 1; step < size; step *= 2) {
     DDL_RETURN_IF_ERROR(messenger_->Send(groups_[(own_ + step) % size][0],
@@ -98,7 +98,7 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   while (true) {
     DDL_RETURN_IF_ERROR(Heard());
     if (!inbox_[group].empty()) break;
-    if (IsWithdrawn(offer)) DDL_RETURN_IF_ERROR(TakeBack());
+    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(TakeBack());
     if (std::chrono::duration<double>(Clock::now() - began_).count() > moment_s_) {
       DDL_RETURN_IF_ERROR(LookAround(offer));
     }
@@ -133,6 +133,10 @@ Status DisseminationBarrier::Heard() {
     }
     if (message[0] == kTakenBack) {
       taken_back_ = std::max(taken_back_, number);
+      continue;
+    }
+    if (message[0] == kLimited || message[0] == kUnlimited) {
+      if (number == number_) limited_[rank] = message[0] == kLimited;
       continue;
     }
     Presence& presence = presence_[group];
@@ -178,9 +182,9 @@ std::vector<bool> DisseminationBarrier::Arrived() const {
 
 bool DisseminationBarrier::IsLimited(const Offer& offer) const {
   if (offer.leaving) return false;
-  if (!offer.limited || within_ == Met::kDifferent) return true;
-  const bool wants = !offer.asks_nothing && !IsWithdrawn(offer);
-  return wants || offer.limited();
+  if (within_ == Met::kDifferent || offer.IsLimited()) return true;
+  return std::any_of(groups_[own_].begin() + 1, groups_[own_].end(),
+                     [this](int rank) { return limited_[rank]; });
 }
 
 Status DisseminationBarrier::LookAround(const Offer& offer) {
@@ -237,6 +241,14 @@ Status DisseminationBarrier::Report(const std::vector<int>& missing, double wait
   std::string message = Message(kLacks, &number_, sizeof number_);
   message.append(reinterpret_cast<const char*>(missing.data()), missing.size() * sizeof(int));
   return SendToOthers(message);
+}
+
+Status DisseminationBarrier::ReportLimit(bool limited, double waited_s) {
+  if (waited_s < moment_s_ || limited == reported_limit_) return Status();
+  reported_limit_ = limited;
+  return messenger_->Send(groups_[own_][0],
+                          Message(limited ? kLimited : kUnlimited, &number_, sizeof number_),
+                          Channel::kBarrier);
 }
 
 void DisseminationBarrier::Break(const Status& reason) {

@@ -48,6 +48,11 @@ class DisseminationBarrier {
   // `missing`. Costs a message to each of them when that changes, and none in the first moment.
   Status Report(const std::vector<int>& missing, double waited_s);
 
+  // A rank that has waited for `waited_s` for its leader, who waits for the other groups: whether its
+  // own wait is limited. Costs a message to the leader when that changes, and none in the first
+  // moment.
+  Status ReportLimit(bool limited, double waited_s);
+
   // Any rank, in a barrier: takes back what its group has shown.
   Status TakeBack();
 
@@ -95,6 +100,8 @@ class DisseminationBarrier {
   std::vector<std::deque<Knowledge>> inbox_;  // by group
   std::vector<Presence> presence_;            // by group
   std::vector<int> reported_;
+  bool reported_limit_ = true;
+  std::vector<bool> limited_;  // of each rank of this group, as far as it has told its leader
   uint64_t taken_back_ = 0;  // the last barrier that somebody has taken back
   bool announced_ = false;
   Clock::time_point began_, since_;  // this barrier; the last arrival

@@ -136,16 +136,16 @@ Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
     const Status met_without = barrier_.Meet(offer, outcome, &outcome);
     if (!met_without.ok()) return group->Break(met_without, 0);
   }
-  // What has come of it. The others wait for the leader, who waits no longer than it should.
+  // What has come of it. The others wait for the leader, and tell it whether it may wait for ever.
   Offer told;
   told.leaving = offer.leaving;
   told.asks_nothing = true;
   told.limited = [] { return false; };
-  if (offer.asks_nothing && offer.limited) told.limited = offer.limited;
   told.title = offer.title;
   told.waiting = [&](const std::vector<bool>&) {
-    const bool withdrawn = offer.withdrawn != nullptr && offer.withdrawn->load();
-    return withdrawn ? barrier_.TakeBack() : Status();
+    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(barrier_.TakeBack());
+    if (barrier_.leads()) return Status();
+    return barrier_.ReportLimit(offer.IsLimited(), wait.elapsed_s());
   };
   told.withdraws = barrier_.leads() && outcome == Met::kWithdrawn;
   told.digest[0] = barrier_.leads() && outcome == Met::kDifferent;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <random>
 
@@ -455,6 +456,61 @@ TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
       },
       /*timeout_s=*/0.16, &mailboxes);
   CHECK(mailboxes.Left() < 20, std::to_string(mailboxes.Left()));
+}
+
+// Until `done`, or long after all should have been.
+void AwaitOrGoOn(const std::function<bool()>& done) {
+  for (int i = 0; i < 4000 && !done(); ++i) usleep(1000);
+}
+
+// Rank 2 does not come. The executor of rank 0, which speaks for its host, takes its request back and
+// submits nothing more; rank 1 still waits.
+TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
+  for (const int early : {true, false}) {  // before or after the ranks of the host have met
+    std::atomic<int> failed{0};
+    RunOnHosts(
+        {2, 1},
+        [&](Communicator& group) {
+          ddl::Met met = ddl::Met::kAlike;
+          if (group.rank() == 2) {
+            AwaitOrGoOn([&] { return failed == 2; });
+            CHECK(!group.Meet(Plan(7), &met).ok(), "the others have given up");
+            return;
+          }
+          std::atomic<bool> withdrawn{early && group.rank() == 0};
+          ddl::Offer offer = Plan(7);
+          offer.withdrawn = &withdrawn;
+          offer.limited = [] { return false; };
+          std::thread executor([&] {
+            usleep(200'000);
+            withdrawn = group.rank() == 0;
+          });
+          const ddl::Status status = group.Meet(offer, &met);
+          CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
+          CHECK(status.message().find("\": rank 2 did not come within") != std::string::npos,
+                status.message());
+          ++failed;
+          executor.join();
+        },
+        /*timeout_s=*/0.5);
+  }
+}
+
+// As on one host: whoever wants nothing and has nothing else to do may wait.
+TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        std::atomic<bool> withdrawn{group.rank() != 2};
+        ddl::Offer offer = Plan(7);
+        offer.withdrawn = &withdrawn;
+        offer.limited = [] { return false; };
+        if (group.rank() == 2) usleep(2'000'000);
+        ddl::Met met = ddl::Met::kAlike;
+        const ddl::Status status = group.Meet(offer, &met);
+        CHECK(status.ok() && met == ddl::Met::kWithdrawn, status.message());
+      },
+      /*timeout_s=*/1);
 }
 
 }  // namespace
