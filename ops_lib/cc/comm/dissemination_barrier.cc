@@ -30,6 +30,9 @@ std::string Message(char kind, const void* bytes, size_t nbytes) {
 
 constexpr int kLooks = 3;
 
+// Polls of a leader between its limit and giving up; about 1 ms each.
+constexpr int kLatePolls = 100;
+
 int Earlier(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 }  // namespace
@@ -54,6 +57,7 @@ void DisseminationBarrier::Begin() {
   ++number_;
   reported_.clear();
   reported_limit_ = true;
+  late_polls_ = 0;
   limited_.assign(group_of_.size(), true);
   announced_ = false;
   began_ = since_ = Clock::now();
@@ -203,7 +207,10 @@ Status DisseminationBarrier::LookAround(const Offer& offer) {
   const double waited_s = std::chrono::duration<double>(Clock::now() - since_).count();
   const std::string title = offer.title ? offer.title() : "A collective";
   const std::string limit = Seconds(timeout_s_);
-  if (waited_s > timeout_s_) {
+  // This thread may have slept through the limit while messages lay ready, so it looks a few more
+  // times: nobody can be in step again after this one.
+  late_polls_ = waited_s > timeout_s_ ? late_polls_ + 1 : 0;
+  if (late_polls_ > kLatePolls) {
     broken_ = Status(Code::kDeadlineExceeded,
                      title + ": " + missing + " did not come within " + limit + "; rank " +
                          std::to_string(messenger_->rank()) + " waited longer than " + limit +

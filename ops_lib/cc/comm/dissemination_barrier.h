@@ -101,6 +101,7 @@ class DisseminationBarrier {
   std::vector<Presence> presence_;            // by group
   std::vector<int> reported_;
   bool reported_limit_ = true;
+  int late_polls_ = 0;  // after the limit
   std::vector<bool> limited_;  // of each rank of this group, as far as it has told its leader
   uint64_t taken_back_ = 0;  // the last barrier that somebody has taken back
   bool announced_ = false;

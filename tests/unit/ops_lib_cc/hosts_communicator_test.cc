@@ -513,4 +513,47 @@ TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
       /*timeout_s=*/1);
 }
 
+// Rank 0 is stopped in its wait, by a signal or a control group, until rank 1 has come and the limit
+// has passed. Then MPI shows nothing at the first look.
+class Stopped : public Place {
+ public:
+  using Place::Place;
+  static constexpr double kLimitS = 0.3;
+
+  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::Channel channel) override {
+    if (++looks_ != kBeforeTheStop) return Place::TryReceiveAny(peer, message, channel);
+    stopped = true;
+    AwaitOrGoOn([this] { return other_is_here.load(); });
+    usleep(static_cast<useconds_t>(1.2e6 * kLimitS));
+    *peer = -1;
+    return ddl::Status();
+  }
+
+  std::atomic<bool> stopped{false}, other_is_here{false};
+
+ private:
+  static constexpr int kBeforeTheStop = 6;
+  int looks_ = 0;
+};
+
+TEST(ARankThatWasStoppedLooksAgainBeforeItGivesUp) {
+  Mailboxes mailboxes;
+  Stopped first(0, 2, &mailboxes);
+  Place second(1, 2, &mailboxes);
+  const auto meet = [](ddl::Messenger* messenger, double limit_s) {
+    ddl::DisseminationBarrier barrier(messenger, {{0}, {1}}, limit_s);
+    barrier.Begin();
+    ddl::Met met = ddl::Met::kDifferent;
+    const ddl::Status status = barrier.Meet(Plan(1), ddl::Met::kAlike, &met);
+    CHECK(status.ok() && met == ddl::Met::kAlike, status.message());
+  };
+  std::thread other([&] {
+    AwaitOrGoOn([&] { return first.stopped.load(); });
+    meet(&second, 60);
+    first.other_is_here = true;
+  });
+  meet(&first, Stopped::kLimitS);
+  other.join();
+}
+
 }  // namespace
