@@ -102,6 +102,7 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   while (true) {
     DDL_RETURN_IF_ERROR(Heard());
     if (!inbox_[group].empty()) break;
+    if (offer.waiting) DDL_RETURN_IF_ERROR(offer.waiting(Arrived()));
     if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(TakeBack());
     if (std::chrono::duration<double>(Clock::now() - began_).count() > moment_s_) {
       DDL_RETURN_IF_ERROR(LookAround(offer));
@@ -111,10 +112,9 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   *theirs = inbox_[group].front();
   inbox_[group].pop_front();
   if (theirs->number == number_) return Status();
-  broken_ = Status(Code::kInternal, "ranks " + std::to_string(messenger_->rank()) + " and " +
-                                        std::to_string(groups_[group][0]) +
-                                        " are not at the same barrier.");
-  Break(broken_);
+  Break(Status(Code::kInternal, "ranks " + std::to_string(messenger_->rank()) + " and " +
+                                    std::to_string(groups_[group][0]) +
+                                    " are not at the same barrier."));
   return broken_;
 }
 
@@ -211,12 +211,11 @@ Status DisseminationBarrier::LookAround(const Offer& offer) {
   // times: nobody can be in step again after this one.
   late_polls_ = waited_s > timeout_s_ ? late_polls_ + 1 : 0;
   if (late_polls_ > kLatePolls) {
-    broken_ = Status(Code::kDeadlineExceeded,
-                     title + ": " + missing + " did not come within " + limit + "; rank " +
-                         std::to_string(messenger_->rank()) + " waited longer than " + limit +
-                         " and gave up. Look for what keeps it busy or blocked; raise "
-                         "DDL_STALL_TIMEOUT if it needs so long.");
-    Break(broken_);
+    Break(Status(Code::kDeadlineExceeded,
+                 title + ": " + missing + " did not come within " + limit + "; rank " +
+                     std::to_string(messenger_->rank()) + " waited longer than " + limit +
+                     " and gave up. Look for what keeps it busy or blocked; raise "
+                     "DDL_STALL_TIMEOUT if it needs so long."));
     return broken_;
   }
   const bool first = std::find(arrived.begin(), arrived.end(), true) - arrived.begin() ==
@@ -259,10 +258,11 @@ Status DisseminationBarrier::ReportLimit(bool limited, double waited_s) {
 }
 
 void DisseminationBarrier::Break(const Status& reason) {
-  if (broken_.ok()) broken_ = reason;
+  if (!broken_.ok()) return;  // who said it has told all leaders
   std::string message(1, kGivenUp);
   message += static_cast<char>(reason.code());
   message += reason.message();
+  broken_ = reason;
   (void)SendToOthers(message);  // whoever does not hear of it waits until its own limit
 }
 

@@ -40,8 +40,9 @@ class DisseminationBarrier {
   void Begin();
 
   // The leader, when all of its group have come: on what they have come to. Waits for the other
-  // groups; the outcome is the same on all leaders. The errors are those of algorithms/meeting.h; a
-  // dead peer is one that does not come.
+  // groups; the outcome is the same on all leaders. The errors are those of algorithms/meeting.h, but a
+  // dead peer is one that does not come; and that of `offer.waiting`, which ends the wait of this leader
+  // alone.
   Status Meet(const Offer& offer, Met within, Met* met);
 
   // Any rank that has waited for `waited_s` for ranks of its own group: the other leaders will name
@@ -59,7 +60,7 @@ class DisseminationBarrier {
   // The leader: why somebody has given up, or ok. Looks for messages.
   Status Heard();
 
-  // The leaders of the other groups shall give up for this reason.
+  // The leaders of the other groups shall give up for this reason, unless there has been another.
   void Break(const Status& reason);
 
  private:

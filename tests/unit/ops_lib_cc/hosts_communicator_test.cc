@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <random>
 
@@ -554,6 +555,70 @@ TEST(ARankThatWasStoppedLooksAgainBeforeItGivesUp) {
   });
   meet(&first, Stopped::kLimitS);
   other.join();
+}
+
+// Rank 3 does not come. Rank 1 fails while the first of its host waits for the other hosts.
+TEST(WhatFailsOnARankThatWaitsForItsLeaderEndsAllHosts) {
+  Mailboxes mailboxes;
+  std::atomic<bool> has_failed{false};
+  mailboxes.takes = [&](int from, int, const std::string&) -> Mailboxes::Clock::duration {
+    if (from == 1 && !has_failed.exchange(true)) throw std::bad_alloc();
+    return {};
+  };
+  std::atomic<int> failed{0};
+  RunOnHosts(
+      {2, 1, 1},
+      [&](Communicator& group) {
+        if (group.rank() == 3) AwaitOrGoOn([&] { return failed == 3; });
+        std::atomic<bool> withdrawn{false};
+        ddl::Offer offer = Plan(7);
+        offer.withdrawn = &withdrawn;
+        std::thread executor([&] {
+          usleep(200'000);
+          withdrawn = group.rank() == 1;  // which tells the other hosts
+        });
+        ddl::Met met = ddl::Met::kAlike;
+        ddl::Status status;
+        try {
+          status = group.Meet(offer, &met);
+        } catch (const std::bad_alloc&) {
+          status = ddl::Status(ddl::Code::kInternal, "rank 1 could not go on");
+          group.Break(status);
+        }
+        CHECK(status.message() == "rank 1 could not go on",
+              std::to_string(group.rank()) + ": " + status.message());
+        ++failed;
+        executor.join();
+      },
+      60, &mailboxes);
+}
+
+// Rank 2 is done with its part of a collective in which rank 1 fails.
+TEST(ARankThatFailsInACollectiveIsNamedOnHostsThatAreDoneWithIt) {
+  std::atomic<int> agreed{0};
+  std::atomic<bool> broken{false};
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        ddl::Met met = ddl::Met::kAlike;
+        CHECK(group.Meet(Plan(1), &met).ok(), "");
+        ++agreed;
+        ddl::Status status(ddl::Code::kInternal, "rank 1 could not go on");
+        if (group.rank() == 1) {
+          AwaitOrGoOn([&] { return agreed == 3; });
+          group.Break(status);
+          broken = true;
+        } else if (group.rank() == 0) {
+          AwaitOrGoOn([&] { return broken.load(); });
+          std::vector<float> values(1000);
+          status = group.AllReduce(values.data(), values.data(), 1000, DType::kFloat32, 1);
+        } else {
+          status = group.Meet(Plan(2), &met);
+        }
+        CHECK(status.message() == "rank 1 could not go on",
+              std::to_string(group.rank()) + ": " + status.message());
+      },
+      /*timeout_s=*/2);
 }
 
 }  // namespace
