@@ -144,7 +144,8 @@ Status DisseminationBarrier::Heard() {
       continue;
     }
     Presence& presence = presence_[group];
-    if (presence.number != number) presence = {number, false, {}};
+    if (number < presence.number) continue;  // another rank of that group was faster
+    if (number > presence.number) presence = {number, false, {}};
     if (message[0] != kLacks) {
       presence.complete = true;
     } else {

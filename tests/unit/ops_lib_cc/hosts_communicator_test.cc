@@ -621,4 +621,29 @@ TEST(ARankThatFailsInACollectiveIsNamedOnHostsThatAreDoneWithIt) {
       /*timeout_s=*/2);
 }
 
+// Rank 2 has reported at the first barrier that rank 1 is missing. Its message arrives after what
+// rank 1 says at the second one, to which rank 3 does not come.
+TEST(WhatARankReportedOfAnEarlierBarrierIsForgotten) {
+  Mailboxes mailboxes;
+  mailboxes.takes = [](int from, int, const std::string&) {
+    return std::chrono::milliseconds(from == 2 ? 150 : 0);
+  };
+  const std::vector<std::vector<int>> groups = {{0}, {1, 2}, {3}};
+  Place places[] = {{0, 4, &mailboxes}, {1, 4, &mailboxes}, {2, 4, &mailboxes}};
+  ddl::DisseminationBarrier first(&places[0], groups, 1.2), leader(&places[1], groups, 60),
+      other(&places[2], groups, 60);
+  for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
+  CHECK(other.Report({1}, 10).ok(), "");
+  for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
+  const auto meet = [](ddl::DisseminationBarrier* barrier) {
+    ddl::Met met = ddl::Met::kAlike;
+    const ddl::Status status = barrier->Meet(Plan(2), ddl::Met::kAlike, &met);
+    CHECK(status.message().find("\": rank 3 did not come within") != std::string::npos,
+          status.message());
+  };
+  std::thread thread([&] { meet(&leader); });
+  meet(&first);
+  thread.join();
+}
+
 }  // namespace
