@@ -197,7 +197,7 @@ class Attendance {
     WarningSchedule warnings(group_.timeout_s());
     bool taken_back = false;
     while (arrived < group_.size()) {
-      if (!taken_back && offer_.withdrawn != nullptr && offer_.withdrawn->load()) {
+      if (!taken_back && offer_.IsWithdrawn()) {
         taken_back = true;
         TakeBack();
       }
@@ -225,8 +225,7 @@ class Attendance {
             GiveUp(Code::kAborted,
                    Name(rank) + " has ended without a word. See its log for the reason."));
       }
-      if (offer_.leaving) continue;
-      if (offer_.limited && (taken_back || offer_.asks_nothing) && !offer_.limited()) {
+      if (!offer_.IsLimited()) {
         since = Clock::now();
         continue;
       }

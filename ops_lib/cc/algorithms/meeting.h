@@ -36,6 +36,13 @@ struct Offer {
   int64_t count = 0;
   DType dtype = DType::kFloat32;
   int divisor = 1;
+
+  bool IsWithdrawn() const { return withdrawn != nullptr && withdrawn->load(); }
+  // Whether this rank waits no longer than the timeout.
+  bool IsLimited() const {
+    if (leaving) return false;
+    return !limited || (!asks_nothing && !IsWithdrawn()) || limited();
+  }
 };
 
 inline constexpr int64_t kMaxOfferBytes = sizeof(HostGroup::Slot::payload);

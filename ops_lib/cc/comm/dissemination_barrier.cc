@@ -15,6 +15,8 @@ constexpr char kKnown = 'K';     // then a Knowledge, which begins with that num
 constexpr char kComplete = 'C';  // all ranks of the sender's group are there
 constexpr char kLacks = 'L';     // then the ranks that are not, as int32
 constexpr char kTakenBack = 'T';
+constexpr char kLimited = 'W';   // to the own leader: the sender's wait is limited
+constexpr char kUnlimited = 'U'; // it is not
 constexpr char kGivenUp = 'G';   // then the Code, then the message
 
 // Others compute while a rank waits here: soon leave them the core.
@@ -28,9 +30,8 @@ std::string Message(char kind, const void* bytes, size_t nbytes) {
 
 constexpr int kLooks = 3;
 
-bool IsWithdrawn(const Offer& offer) {
-  return offer.withdrawn != nullptr && offer.withdrawn->load();
-}
+// Polls of a leader between its limit and giving up; about 1 ms each.
+constexpr int kLatePolls = 100;
 
 int Earlier(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -55,6 +56,9 @@ DisseminationBarrier::DisseminationBarrier(Messenger* messenger,
 void DisseminationBarrier::Begin() {
   ++number_;
   reported_.clear();
+  reported_limit_ = true;
+  late_polls_ = 0;
+  limited_.assign(group_of_.size(), true);
   announced_ = false;
   began_ = since_ = Clock::now();
   warnings_ = WarningSchedule(timeout_s_);
@@ -72,7 +76,7 @@ Status DisseminationBarrier::Meet(const Offer& offer, Met within, Met* met) {
   known_.leaver = offer.leaving ? messenger_->rank() : -1;
   known_.worker = offer.leaving ? -1 : messenger_->rank();
   known_.different = within == Met::kDifferent;
-  known_.withdrawn = within == Met::kWithdrawn || taken_back_ == number_ || IsWithdrawn(offer);
+  known_.withdrawn = within == Met::kWithdrawn || taken_back_ == number_ || offer.IsWithdrawn();
   const int size = static_cast<int>(groups_.size());
   for (int step = 1; step < size; step *= 2) {
     DDL_RETURN_IF_ERROR(messenger_->Send(groups_[(own_ + step) % size][0],
@@ -98,7 +102,8 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   while (true) {
     DDL_RETURN_IF_ERROR(Heard());
     if (!inbox_[group].empty()) break;
-    if (IsWithdrawn(offer)) DDL_RETURN_IF_ERROR(TakeBack());
+    if (offer.waiting) DDL_RETURN_IF_ERROR(offer.waiting(Arrived()));
+    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(TakeBack());
     if (std::chrono::duration<double>(Clock::now() - began_).count() > moment_s_) {
       DDL_RETURN_IF_ERROR(LookAround(offer));
     }
@@ -107,10 +112,9 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   *theirs = inbox_[group].front();
   inbox_[group].pop_front();
   if (theirs->number == number_) return Status();
-  broken_ = Status(Code::kInternal, "ranks " + std::to_string(messenger_->rank()) + " and " +
-                                        std::to_string(groups_[group][0]) +
-                                        " are not at the same barrier.");
-  Break(broken_);
+  Break(Status(Code::kInternal, "ranks " + std::to_string(messenger_->rank()) + " and " +
+                                    std::to_string(groups_[group][0]) +
+                                    " are not at the same barrier."));
   return broken_;
 }
 
@@ -135,8 +139,13 @@ Status DisseminationBarrier::Heard() {
       taken_back_ = std::max(taken_back_, number);
       continue;
     }
+    if (message[0] == kLimited || message[0] == kUnlimited) {
+      if (number == number_) limited_[rank] = message[0] == kLimited;
+      continue;
+    }
     Presence& presence = presence_[group];
-    if (presence.number != number) presence = {number, false, {}};
+    if (number < presence.number) continue;  // another rank of that group was faster
+    if (number > presence.number) presence = {number, false, {}};
     if (message[0] != kLacks) {
       presence.complete = true;
     } else {
@@ -178,9 +187,9 @@ std::vector<bool> DisseminationBarrier::Arrived() const {
 
 bool DisseminationBarrier::IsLimited(const Offer& offer) const {
   if (offer.leaving) return false;
-  if (!offer.limited || within_ == Met::kDifferent) return true;
-  const bool wants = !offer.asks_nothing && !IsWithdrawn(offer);
-  return wants || offer.limited();
+  if (within_ == Met::kDifferent || offer.IsLimited()) return true;
+  return std::any_of(groups_[own_].begin() + 1, groups_[own_].end(),
+                     [this](int rank) { return limited_[rank]; });
 }
 
 Status DisseminationBarrier::LookAround(const Offer& offer) {
@@ -199,13 +208,15 @@ Status DisseminationBarrier::LookAround(const Offer& offer) {
   const double waited_s = std::chrono::duration<double>(Clock::now() - since_).count();
   const std::string title = offer.title ? offer.title() : "A collective";
   const std::string limit = Seconds(timeout_s_);
-  if (waited_s > timeout_s_) {
-    broken_ = Status(Code::kDeadlineExceeded,
-                     title + ": " + missing + " did not come within " + limit + "; rank " +
-                         std::to_string(messenger_->rank()) + " waited longer than " + limit +
-                         " and gave up. Look for what keeps it busy or blocked; raise "
-                         "DDL_STALL_TIMEOUT if it needs so long.");
-    Break(broken_);
+  // This thread may have slept through the limit while messages lay ready, so it looks a few more
+  // times: nobody can be in step again after this one.
+  late_polls_ = waited_s > timeout_s_ ? late_polls_ + 1 : 0;
+  if (late_polls_ > kLatePolls) {
+    Break(Status(Code::kDeadlineExceeded,
+                 title + ": " + missing + " did not come within " + limit + "; rank " +
+                     std::to_string(messenger_->rank()) + " waited longer than " + limit +
+                     " and gave up. Look for what keeps it busy or blocked; raise "
+                     "DDL_STALL_TIMEOUT if it needs so long."));
     return broken_;
   }
   const bool first = std::find(arrived.begin(), arrived.end(), true) - arrived.begin() ==
@@ -239,11 +250,20 @@ Status DisseminationBarrier::Report(const std::vector<int>& missing, double wait
   return SendToOthers(message);
 }
 
+Status DisseminationBarrier::ReportLimit(bool limited, double waited_s) {
+  if (waited_s < moment_s_ || limited == reported_limit_) return Status();
+  reported_limit_ = limited;
+  return messenger_->Send(groups_[own_][0],
+                          Message(limited ? kLimited : kUnlimited, &number_, sizeof number_),
+                          Channel::kBarrier);
+}
+
 void DisseminationBarrier::Break(const Status& reason) {
-  if (broken_.ok()) broken_ = reason;
+  if (!broken_.ok()) return;  // who said it has told all leaders
   std::string message(1, kGivenUp);
   message += static_cast<char>(reason.code());
   message += reason.message();
+  broken_ = reason;
   (void)SendToOthers(message);  // whoever does not hear of it waits until its own limit
 }
 

@@ -40,13 +40,19 @@ class DisseminationBarrier {
   void Begin();
 
   // The leader, when all of its group have come: on what they have come to. Waits for the other
-  // groups; the outcome is the same on all leaders. The errors are those of algorithms/meeting.h; a
-  // dead peer is one that does not come.
+  // groups; the outcome is the same on all leaders. The errors are those of algorithms/meeting.h, but a
+  // dead peer is one that does not come; and that of `offer.waiting`, which ends the wait of this leader
+  // alone.
   Status Meet(const Offer& offer, Met within, Met* met);
 
   // Any rank that has waited for `waited_s` for ranks of its own group: the other leaders will name
   // `missing`. Costs a message to each of them when that changes, and none in the first moment.
   Status Report(const std::vector<int>& missing, double waited_s);
+
+  // A rank that has waited for `waited_s` for its leader, who waits for the other groups: whether its
+  // own wait is limited. Costs a message to the leader when that changes, and none in the first
+  // moment.
+  Status ReportLimit(bool limited, double waited_s);
 
   // Any rank, in a barrier: takes back what its group has shown.
   Status TakeBack();
@@ -54,7 +60,7 @@ class DisseminationBarrier {
   // The leader: why somebody has given up, or ok. Looks for messages.
   Status Heard();
 
-  // The leaders of the other groups shall give up for this reason.
+  // The leaders of the other groups shall give up for this reason, unless there has been another.
   void Break(const Status& reason);
 
  private:
@@ -95,6 +101,9 @@ class DisseminationBarrier {
   std::vector<std::deque<Knowledge>> inbox_;  // by group
   std::vector<Presence> presence_;            // by group
   std::vector<int> reported_;
+  bool reported_limit_ = true;
+  int late_polls_ = 0;  // after the limit
+  std::vector<bool> limited_;  // of each rank of this group, as far as it has told its leader
   uint64_t taken_back_ = 0;  // the last barrier that somebody has taken back
   bool announced_ = false;
   Clock::time_point began_, since_;  // this barrier; the last arrival

@@ -1,6 +1,7 @@
 #include "comm/host_memory.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -50,6 +51,9 @@ Status JoinGroups(HostMemory* memory, int place, int lanes, double timeout_s,
     return Status(Code::kInternal,
                   "cannot start " + std::to_string(lanes - 1) + " threads: " + error.what() +
                       ". Raise the limit of processes (ulimit -u), or set DDL_THREADS=1.");
+  } catch (const std::exception& error) {
+    return Status(Code::kInternal, "cannot start " + std::to_string(lanes - 1) +
+                                       " threads: " + error.what() + ". Set DDL_THREADS=1.");
   }
   return Status();
 }

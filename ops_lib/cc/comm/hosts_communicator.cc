@@ -110,6 +110,12 @@ Status HostsCommunicator::TryReceiveAny(int* peer, std::string* message, Channel
 
 Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
   DDL_RETURN_IF_ERROR(broken_);
+  const Status status = MeetInTurn(offer, met);
+  if (!status.ok()) barrier_.Break(status);
+  return status;
+}
+
+Status HostsCommunicator::MeetInTurn(const Offer& offer, Met* met) {
   barrier_.Begin();
   HostGroup* group = memory_->group.get();
   const Pauses wait(0);
@@ -127,25 +133,23 @@ Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
     return barrier_.leads() ? barrier_.Heard() : Status();
   };
   Met outcome = Met::kAlike;
-  const Status met_within = ddl::Meet(group, within, &outcome);
-  if (!met_within.ok()) {
-    barrier_.Break(met_within);
-    return met_within;
-  }
+  DDL_RETURN_IF_ERROR(ddl::Meet(group, within, &outcome));
   if (barrier_.leads()) {
-    const Status met_without = barrier_.Meet(offer, outcome, &outcome);
+    // Another rank of this host may fail meanwhile.
+    within.waiting = [group](const std::vector<bool>&) { return group->status(); };
+    const Status met_without = barrier_.Meet(within, outcome, &outcome);
     if (!met_without.ok()) return group->Break(met_without, 0);
   }
-  // What has come of it. The others wait for the leader, who waits no longer than it should.
+  // What has come of it. The others wait for the leader, and tell it whether it may wait for ever.
   Offer told;
   told.leaving = offer.leaving;
   told.asks_nothing = true;
   told.limited = [] { return false; };
-  if (offer.asks_nothing && offer.limited) told.limited = offer.limited;
   told.title = offer.title;
   told.waiting = [&](const std::vector<bool>&) {
-    const bool withdrawn = offer.withdrawn != nullptr && offer.withdrawn->load();
-    return withdrawn ? barrier_.TakeBack() : Status();
+    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(barrier_.TakeBack());
+    if (barrier_.leads()) return Status();
+    return barrier_.ReportLimit(offer.IsLimited(), wait.elapsed_s());
   };
   told.withdraws = barrier_.leads() && outcome == Met::kWithdrawn;
   told.digest[0] = barrier_.leads() && outcome == Met::kDifferent;
@@ -155,9 +159,11 @@ Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
 }
 
 Status HostsCommunicator::Kept(Status status) {
-  // At once for the others on this host; those elsewhere find out by waiting.
+  // At once for the others on this host, and for hosts that meet; those that wait for tensors find
+  // out by waiting.
   if (!status.ok()) {
     broken_ = memory_->lanes->Break(status);
+    barrier_.Break(broken_);
     base_->Break(broken_);
   }
   return broken_;

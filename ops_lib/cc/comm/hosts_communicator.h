@@ -58,6 +58,8 @@ class HostsCommunicator : public Communicator {
   Baseline* baseline() override { return base_->baseline(); }
 
  private:
+  // Meets on this host, with the others through its first rank, and on this host again.
+  Status MeetInTurn(const Offer& offer, Met* met);
   Status AllReduceRow(const TensorList& tensors, DType dtype, int divisor);
   // The first and the last step of a fragment; `own` is this rank's part of it.
   Status Scatter(const TensorList& tensors, const std::vector<Share>& fragment, char* own,

@@ -1,6 +1,8 @@
 #include "comm/mpi_connect.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,10 +20,28 @@ namespace {
 // More move no more bytes: a few keep the memory of a processor busy.
 constexpr int kMostThreads = 4;
 
-// As many as cores for each of the ranks that are here.
-int ThreadsOf(const Config& config, int ranks_here) {
-  if (config.threads > 0) return config.threads;
-  return std::clamp(static_cast<int>(AvailableCores() / ranks_here), 1, kMostThreads);
+// As many as cores for each of the ranks that are here. The launcher may have bound each to some of
+// them, so the ranks tell each other. Collective.
+Status CountThreads(const Config& config, MpiCommunicator* mpi, int* threads) {
+  const std::vector<char> mine = Affinity();
+  const int64_t nbytes = static_cast<int64_t>(mine.size());
+  std::vector<int64_t> lengths(mpi->size());
+  DDL_RETURN_IF_ERROR(mpi->AllGather(&nbytes, lengths.data(),
+                                     std::vector<int64_t>(mpi->size(), sizeof(nbytes))));
+  std::vector<char> all(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  DDL_RETURN_IF_ERROR(mpi->AllGather(mine.data(), all.data(), lengths));
+  std::vector<std::vector<char>> here;
+  auto begin = all.begin();
+  for (int rank = 0; rank < mpi->size(); ++rank) {
+    const auto end = begin + lengths[rank];
+    if (mpi->hosts()[rank] == mpi->hosts()[mpi->rank()]) here.emplace_back(begin, end);
+    begin = end;
+  }
+  // Hosts of DDL_HOSTID may share the cores of one machine.
+  const int ranks_here = std::max(mpi->local_size(), static_cast<int>(here.size()));
+  const int cores = static_cast<int>(AvailableCores(here) / ranks_here);
+  *threads = config.threads > 0 ? config.threads : std::clamp(cores, 1, kMostThreads);
+  return Status();
 }
 
 void LogThreads(int rank, const HostMemory& memory, const Status& lack) {
@@ -62,9 +82,8 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
   std::unique_ptr<HostMemory> memory;
   if (config.transport != TransportChoice::kMpi && *most > 1) {
     Status why;
-    // Hosts of DDL_HOSTID may share the cores of one machine.
-    const int ranks_here = std::max(mpi->local_size(), ranks_on[hosts[rank]]);
-    const int threads = ThreadsOf(config, ranks_here);
+    int threads = 1;
+    DDL_RETURN_IF_ERROR(CountThreads(config, mpi.get(), &threads));
     DDL_RETURN_IF_ERROR(
         ShareMemory(mpi.get(), hosts, threads, config.stall_timeout_s, &memory, &why));
     if (must && !memory) {

@@ -11,16 +11,15 @@
 namespace ddl {
 namespace {
 
-double CoresOfAffinity() {
-  // The kernel says EINVAL where its mask is longer.
-  for (int cpus = CPU_SETSIZE; cpus <= (1 << 20); cpus *= 2) {
-    const size_t nbytes = CPU_ALLOC_SIZE(cpus);
-    std::vector<char> mask(nbytes);
-    cpu_set_t* set = reinterpret_cast<cpu_set_t*>(mask.data());
-    if (sched_getaffinity(0, nbytes, set) == 0) return CPU_COUNT_S(nbytes, set);
-    if (errno != EINVAL) break;
+int CountUnion(const std::vector<std::vector<char>>& masks) {
+  std::vector<char> all;
+  for (const std::vector<char>& mask : masks) {
+    all.resize(std::max(all.size(), mask.size()));
+    for (size_t i = 0; i < mask.size(); ++i) all[i] = static_cast<char>(all[i] | mask[i]);
   }
-  return 1;
+  int count = 0;
+  for (const char bits : all) count += __builtin_popcount(static_cast<unsigned char>(bits));
+  return count;
 }
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
@@ -70,8 +69,19 @@ double CoresOfQuota(const std::string& root) {
 
 }  // namespace
 
-double AvailableCores(const std::string& root) {
-  return std::min(CoresOfAffinity(), CoresOfQuota(root));
+std::vector<char> Affinity() {
+  // The kernel says EINVAL where its mask is longer.
+  for (int cpus = CPU_SETSIZE; cpus <= (1 << 20); cpus *= 2) {
+    std::vector<char> mask(CPU_ALLOC_SIZE(cpus));
+    cpu_set_t* set = reinterpret_cast<cpu_set_t*>(mask.data());
+    if (sched_getaffinity(0, mask.size(), set) == 0) return mask;
+    if (errno != EINVAL) break;
+  }
+  return {1};
+}
+
+double AvailableCores(const std::vector<std::vector<char>>& affinities, const std::string& root) {
+  return std::min<double>(CountUnion(affinities), CoresOfQuota(root));
 }
 
 }  // namespace ddl

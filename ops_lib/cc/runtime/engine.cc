@@ -2,12 +2,17 @@
 
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -41,6 +46,30 @@ const Status& ChildIsNoRank() {
       "this process is a forked child of a rank, and no rank itself: it can neither start ddl nor "
       "run collectives. Do that in the process that the launcher started.");
   return status;
+}
+
+// Answers a request also if it gets lost, because there was no memory to keep it.
+class Answer {
+ public:
+  explicit Answer(std::function<void(const Status&)> done) : done_(std::move(done)) {}
+  Answer(const Answer&) = delete;
+  ~Answer() {
+    if (done_) done_(Status(Code::kInternal, "no memory"));
+  }
+
+  void Give(const Status& status) { std::exchange(done_, nullptr)(status); }
+
+ private:
+  std::function<void(const Status&)> done_;
+};
+
+// "`what`: `error`"; where there is no memory for that, it is so short that it needs none.
+Status Failure(const char* what, const std::exception& error) {
+  try {
+    return Status(Code::kInternal, std::string(what) + ": " + error.what());
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kInternal, "no memory");
+  }
 }
 
 // Of this rank's tensors.
@@ -105,6 +134,8 @@ void Engine::Submit(Request request) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
       request.submitted = Clock::now();
+      const auto answer = std::make_shared<Answer>(std::move(request.done));
+      request.done = [answer](const Status& status) { answer->Give(status); };
       queue_.push_back(std::move(request));
       changed_.notify_all();
       return;
@@ -149,7 +180,7 @@ void Engine::Run() {
   try {
     opened = Open();
   } catch (const std::exception& error) {
-    opened = Status(Code::kInternal, std::string("ddl could not start: ") + error.what());
+    opened = Failure("ddl could not start", error);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -197,10 +228,7 @@ Status Engine::Open() {
                                 ? "tensors of GPUs over NCCL"
                                 : "tensors of GPUs through the host's memory: " + no_gpus);
   }
-  return recorder_.Open(config_, communicator_.get());
-}
-
-void Engine::Serve() {
+  DDL_RETURN_IF_ERROR(recorder_.Open(config_, communicator_.get()));
   negotiator_ = std::make_unique<Negotiator>(topology_.size == 1);
   agreement_ = std::make_unique<Agreement>(
       communicator_.get(), negotiator_.get(), config_.stall_timeout_s, [this] {
@@ -208,53 +236,87 @@ void Engine::Serve() {
         return !queue_.empty();
       });
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
-  std::optional<Clock::time_point> first_shown;  // since the last collective
-  while (Request* shown = NextTurn()) {
-    if (shown == &notice_) {
-      Accord accord;
-      (void)agreement_->Agree(notice_, nullptr, &accord);  // an error meets every request as well
-      continue;
-    }
-    if (!first_shown) first_shown = Clock::now();
-    Passage passage{*shown};
-    // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
-    // submitted it yet was not waiting.
-    passage.turn = std::max(*first_shown, shown->submitted);
-    Accord accord;
-    passage.status = RunTogether(shown, &passage, &accord);
-    if (passage.status.ok() && accord.kind == Accord::Kind::kAgain) {
-      LogChoice(*shown);
-      continue;
-    }
-    if (passage.status.ok() && shown->kind == Request::Kind::kJoin &&
-        accord.kind != Accord::Kind::kAllJoined) {
-      continue;
-    }
-    if (shown->kind == Request::Kind::kJoin && passage.status.ok()) {
-      shown->joined(accord.last_joined);
-    }
-    passage.end = Clock::now();
-    first_shown.reset();
-    if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
-    const std::function<void(const Status&)> done = [this, &passage] {
-      Request request = negotiator_->Take();
-      if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
-      if (!passage.status.ok()) {
-        FailRun(request.run, passage.status);
-      } else if (request.IsWithdrawn()) {
-        GiveUp(request);  // too late for this one, but the others may still have more of the run
+  could_not_go_on_ = "rank " + std::to_string(topology_.rank) + " could not go on";
+  return Status();
+}
+
+void Engine::Persist(const std::function<void()>& step) {
+  Status failure;
+  while (true) {
+    try {
+      if (!failure.ok()) {
+        communicator_->Break(failure);
+        agreement_->Break(failure);
+        failure = Status();
       }
-      return std::move(request.done);  // first nothing holds the tensors any more
-    }();
-    done(passage.status);
+      return step();
+    } catch (const std::exception& error) {
+      // Something of a request may be lost, so this rank cannot be in step again.
+      failure = Failure(could_not_go_on_.c_str(), error);
+      usleep(1000);  // memory may come back
+    }
   }
-  recorder_.Flush();
-  const Status left = agreement_->Leave();  // an error is for those who stay
+}
+
+void Engine::Serve() {
+  std::optional<Clock::time_point> first_shown;
+  Persist([this, &first_shown] {
+    while (Request* shown = NextTurn()) ServeTurn(shown, &first_shown);
+  });
+  Status left;  // an error is for those who stay
+  Persist([this, &left] {
+    recorder_.Flush();
+    left = agreement_->Leave();
+  });
   if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
   allreduce_.reset();
   agreement_.reset();
   negotiator_.reset();
-  recorder_.Close(left.ok());
+  try {
+    recorder_.Close(left.ok());
+  } catch (const std::bad_alloc&) {
+    std::fputs("ddl: no memory for the statistics\n", stderr);
+  }
+}
+
+void Engine::ServeTurn(Request* shown, std::optional<Clock::time_point>* first_shown) {
+  if (shown == &notice_) {
+    Accord accord;
+    (void)agreement_->Agree(notice_, nullptr, &accord);  // an error meets every request as well
+    return;
+  }
+  if (!*first_shown) *first_shown = Clock::now();
+  Passage passage{*shown};
+  // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
+  // submitted it yet was not waiting.
+  passage.turn = std::max(**first_shown, shown->submitted);
+  Accord accord;
+  passage.status = RunTogether(shown, &passage, &accord);
+  if (passage.status.ok() && accord.kind == Accord::Kind::kAgain) {
+    LogChoice(*shown);
+    return;
+  }
+  if (passage.status.ok() && shown->kind == Request::Kind::kJoin &&
+      accord.kind != Accord::Kind::kAllJoined) {
+    return;
+  }
+  if (shown->kind == Request::Kind::kJoin && passage.status.ok()) {
+    shown->joined(accord.last_joined);
+  }
+  passage.end = Clock::now();
+  first_shown->reset();
+  if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
+  const std::function<void(const Status&)> done = [this, &passage] {
+    Request request = negotiator_->Take();
+    if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
+    if (!passage.status.ok()) {
+      FailRun(request.run, passage.status);
+    } else if (request.IsWithdrawn()) {
+      GiveUp(request);  // too late for this one, but the others may still have more of the run
+    }
+    return std::move(request.done);  // first nothing holds the tensors any more
+  }();
+  done(passage.status);
 }
 
 bool Engine::HasFailed(int64_t run) const {
@@ -377,9 +439,8 @@ Status Engine::RunTogether(Request* request, Passage* passage, Accord* accord) {
     return RunAgreed(request, passage, accord);
   } catch (const std::exception& error) {
     // The other ranks are in the middle of it, or will be.
-    const Status status(Code::kInternal, Title(*request) + ": rank " +
-                                             std::to_string(topology_.rank) +
-                                             " could not go on: " + error.what());
+    const Status status(Code::kInternal,
+                        Title(*request) + ": " + could_not_go_on_ + ": " + error.what());
     communicator_->Break(status);
     agreement_->Break(status);
     return status;

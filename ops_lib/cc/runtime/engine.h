@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,6 +76,12 @@ class Engine {
   void Refuse(const Status& status);
   // Runs requests until this rank leaves.
   void Serve();
+  // One that NextTurn has given. `first_shown`: when the first was, since the last collective.
+  void ServeTurn(Request* shown,
+                 std::optional<std::chrono::steady_clock::time_point>* first_shown);
+  // Runs `step` until it does not throw. After a throw the group is broken: a step finds an error
+  // wherever it would need the other ranks.
+  void Persist(const std::function<void()>& step);
   // Waits for the request whose turn it is, or that tells the others what they must know. Null:
   // there are none any more.
   Request* NextTurn();
@@ -129,6 +136,7 @@ class Engine {
   };
   std::deque<FailedRun> failed_runs_;  // the newest
   Request notice_;
+  std::string could_not_go_on_;  // made while there is memory
   // What messages still point to that were given up; never freed.
   std::vector<std::shared_ptr<void>>* abandoned_ = new std::vector<std::shared_ptr<void>>;
   std::vector<char> zeros_;  // what a joined rank contributes, and gets

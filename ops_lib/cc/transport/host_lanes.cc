@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ddl {
 
@@ -17,27 +19,30 @@ HostLanes::HostLanes(HostGroup* first, const std::vector<void*>& others, std::ve
                                                 first->timeout_s(), names);
       return Status();
     });
-    AwaitOthers();
-  }
-}
-
-HostLanes::~HostLanes() {
-  for (Other& other : others_) {
-    other.thread->Begin([&other] {
-      other.group.reset();
-      return Status();
-    });
-  }
-  AwaitOthers();
-}
-
-void HostLanes::AwaitOthers() {
-  Status status;
-  for (Other& other : others_) {
-    while (other.thread != nullptr && other.thread->pending() > 0) {
-      (void)other.thread->Await(1, &status);
+    if (const Status joined = AwaitOthers(); !joined.ok()) {
+      throw std::runtime_error(joined.message());
     }
   }
+}
+
+// The thread ends when it has done this.
+HostLanes::Other::~Other() {
+  if (group == nullptr) return;
+  thread->Begin([this] {
+    group.reset();
+    return Status();
+  });
+}
+
+Status HostLanes::AwaitOthers() {
+  Status first;
+  for (Other& other : others_) {
+    while (other.thread != nullptr && other.thread->pending() > 0) {
+      Status status;
+      if (other.thread->Await(1, &status) && first.ok()) first = std::move(status);
+    }
+  }
+  return first;
 }
 
 Status HostLanes::Break(const Status& reason) {
@@ -57,11 +62,12 @@ Status HostLanes::Run(int64_t nbytes, const Work& work) {
   } catch (...) {
     // Those that have begun use what is the caller's.
     (void)Break(Status(Code::kInternal, "a thread of the rank could not begin."));
-    AwaitOthers();
+    (void)AwaitOthers();
     throw;
   }
-  AwaitOthers();
-  return first_->status();
+  // An error that a lane has thrown instead of breaking the others breaks them here.
+  const Status others = AwaitOthers();
+  return others.ok() ? first_->status() : Break(others);
 }
 
 Status HostLanes::RunLane(const Work& work, int lane, int lanes) {

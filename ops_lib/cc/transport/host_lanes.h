@@ -27,10 +27,10 @@ class HostLanes {
   static constexpr int64_t kLaneBytes = int64_t{1} << 20;
 
   // `first`: the group of the calling thread, which outlives this object, as do the `others`: memory
-  // of a group for each lane more, formatted. `names`: see HostGroup.
+  // of a group for each lane more, formatted. `names`: see HostGroup. Throws std::system_error if a
+  // thread cannot start, std::runtime_error if it cannot join.
   HostLanes(HostGroup* first, const std::vector<void*>& others, std::vector<int> names = {});
   HostLanes(const HostLanes&) = delete;
-  ~HostLanes();
 
   int size() const { return 1 + static_cast<int>(others_.size()); }
 
@@ -43,12 +43,14 @@ class HostLanes {
 
  private:
   struct Other {
+    ~Other();
+
     std::unique_ptr<HostGroup> group;  // made and destroyed by the thread
     std::unique_ptr<Worker> thread;
   };
   Status RunLane(const Work& work, int lane, int lanes);
-  // Until none of the others is at work.
-  void AwaitOthers();
+  // Until none of the others is at work. The first error of one, or ok.
+  Status AwaitOthers();
 
   HostGroup* const first_;
   std::vector<Other> others_;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "core/cores.h"
@@ -57,12 +58,12 @@ TEST(CoresAreThoseOfTheAffinityOrOfTheQuota) {
   const double all = CPU_COUNT(&before);
   {
     Machine machine;  // without control groups
-    CHECK(ddl::AvailableCores(machine.root()) == all, "");
+    CHECK(ddl::AvailableCores({ddl::Affinity()}, machine.root()) == all, "");
     machine.Write("/proc/self/cgroup", "0::/a/b\n");
     machine.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-    CHECK(ddl::AvailableCores(machine.root()) == all, "no limit");
+    CHECK(ddl::AvailableCores({ddl::Affinity()}, machine.root()) == all, "no limit");
     machine.Write("/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
-    CHECK(ddl::AvailableCores(machine.root()) == 0.5, "of the group above");
+    CHECK(ddl::AvailableCores({ddl::Affinity()}, machine.root()) == 0.5, "of the group above");
   }
   {
     // Version 1, in a container, which does not see the host's path.
@@ -70,9 +71,9 @@ TEST(CoresAreThoseOfTheAffinityOrOfTheQuota) {
     machine.Write("/proc/self/cgroup", "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n");
     machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
     machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-    CHECK(ddl::AvailableCores(machine.root()) == all, "no limit");
+    CHECK(ddl::AvailableCores({ddl::Affinity()}, machine.root()) == all, "no limit");
     machine.Write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "25000\n");
-    CHECK(ddl::AvailableCores(machine.root()) == 0.25, "");
+    CHECK(ddl::AvailableCores({ddl::Affinity()}, machine.root()) == 0.25, "");
   }
   cpu_set_t one;
   CPU_ZERO(&one);
@@ -80,8 +81,20 @@ TEST(CoresAreThoseOfTheAffinityOrOfTheQuota) {
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
   }
   sched_setaffinity(0, sizeof(one), &one);
-  CHECK(ddl::AvailableCores("/none") == 1, "");
+  CHECK(ddl::AvailableCores({ddl::Affinity()}, "/none") == 1, "");
   sched_setaffinity(0, sizeof(before), &before);
+}
+
+TEST(CoresOfAHostAreThoseOfAnyOfItsRanks) {
+  // As mpirun binds 8 ranks to 4 cores each, and 8 to the same 4.
+  std::vector<std::vector<char>> bound;
+  for (int rank = 0; rank < 8; ++rank) {
+    bound.emplace_back(4);
+    bound.back()[rank / 2] = static_cast<char>(rank % 2 == 0 ? 0x0f : 0xf0);
+  }
+  CHECK(ddl::AvailableCores(bound, "/none") == 32, "");
+  CHECK(ddl::AvailableCores(std::vector(8, bound[0]), "/none") == 4, "");
+  CHECK(ddl::AvailableCores({{1, 0}, {0, 0, 0, 1}}, "/none") == 2, "masks of two lengths");
 }
 
 }  // namespace

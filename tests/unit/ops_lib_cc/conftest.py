@@ -34,8 +34,9 @@ TESTED = [
     *(
         SOURCES / "runtime" / f"{name}.cc"
         for name in (
-            *("agreement", "description", "fused_allreduce"),
-            *("negotiator", "proposal", "statistics", "teams", "timeline"),
+            *("agreement", "description", "engine", "fused_allreduce", "gather"),
+            *("negotiator", "progress", "proposal", "recorder", "statistics"),
+            *("teams", "timeline"),
         )
     ),
     *sorted(HERE.glob("*.cc")),

@@ -14,12 +14,14 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <new>
 #include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
 #include "algorithms/pieces.h"
+#include "allocations.h"
 #include "comm/shm_communicator.h"
 #include "ranks.h"
 #include "thread_communicator.h"
@@ -203,6 +205,32 @@ TEST(ErrorOfALaneBreaksAllLanesOfAllRanks) {
   }
 }
 
+// The next ones of this thread.
+thread_local int failing_allocations = 0;
+
+// What the thread throws because it has no memory for an error must not get lost.
+TEST(ALaneThatCannotSayWhyItFailsBreaksAllLanesOfAllRanks) {
+  allocation_fails = [](size_t) { return failing_allocations > 0 && failing_allocations-- > 0; };
+  std::string said[2];
+  RunWithLanes(2, 2, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
+    std::vector<float> values(2 * kLane / 4);
+    const ddl::TensorList row({{values.data(), values.data(), 2 * kLane / 4}}, 4);
+    const Status status = memory->lanes->Run(row.nbytes(), [&](HostGroup* group, int lane, int lanes) {
+      if (rank == 1 && lane == 1) {
+        failing_allocations = 1;
+        throw std::bad_alloc();
+      }
+      const ddl::Share part = ddl::CutAtLines({0, row.nbytes()}, lanes)[lane];
+      return ddl::AllReduceInPieces(group, row, part, DType::kFloat32, 1);
+    });
+    CHECK(status.code() == ddl::Code::kInternal, status.message());
+    said[rank] = status.message();
+  });
+  allocation_fails = nullptr;
+  CHECK(said[0] == said[1] && said[0].find("could not go on") != std::string::npos,
+        said[0] + ", " + said[1]);
+}
+
 TEST(DeathOfAPeerWithLanesIsAnErrorOnTheOthers) {
   constexpr int kSize = 3, kLanes = 2;
   for (const int victim : {0, 2}) {
@@ -297,6 +325,25 @@ TEST(LanesSleepBetweenCallsTakeNoSignalsAndEnd) {
     memory.reset();
     CHECK(ThreadsByName().count("ddl-lane-1") == 0, "it has ended");
   });
+}
+
+TEST(ALaneThatCannotBeginIsAnErrorAndLeavesNoThread) {
+  constexpr int kLanes = 3;
+  std::unique_ptr<char, void (*)(void*)> base(
+      static_cast<char*>(std::aligned_alloc(4096, kLanes * HostGroup::Nbytes(1))), std::free);
+  FormatLanes(base.get(), 1, kLanes);
+  HostGroup first(base.get(), 0, 1, 60);
+  static std::atomic<int> groups{0};
+  allocation_fails = [](size_t nbytes) { return nbytes == sizeof(HostGroup) && ++groups == 2; };
+  std::string said;
+  try {
+    HostLanes lanes(&first, {base.get() + HostGroup::Nbytes(1), base.get() + 2 * HostGroup::Nbytes(1)});
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  allocation_fails = nullptr;
+  CHECK(groups == 2 && said.find("could not go on") != std::string::npos, said);
+  CHECK(ThreadsByName().count("ddl-lane-1") == 0, "it has ended");
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <new>
 #include <numeric>
 #include <random>
 
@@ -455,6 +457,193 @@ TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
       },
       /*timeout_s=*/0.16, &mailboxes);
   CHECK(mailboxes.Left() < 20, std::to_string(mailboxes.Left()));
+}
+
+// Until `done`, or long after all should have been.
+void AwaitOrGoOn(const std::function<bool()>& done) {
+  for (int i = 0; i < 4000 && !done(); ++i) usleep(1000);
+}
+
+// Rank 2 does not come. The executor of rank 0, which speaks for its host, takes its request back and
+// submits nothing more; rank 1 still waits.
+TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
+  for (const int early : {true, false}) {  // before or after the ranks of the host have met
+    std::atomic<int> failed{0};
+    RunOnHosts(
+        {2, 1},
+        [&](Communicator& group) {
+          ddl::Met met = ddl::Met::kAlike;
+          if (group.rank() == 2) {
+            AwaitOrGoOn([&] { return failed == 2; });
+            CHECK(!group.Meet(Plan(7), &met).ok(), "the others have given up");
+            return;
+          }
+          std::atomic<bool> withdrawn{early && group.rank() == 0};
+          ddl::Offer offer = Plan(7);
+          offer.withdrawn = &withdrawn;
+          offer.limited = [] { return false; };
+          std::thread executor([&] {
+            usleep(200'000);
+            withdrawn = group.rank() == 0;
+          });
+          const ddl::Status status = group.Meet(offer, &met);
+          CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
+          CHECK(status.message().find("\": rank 2 did not come within") != std::string::npos,
+                status.message());
+          ++failed;
+          executor.join();
+        },
+        /*timeout_s=*/0.5);
+  }
+}
+
+// As on one host: whoever wants nothing and has nothing else to do may wait.
+TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        std::atomic<bool> withdrawn{group.rank() != 2};
+        ddl::Offer offer = Plan(7);
+        offer.withdrawn = &withdrawn;
+        offer.limited = [] { return false; };
+        if (group.rank() == 2) usleep(2'000'000);
+        ddl::Met met = ddl::Met::kAlike;
+        const ddl::Status status = group.Meet(offer, &met);
+        CHECK(status.ok() && met == ddl::Met::kWithdrawn, status.message());
+      },
+      /*timeout_s=*/1);
+}
+
+// Rank 0 is stopped in its wait, by a signal or a control group, until rank 1 has come and the limit
+// has passed. Then MPI shows nothing at the first look.
+class Stopped : public Place {
+ public:
+  using Place::Place;
+  static constexpr double kLimitS = 0.3;
+
+  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::Channel channel) override {
+    if (++looks_ != kBeforeTheStop) return Place::TryReceiveAny(peer, message, channel);
+    stopped = true;
+    AwaitOrGoOn([this] { return other_is_here.load(); });
+    usleep(static_cast<useconds_t>(1.2e6 * kLimitS));
+    *peer = -1;
+    return ddl::Status();
+  }
+
+  std::atomic<bool> stopped{false}, other_is_here{false};
+
+ private:
+  static constexpr int kBeforeTheStop = 6;
+  int looks_ = 0;
+};
+
+TEST(ARankThatWasStoppedLooksAgainBeforeItGivesUp) {
+  Mailboxes mailboxes;
+  Stopped first(0, 2, &mailboxes);
+  Place second(1, 2, &mailboxes);
+  const auto meet = [](ddl::Messenger* messenger, double limit_s) {
+    ddl::DisseminationBarrier barrier(messenger, {{0}, {1}}, limit_s);
+    barrier.Begin();
+    ddl::Met met = ddl::Met::kDifferent;
+    const ddl::Status status = barrier.Meet(Plan(1), ddl::Met::kAlike, &met);
+    CHECK(status.ok() && met == ddl::Met::kAlike, status.message());
+  };
+  std::thread other([&] {
+    AwaitOrGoOn([&] { return first.stopped.load(); });
+    meet(&second, 60);
+    first.other_is_here = true;
+  });
+  meet(&first, Stopped::kLimitS);
+  other.join();
+}
+
+// Rank 3 does not come. Rank 1 fails while the first of its host waits for the other hosts.
+TEST(WhatFailsOnARankThatWaitsForItsLeaderEndsAllHosts) {
+  Mailboxes mailboxes;
+  std::atomic<bool> has_failed{false};
+  mailboxes.takes = [&](int from, int, const std::string&) -> Mailboxes::Clock::duration {
+    if (from == 1 && !has_failed.exchange(true)) throw std::bad_alloc();
+    return {};
+  };
+  std::atomic<int> failed{0};
+  RunOnHosts(
+      {2, 1, 1},
+      [&](Communicator& group) {
+        if (group.rank() == 3) AwaitOrGoOn([&] { return failed == 3; });
+        std::atomic<bool> withdrawn{false};
+        ddl::Offer offer = Plan(7);
+        offer.withdrawn = &withdrawn;
+        std::thread executor([&] {
+          usleep(200'000);
+          withdrawn = group.rank() == 1;  // which tells the other hosts
+        });
+        ddl::Met met = ddl::Met::kAlike;
+        ddl::Status status;
+        try {
+          status = group.Meet(offer, &met);
+        } catch (const std::bad_alloc&) {
+          status = ddl::Status(ddl::Code::kInternal, "rank 1 could not go on");
+          group.Break(status);
+        }
+        CHECK(status.message() == "rank 1 could not go on",
+              std::to_string(group.rank()) + ": " + status.message());
+        ++failed;
+        executor.join();
+      },
+      60, &mailboxes);
+}
+
+// Rank 2 is done with its part of a collective in which rank 1 fails.
+TEST(ARankThatFailsInACollectiveIsNamedOnHostsThatAreDoneWithIt) {
+  std::atomic<int> agreed{0};
+  std::atomic<bool> broken{false};
+  RunOnHosts(
+      {2, 1},
+      [&](Communicator& group) {
+        ddl::Met met = ddl::Met::kAlike;
+        CHECK(group.Meet(Plan(1), &met).ok(), "");
+        ++agreed;
+        ddl::Status status(ddl::Code::kInternal, "rank 1 could not go on");
+        if (group.rank() == 1) {
+          AwaitOrGoOn([&] { return agreed == 3; });
+          group.Break(status);
+          broken = true;
+        } else if (group.rank() == 0) {
+          AwaitOrGoOn([&] { return broken.load(); });
+          std::vector<float> values(1000);
+          status = group.AllReduce(values.data(), values.data(), 1000, DType::kFloat32, 1);
+        } else {
+          status = group.Meet(Plan(2), &met);
+        }
+        CHECK(status.message() == "rank 1 could not go on",
+              std::to_string(group.rank()) + ": " + status.message());
+      },
+      /*timeout_s=*/2);
+}
+
+// Rank 2 has reported at the first barrier that rank 1 is missing. Its message arrives after what
+// rank 1 says at the second one, to which rank 3 does not come.
+TEST(WhatARankReportedOfAnEarlierBarrierIsForgotten) {
+  Mailboxes mailboxes;
+  mailboxes.takes = [](int from, int, const std::string&) {
+    return std::chrono::milliseconds(from == 2 ? 150 : 0);
+  };
+  const std::vector<std::vector<int>> groups = {{0}, {1, 2}, {3}};
+  Place places[] = {{0, 4, &mailboxes}, {1, 4, &mailboxes}, {2, 4, &mailboxes}};
+  ddl::DisseminationBarrier first(&places[0], groups, 1.2), leader(&places[1], groups, 60),
+      other(&places[2], groups, 60);
+  for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
+  CHECK(other.Report({1}, 10).ok(), "");
+  for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
+  const auto meet = [](ddl::DisseminationBarrier* barrier) {
+    ddl::Met met = ddl::Met::kAlike;
+    const ddl::Status status = barrier->Meet(Plan(2), ddl::Met::kAlike, &met);
+    CHECK(status.message().find("\": rank 3 did not come within") != std::string::npos,
+          status.message());
+  };
+  std::thread thread([&] { meet(&leader); });
+  meet(&first);
+  thread.join();
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ class SharedCount {
   ~SharedCount() { munmap(count_, sizeof(*count_)); }
 
   void Add() { count_->fetch_add(1); }
+  int count() const { return count_->load(); }
   void Await(int count) const {
     while (count_->load() < count) usleep(1000);
   }
