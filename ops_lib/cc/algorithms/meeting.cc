@@ -15,9 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a sleeping rank looks whether the others are alive.
-constexpr double kLookAround = 0.05;
-
 // One rank at one meeting.
 class Attendance {
  public:
@@ -204,7 +201,7 @@ class Attendance {
       before = here;
       group_.Sleep(
           HostGroup::kAnyone, [&] { return CountHere(&here) > arrived; },
-          std::min(kLookAround, group_.timeout_s() / 8));
+          std::min(kLookAroundS, group_.timeout_s() / 8));
       const int count = CountHere(&here);
       if (count > arrived) {
         arrived = count;

@@ -19,9 +19,6 @@ constexpr char kLimited = 'W';   // to the own leader: the sender's wait is limi
 constexpr char kUnlimited = 'U'; // it is not
 constexpr char kGivenUp = 'G';   // then the Code, then the message
 
-// Others compute while a rank waits here: soon leave them the core.
-constexpr double kYieldS = 20e-6;
-
 std::string Message(char kind, const void* bytes, size_t nbytes) {
   std::string message(1 + nbytes, kind);
   std::memcpy(message.data() + 1, bytes, nbytes);
@@ -29,9 +26,6 @@ std::string Message(char kind, const void* bytes, size_t nbytes) {
 }
 
 constexpr int kLooks = 3;
-
-// Polls of a leader between its limit and giving up; about 1 ms each.
-constexpr int kLatePolls = 100;
 
 int Earlier(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -98,7 +92,7 @@ Status DisseminationBarrier::Meet(const Offer& offer, Met within, Met* met) {
 }
 
 Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* theirs) {
-  const Pauses wait(kYieldS);
+  const Pauses wait;
   while (true) {
     DDL_RETURN_IF_ERROR(Heard());
     if (!inbox_[group].empty()) break;
@@ -208,8 +202,6 @@ Status DisseminationBarrier::LookAround(const Offer& offer) {
   const double waited_s = std::chrono::duration<double>(Clock::now() - since_).count();
   const std::string title = offer.title ? offer.title() : "A collective";
   const std::string limit = Seconds(timeout_s_);
-  // This thread may have slept through the limit while messages lay ready, so it looks a few more
-  // times: nobody can be in step again after this one.
   late_polls_ = waited_s > timeout_s_ ? late_polls_ + 1 : 0;
   if (late_polls_ > kLatePolls) {
     Break(Status(Code::kDeadlineExceeded,

@@ -9,6 +9,7 @@
 #include "algorithms/tree_broadcast.h"
 #include "core/half.h"
 #include "core/pause.h"
+#include "core/stall.h"
 
 namespace ddl {
 namespace {
@@ -20,8 +21,6 @@ constexpr int64_t kFragmentBytesOfHost = int64_t{256} << 10;
 constexpr int64_t kFragments = 2;
 // Within a host, ranks wait for those that talk to other hosts: no longer than a piece takes.
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
-// How often a rank that waits for the network looks whether those of its host go on.
-constexpr double kLookAround = 0.05;
 
 // The shares of a row of tensors, cut into fragments.
 class Fragments {
@@ -63,7 +62,7 @@ class NetworkUse {
     if (worker_ == nullptr || worker_->pending() == 0) return;
     transport_->Interrupt();
     Status status;
-    while (worker_->pending() > 0) (void)worker_->Await(kLookAround, &status);
+    while (worker_->pending() > 0) (void)worker_->Await(kLookAroundS, &status);
   }
 
  private:
@@ -241,7 +240,7 @@ Status HostsCommunicator::Gather(const TensorList& tensors, const std::vector<Sh
 // For the oldest fragment.
 Status HostsCommunicator::AwaitNetwork() {
   Status status;
-  while (!network_->Await(kLookAround, &status)) {
+  while (!network_->Await(kLookAroundS, &status)) {
     DDL_RETURN_IF_ERROR(memory_->group->status());
   }
   return status;

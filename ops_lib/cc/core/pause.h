@@ -22,8 +22,9 @@ inline void RelaxCore() {
 // wait a thousand short polls a second.
 class Pauses {
  public:
-  // Up to `yield_s` the core is only offered to others; then this thread sleeps.
-  explicit Pauses(double yield_s) : yield_s_(yield_s) {}
+  // Up to `yield_s` the core is only offered to others; then this thread sleeps. By default soon:
+  // others compute while a rank waits, often for milliseconds.
+  explicit Pauses(double yield_s = 20e-6) : yield_s_(yield_s) {}
 
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 

@@ -7,6 +7,13 @@
 
 namespace ddl {
 
+// How often a sleeping rank looks whether those that it waits for are alive.
+inline constexpr double kLookAroundS = 0.05;
+
+// Polls of a waiting rank between its limit and giving up, about 1 ms each: it may have slept through
+// the limit while a message lay ready, and nobody can be in step again once it has given up.
+inline constexpr int kLatePolls = 100;
+
 // Says when a wait has become worth a warning: after 10 s or half the timeout, then ever rarer.
 class WarningSchedule {
  public:

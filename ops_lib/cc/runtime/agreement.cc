@@ -28,12 +28,6 @@ constexpr char kWithdrawn = 'X';  // this rank gave up waiting for rank 0
 constexpr char kInstead = 'I';    // rank 0's choice is not here yet; then what is
 constexpr char kTakenBack = 'T';  // what this rank proposed; then the proposal's number
 
-// Polls of a member between its limit and giving up; about 1 ms each.
-constexpr int kLatePolls = 100;
-
-// Others compute while a rank waits here, often for milliseconds: soon leave them the core.
-constexpr double kYieldS = 20e-6;
-
 // What proposals that are no request have in the place of its digest.
 constexpr uint64_t kJoinDigest = 1, kLeaveDigest = 2, kNoticeDigest = 3;
 
@@ -165,7 +159,6 @@ Status Agreement::MeetOn(const Request& request, const SmallTensor* tensor, Acco
   broken_ = communicator_->Meet(offer, &met);
   DDL_RETURN_IF_ERROR(broken_);
   // All ranks are here. If they differ, their proposals tell in what.
-  together_ = true;
   together_at_ = Clock::now();
   *different = met == Met::kDifferent;
   if (met == Met::kWithdrawn) {
@@ -233,10 +226,10 @@ Status Agreement::AgreeAsRoot(const Proposal& proposal, const Request* request,
   // still be on the way: then each must answer a roll call before it counts as here. A shorter
   // absence is safe without, because members start to wait after the last verdict.
   const bool doubtful =
-      !together_ || Clock::now() - together_at_ > std::chrono::duration<double>(timeout_s_ / 2);
+      Clock::now() - together_at_ > std::chrono::duration<double>(timeout_s_ / 2);
   std::vector<int> unanswered(size, 0);
 
-  const Pauses wait(kYieldS);
+  const Pauses wait;
   WarningSchedule warnings(timeout_s_);
   double worker_since_s = 0, next_roll_call_s = timeout_s_ / 4;
   while (true) {
@@ -408,7 +401,6 @@ Status Agreement::SendToAll(const std::string& verdict) {
   for (int rank = 1; rank < communicator_->size(); ++rank) {
     DDL_RETURN_IF_ERROR(communicator_->Send(rank, verdict));
   }
-  together_ = true;
   together_at_ = Clock::now();
   return Status();
 }
@@ -418,7 +410,7 @@ Status Agreement::AgreeAsMember(const Proposal& proposal, const Request* request
   DDL_RETURN_IF_ERROR(communicator_->Send(0, proposal.Encode()));
   const int64_t number = ++proposed_[communicator_->rank()];
   bool taken_back = false;
-  const Pauses wait(kYieldS);
+  const Pauses wait;
   WarningSchedule warnings(timeout_s_);
   const bool limited = proposal.asks() || proposal.kind == Proposal::Kind::kJoin;
   double heard_s = 0;  // when rank 0 was last known to be here
@@ -438,8 +430,7 @@ Status Agreement::AgreeAsMember(const Proposal& proposal, const Request* request
       heard_s = elapsed_s;
       late_polls = 0;
     }
-    // This thread may have slept through the limit while a verdict lay ready, so it looks a few
-    // more times: after this message nothing that rank 0 says is heard.
+    // After this message nothing that rank 0 says is heard.
     if (limited && elapsed_s - heard_s > timeout_s_ && ++late_polls > kLatePolls) {
       DDL_RETURN_IF_ERROR(communicator_->Send(0, std::string(1, kWithdrawn)));
       broken_ = Status(Code::kDeadlineExceeded,
@@ -458,7 +449,6 @@ Status Agreement::AgreeAsMember(const Proposal& proposal, const Request* request
 }
 
 Status Agreement::Apply(const std::string& verdict, const Proposal* proposal, Accord* accord) {
-  together_ = true;
   together_at_ = Clock::now();
   // All ranks that hear this do the same next: propose over rank 0 again, or meet.
   negotiating_ = verdict[0] == kChoice;

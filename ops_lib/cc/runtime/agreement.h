@@ -128,7 +128,6 @@ class Agreement {
   bool told_ = false;         // what this rank has instead
   std::vector<int64_t> proposed_;  // of each rank: how many proposals went to rank 0
   // When all ranks were last known to be here, or to come.
-  bool together_ = false;
   Clock::time_point together_at_;
 };
 

@@ -20,9 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a sleeping rank looks whether the others are alive.
-constexpr double kLookAround = 0.05;
-
 constexpr int64_t kPage = 4096;
 
 int64_t RoundUp(int64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
@@ -126,7 +123,7 @@ bool HostGroup::HasDied(int rank) {
 Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
   const Clock::time_point start = Clock::now();
   while (true) {
-    Sleep(peer, ready, std::min(kLookAround, timeout_s_));
+    Sleep(peer, ready, std::min(kLookAroundS, timeout_s_));
     if (ready()) return Status();
     DDL_RETURN_IF_ERROR(status());
     const std::string who = "rank " + std::to_string(name(peer));
