@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.core.errors import StagingError
@@ -218,7 +219,7 @@ class StageDataOperator(StepOperator):
             layout,
             context["dag_run"].run_id,
             self._made_of(context, dataset.fingerprint, code),
-            {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
+            {step.task_id: _known(step) for step in later},
         )
         return summary | {"code": code.digest}
 
@@ -234,6 +235,12 @@ def _who_trains(layout: RunLayout) -> str:
         return ""
     scheduled = launcher(kept.handle.kind).status(kept.handle)
     return "" if scheduled.ended else f"{kept.handle.kind} job {kept.handle.number}"
+
+
+def _known(step: StepOperator) -> dict[str, Any]:
+    """Its fixed fields, but for those that an earlier task of a Python DAG is to return."""
+    fields = {name: getattr(step, name) for name in step.fixed}
+    return {name: value for name, value in fields.items() if not isinstance(value, XComArg)}
 
 
 def _mib(objects: Sequence[StoredObject]) -> str:
