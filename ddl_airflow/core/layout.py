@@ -19,7 +19,7 @@
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
-                                  job.json, lineage/, lineage.json
+                                  training.json, job.json, lineage/, lineage.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
 the site and the run alone.

@@ -21,7 +21,12 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import Launcher, Scheduler, read_records
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.lineage.record import forget_part, has_part, write_part
+from ddl_airflow.lineage.record import (
+    begin_training,
+    has_part,
+    trained_with_other_data,
+    write_part,
+)
 from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.operators.command import check_command
@@ -44,7 +49,8 @@ class TrainOperator(JobOperator):
 
     A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
     are damaged, so a script that looks there resumes. So does a task that was cleared before its
-    training had ended; after that, the training is done again from its start.
+    training had ended; after that, or where stage_data has brought other data meanwhile, the
+    training is done again from its start.
 
     Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
     worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
@@ -154,9 +160,11 @@ class TrainOperator(JobOperator):
         if not job.user:
             self.log.info("ranks run as Airflow's own user: [ddl] run_ranks_as is not set")
         chosen = launcher(self.launcher, self.scheduler)
-        if self.tries(context) == 1 and has_part(layout, "train"):
-            # Cleared after its end. Who does that wants another training, not the word that there
-            # is nothing left to do; from a later try, if this one does not come that far.
+        cleared = self.tries(context) == 1 and has_part(layout, "train")
+        if cleared or trained_with_other_data(layout):
+            # Cleared after its end: who does that wants another training, not the word that there
+            # is nothing left to do. And what other data led to is nothing to go on from. From a
+            # later try, if this one does not come that far.
             layout.to_start_again.touch()
         again = layout.to_start_again.exists()
         # Whatever is chosen now: the manifest may have been edited since.
@@ -171,8 +179,8 @@ class TrainOperator(JobOperator):
                 before = layout.replaced
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
-                forget_part(layout, "train")
                 layout.to_start_again.unlink()
+            begin_training(layout)
             self._leave_whole_checkpoints(layout, try_number)
             if not isinstance(chosen, Scheduler):
                 self._job = running = RunningJob(chosen, self.log)

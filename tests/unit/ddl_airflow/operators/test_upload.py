@@ -243,8 +243,7 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     assert store.list() == there
     # Trained and transformed again: what is published follows, and nothing old stays.
     dag.get_task("train").execute(context_of("road", try_number=3, max_tries=4, epochs=3))
-    layout.model.mkdir()
-    (layout.model / "saved_model.pb").write_text("another graph")
+    _model(layout, "another graph")
     fresh = task.execute(again)
     assert fresh["model"] != places["model"]
     assert [obj for obj in store.list() if "/_" not in obj.key] != there
@@ -257,7 +256,7 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     assert [one["model"] for one in pointer["before"]] == [places["model"]]
     record = json.loads((training / "lineage.json").read_text())
     assert record["run"]["tries"] == {
-        **{"stage_data": 2, "train": 1, "transform": 2, "upload_results": 2},
+        **{"stage_data": 2, "train": 1, "transform": 1, "upload_results": 2},
     }
 
 
@@ -343,9 +342,55 @@ def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):
     dag, context, _ = trained
+    context["dag_run"].clear_number = 1
     before = dag.get_task("stage_data").execute(context)["code"]
     dag.get_task("upload_results").execute(context)
     record = context["outlet_events"][dag.get_task("upload_results").outlets[0]].extra
     # The next run, with the same scripts: the results of this one are not among them.
     again = dag.get_task("stage_data").execute(context)["code"]
     assert again == before == record["code"]
+
+
+def _model(layout, graph="graph"):
+    """Instead of the transform, whose model would have to be a real one."""
+    layout.model.mkdir(exist_ok=True)
+    (layout.model / "saved_model.pb").write_text(graph)
+    write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+
+
+def test_a_model_is_not_published_as_made_of_what_was_staged_after_it(trained, tmp_path):
+    """A finished run whose stage_data was cleared alone, when the data had changed."""
+    dag, context, layout = trained
+    context["dag_run"].clear_number = 1
+    tasks = [dag.get_task(name) for name in ("stage_data", "train", "upload_results")]
+    stage, train, upload_results = tasks
+    first = stage.execute(context)["fingerprint"]  # the same data again takes nothing away
+    upload_results.execute(context)
+    (tmp_path / "dags" / "data" / "numbers.txt").write_text("50 75\n")
+    second = stage.execute(context)["fingerprint"]
+    with pytest.raises(AirflowFailException, match="train worked with another dataset .*Clear tr"):
+        upload_results.execute(context)
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["dataset"] == first
+    train.execute(context)
+    assert not layout.model.exists()
+    with pytest.raises(AirflowFailException, match="there is no SavedModel"):
+        upload_results.execute(context)
+    _model(layout)
+    upload_results.execute(context)
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["dataset"] == second
+    assert (layout.checkpoints / "model-7").read_text() == "50"
+
+
+def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(trained):
+    """As when the manifest no longer asks for one, and the training is done again."""
+    dag, context, layout = trained
+    old = {"metrics": {"loss": 0.0}, "evaluation": {"metric": "loss"}}
+    write_part(layout, "evaluate", {"result": old, "tries": {"evaluate": 1}})
+    dag.get_task("train").execute(context)
+    _model(layout)
+    places = dag.get_task("upload_results").execute(context)
+    record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
+    assert record["result"]["metrics"] == {"loss": 0.25}
+    assert "evaluation" not in record["result"] and "evaluate" not in record["run"]["tries"]
