@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -145,10 +146,14 @@ class TrainOperator(JobOperator):
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,
-            env={**self.environment(layout), "DDL_METRICS": json.dumps(self.metrics)},
+            env={
+                **self.environment(layout, trained=False),
+                "DDL_METRICS": json.dumps(self.metrics),
+            },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
             lock=lock_of(layout.kept_alone),
+            keep=(layout.experiment, layout.experiment_left) if layout.experiment_id else None,
             user=ranks_user(),
         )
 
@@ -181,10 +186,13 @@ class TrainOperator(JobOperator):
                 layout.start_again()
                 layout.to_start_again.unlink()
             begin_training(layout)
+            if layout.experiment_id and layout.experiment_left.exists():
+                shutil.rmtree(layout.experiment_left)
             self._leave_whole_checkpoints(layout, try_number)
             if not isinstance(chosen, Scheduler):
                 self._job = running = RunningJob(chosen, self.log)
                 handle = running.run(replace(job, inherits=(lock,)), layout.progress)
+                self._keep_experiment(layout, try_number)
                 return self._result(layout, context, handle, running.progress)
         # From here on the job holds the place itself, while it runs.
         self._job = scheduled = self._scheduled(layout, chosen)
@@ -287,6 +295,11 @@ class TrainOperator(JobOperator):
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
     ) -> dict[str, Any]:
         self._say_communication(layout)
+        if layout.experiment_id and not layout.experiment_left.is_dir():
+            raise LaunchError(
+                f"the training has ended well, and its job left no copy of experiment "
+                f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
+            )
         told = _told_by_all_tries(layout)
         write_part(
             layout,
@@ -302,6 +315,14 @@ class TrainOperator(JobOperator):
             },
         )
         return {"world_size": job.world_size, "metrics": told.metrics}
+
+    def _keep_experiment(self, layout: RunLayout, try_number: int) -> None:
+        """Before another training goes on with one that has a name. A scheduler's job does so."""
+        if layout.experiment_id:
+            words = ["python", "-m", "ddl_ops.experiment"]
+            words += [str(layout.experiment), str(layout.experiment_left)]
+            log_dir = layout.logs / "experiment"
+            self.run_once(layout, f"experiment-{try_number}", shlex.join(words), log_dir, {})
 
     def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
         """Has a training that goes on go on from the newest checkpoint that can be read."""

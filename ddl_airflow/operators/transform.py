@@ -142,7 +142,8 @@ class TransformOperator(JobOperator):
         if self.sample:
             words += ["--sample", self.sample]
         # Ours is for TensorFlow 2, and is given no secrets.
-        env = layout.rank_environment(self.dag_id) | parameter_environment(self.parameters)
+        env = layout.rank_environment(self.dag_id, trained=True)
+        env |= parameter_environment(self.parameters)
         try:
             self.run_once(
                 layout,

@@ -26,6 +26,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import has_part, read_part
+from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -641,6 +642,23 @@ def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cl
     part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["environment"]["launcher"] == "fake-scheduler"
     assert not layout.scheduled_job.exists()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
+    scheduled, cluster, context_of, kept
+):
+    context = context_of("training", experiment_id="wide")
+    wish = deferred(scheduled, context)
+    layout = layout_of(context)
+    assert scheduled._job_of(layout, 1).keep == (layout.experiment, layout.experiment_left)
+    cluster.set(1, "succeeded")
+    if kept:
+        layout.experiment_left.mkdir()
+        assert scheduled.execute_complete(context, ended(wish.trigger))["world_size"] == 2
+        return
+    with pytest.raises(AirflowException, match="its job left no copy of experiment wide"):
+        scheduled.execute_complete(context, ended(wish.trigger))
 
 
 def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):
