@@ -31,6 +31,8 @@ class JobSpec:
         gpu: whether each rank expects a GPU of its own; for who has to ask for it.
         lock: file that the job must hold alone while it runs, where its caller does not wait and
             so cannot; None for none.
+        keep: folder of which the job leaves a copy, and where, when it has ended well and before it
+            lets go of ``lock``; None for none.
         user: name of the user that the job runs as; empty for the one that starts it.
     """
 
@@ -47,6 +49,7 @@ class JobSpec:
     inherits: tuple[int, ...] = ()
     gpu: bool = False
     lock: Path | None = None
+    keep: tuple[Path, Path] | None = None
     user: str = ""
 
     @property

@@ -9,6 +9,7 @@
                                                                                 EXPERIMENT_DIR
       runs/<dag_id>/<training_id>/
         code/                     the scripts as they were
+        experiment/<experiment>/  what of a named experiment the training has left, for later steps
         data/                     links into the cache                        DATA_DIR
         result/                   what the training leaves                    RESULT_DIR
           checkpoints/                                                        CHECKPOINT_DIR
@@ -19,7 +20,7 @@
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
-                                  job.json, lineage/, lineage.json
+                                  training.json, job.json, lineage/, lineage.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
 the site and the run alone.
@@ -112,6 +113,13 @@ class RunLayout:
         return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
+    def experiment_left(self) -> Path:
+        """As the training left it: of one with a name a copy, for others go on with that."""
+        return (
+            self.root / "experiment" / self.experiment_id if self.experiment_id else self.experiment
+        )
+
+    @property
     def kept_alone(self) -> Path:
         """What a training keeps others out of while its ranks run.
 
@@ -195,7 +203,8 @@ class RunLayout:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Those that are made before the steps begin."""
-        return (self.code, self.result, self.checkpoints, self.logs, self.state, self.kept)
+        named = (self.experiment_left.parent,) if self.experiment_id else ()
+        return (self.code, self.result, self.checkpoints, self.logs, self.state, self.kept, *named)
 
     def create(self) -> None:
         """Makes the folders of the run, and gives them their rights."""
@@ -227,7 +236,9 @@ class RunLayout:
         theirs = (self.code, self.result, self.checkpoints, self.logs, self.state, self.damaged)
         for folder in theirs:
             make_folder(folder, self.workspace, self.ranks_group)
-        if self.experiment_id:  # others may be at work in it
+        if self.experiment_id:
+            make_folder(self.experiment_left.parent, self.workspace, self.ranks_group)
+            # Others may be at work in it.
             make_folder(self.experiment, self.workspace, self.ranks_group)
         else:
             self.experiment.mkdir(_OURS, exist_ok=True)
@@ -280,8 +291,8 @@ class RunLayout:
         self.create()
         self.open_to_ranks()
 
-    def rank_environment(self, job_name: str) -> dict[str, str]:
-        """What every rank and the transform find in their environment: docs/process-contract.md."""
+    def rank_environment(self, job_name: str, *, trained: bool = False) -> dict[str, str]:
+        """What ranks, or once it has ``trained`` later steps, find: docs/process-contract.md."""
         return {
             "DATA_DIR": str(self.staged),
             "RESULT_DIR": str(self.result),
@@ -292,7 +303,7 @@ class RunLayout:
             "TRAINING_ID": self.training_id,
             "JOB_NAME": job_name,
             "EXPERIMENT_ID": self.experiment.name,
-            "EXPERIMENT_DIR": str(self.experiment),
+            "EXPERIMENT_DIR": str(self.experiment_left if trained else self.experiment),
             "DDL_PROGRESS": str(self.progress),
             "DDL_STATS": str(self.statistics),
         }

@@ -154,7 +154,8 @@ class SlurmLauncher:
             lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')
         if job.lock is not None:
             # Not by the shell, whose >> follows a link that a training has put there.
-            locked = [job.python, "-m", "ddl_ops.locked", str(job.lock), job.job_id, "--"]
+            keep = ["--keep", *map(str, job.keep)] if job.keep else []
+            locked = [job.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
             argv = [*locked, *argv]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"

@@ -1,7 +1,9 @@
 """The lineage record: which data, code, manifest and run made a model (docs/process-contract.md).
 
 Each task writes the part that it knows to ``<run>/airflow/lineage/``; the upload puts them together
-and publishes the whole beside the model. No part holds a key, a token or an environment.
+and publishes the whole beside the model. A part names what the run was made of when the step
+worked, and counts only as long as the run is made of that: somebody may clear stage_data alone. No
+part holds a key, a token or an environment.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
 _RUN = "run.json"
+_TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
 
 
@@ -29,12 +33,38 @@ def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     """Keeps what a step knows; a retry replaces it. Written whole or not at all."""
     folder = layout.kept / "lineage"
     folder.mkdir(parents=True, exist_ok=True)
-    _write(layout, folder / f"{step}.json", facts)
+    of = _trained_with(layout) if step == "train" else _made_of(layout)
+    _write(layout, folder / f"{step}.json", {**facts, "made_of": of})
 
 
 def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
-    """What a step kept. Raises FileNotFoundError if it has not run."""
-    return read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
+    """What a step kept.
+
+    Raises:
+        StagingError: it has not run to its end; or it did before stage_data brought other data,
+            code or settings.
+    """
+    try:
+        part = read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
+    except FileNotFoundError:
+        raise StagingError(
+            f"{step} has left nothing in {layout.root}: it has not run to its end. Clear {step}.",
+            retryable=False,
+        ) from None
+    before, now = part.pop("made_of") or {}, _made_of(layout) or {}
+    if other := [name for name in now if before.get(name) != now[name]]:
+        raise StagingError(
+            f"{step} worked with another {' and '.join(other)} than stage_data has brought since. "
+            f"Clear {step} with downstream.",
+            retryable=False,
+        )
+    return part
+
+
+def forget_parts(layout: RunLayout, first: str) -> None:
+    """Drops what a step and those after it kept, if they have run."""
+    for step in _PARTS[_PARTS.index(first) :]:
+        forget_part(layout, step)
 
 
 def forget_part(layout: RunLayout, step: str) -> None:
@@ -73,6 +103,38 @@ def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
         return None
 
 
+def begin_training(layout: RunLayout) -> None:
+    """Notes what ranks are about to train with; no step has worked with what they will leave."""
+    forget_parts(layout, "train")
+    _write(layout, layout.kept / _TRAINING, {"made_of": _made_of(layout)})
+
+
+def has_begun_training(layout: RunLayout) -> bool:
+    """Whether ranks have ever been started in the run's folder."""
+    return (layout.kept / _TRAINING).exists()
+
+
+def trained_with_other_data(layout: RunLayout) -> bool:
+    """Whether what ranks left is of another dataset than the one that is staged."""
+    before, now = _trained_with(layout), _made_of(layout)
+    return before is not None and now is not None and before["dataset"] != now["dataset"]
+
+
+def _made_of(layout: RunLayout) -> dict[str, Any] | None:
+    run = fixed_run(layout)
+    return run and run["made_of"]
+
+
+def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
+    try:
+        made_of: dict[str, Any] | None = read_object(layout.kept / _TRAINING, layout.workspace)[
+            "made_of"
+        ]
+    except FileNotFoundError:
+        return _made_of(layout)
+    return made_of
+
+
 def assemble(
     layout: RunLayout,
     manifest: Mapping[str, Any],
@@ -93,6 +155,9 @@ def assemble(
         published: markers of what was published of the training. When the record of an earlier
             try is among that, when the run started and the tries of the upload stay those of that
             time: the same results are the same record.
+
+    Raises:
+        StagingError: as ``read_part``.
     """
     record: dict[str, Any] = {
         "schema": SCHEMA,

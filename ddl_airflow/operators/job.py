@@ -62,14 +62,14 @@ class JobOperator(StepOperator):
 
         return super().with_layout(context, opened)
 
-    def environment(self, layout: RunLayout) -> dict[str, str]:
-        """What the manifest's own commands find in their environment.
+    def environment(self, layout: RunLayout, *, trained: bool = True) -> dict[str, str]:
+        """What the manifest's own commands find in their environment, once it has ``trained``.
 
         Raises:
             ConnectionInvalid: there is no connection for a secret parameter, or no password in it.
         """
         return {
-            **layout.rank_environment(self.dag_id),
+            **layout.rank_environment(self.dag_id, trained=trained),
             # Source: ddl_ops.tf1
             **({"DDL_TF1": "1"} if self.tf1 else {}),
             **parameter_environment(self.parameters),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ddl_airflow.core.errors import StagingError
@@ -18,7 +19,13 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
-from ddl_airflow.lineage.record import fix_run, forget_part, has_part, write_part
+from ddl_airflow.lineage.record import (
+    fix_run,
+    forget_part,
+    forget_parts,
+    has_begun_training,
+    write_part,
+)
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import kept_job
@@ -172,12 +179,15 @@ class StageDataOperator(StepOperator):
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.transfer import list_dataset, stage
 
-        if context["ti"].try_number == 1 and has_part(layout, "stage_data"):
-            # This one has staged nothing yet. What is there is another training.
+        cleared = self.was_cleared(context) or context["dag_run"].clear_number
+        if not cleared and has_begun_training(layout):
+            # No training begins before this step has ended. What is there is another's.
             self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
             layout.to_start_again.touch()
-            forget_part(layout, "train")
+            forget_parts(layout, "stage_data")
         self._leave_alone_who_trains(layout)
+        # From here on the folders are not what it says, until all is done.
+        forget_part(layout, "stage_data")
         code = self._take_code(layout)
         store = store_of(self._reference)
         listing = list_dataset(store)
@@ -204,6 +214,13 @@ class StageDataOperator(StepOperator):
             "bytes": dataset.nbytes,
         }
         files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
+        later = [step for step in self.get_flat_relatives() if isinstance(step, StepOperator)]
+        fix_run(
+            layout,
+            context["dag_run"].run_id,
+            self._made_of(context, dataset.fingerprint, code),
+            {step.task_id: _known(step) for step in later},
+        )
         write_part(
             layout,
             "stage_data",
@@ -212,13 +229,6 @@ class StageDataOperator(StepOperator):
                 "code": code.record(),
                 "tries": {"stage_data": self.tries(context)},
             },
-        )
-        later = [step for step in self.get_flat_relatives() if isinstance(step, StepOperator)]
-        fix_run(
-            layout,
-            context["dag_run"].run_id,
-            self._made_of(context, dataset.fingerprint, code),
-            {step.task_id: {name: getattr(step, name) for name in step.fixed} for step in later},
         )
         return summary | {"code": code.digest}
 
@@ -234,6 +244,12 @@ def _who_trains(layout: RunLayout) -> str:
         return ""
     scheduled = launcher(kept.handle.kind).status(kept.handle)
     return "" if scheduled.ended else f"{kept.handle.kind} job {kept.handle.number}"
+
+
+def _known(step: StepOperator) -> dict[str, Any]:
+    """Its fixed fields, but for those that an earlier task of a Python DAG is to return."""
+    fields = {name: getattr(step, name) for name in step.fixed}
+    return {name: value for name, value in fields.items() if not isinstance(value, XComArg)}
 
 
 def _mib(objects: Sequence[StoredObject]) -> str:

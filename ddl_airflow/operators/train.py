@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -21,7 +22,12 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import Launcher, Scheduler, read_records
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.lineage.record import forget_part, has_part, write_part
+from ddl_airflow.lineage.record import (
+    begin_training,
+    has_part,
+    trained_with_other_data,
+    write_part,
+)
 from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.operators.command import check_command
@@ -44,7 +50,8 @@ class TrainOperator(JobOperator):
 
     A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
     are damaged, so a script that looks there resumes. So does a task that was cleared before its
-    training had ended; after that, the training is done again from its start.
+    training had ended; after that, or where stage_data has brought other data meanwhile, the
+    training is done again from its start.
 
     Where the launcher has a scheduler, the task submits the job and defers: a trigger waits, and no
     worker. Whatever is killed meanwhile, whoever comes next goes on with the same job; only when a
@@ -139,10 +146,14 @@ class TrainOperator(JobOperator):
             folder=layout.code,
             record_dir=layout.records(try_number),
             log_dir=layout.logs,
-            env={**self.environment(layout), "DDL_METRICS": json.dumps(self.metrics)},
+            env={
+                **self.environment(layout, trained=False),
+                "DDL_METRICS": json.dumps(self.metrics),
+            },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
             lock=lock_of(layout.kept_alone),
+            keep=(layout.experiment, layout.experiment_left) if layout.experiment_id else None,
             user=ranks_user(),
         )
 
@@ -154,9 +165,11 @@ class TrainOperator(JobOperator):
         if not job.user:
             self.log.info("ranks run as Airflow's own user: [ddl] run_ranks_as is not set")
         chosen = launcher(self.launcher, self.scheduler)
-        if self.tries(context) == 1 and has_part(layout, "train"):
-            # Cleared after its end. Who does that wants another training, not the word that there
-            # is nothing left to do; from a later try, if this one does not come that far.
+        cleared = self.tries(context) == 1 and has_part(layout, "train")
+        if cleared or trained_with_other_data(layout):
+            # Cleared after its end: who does that wants another training, not the word that there
+            # is nothing left to do. And what other data led to is nothing to go on from. From a
+            # later try, if this one does not come that far.
             layout.to_start_again.touch()
         again = layout.to_start_again.exists()
         # Whatever is chosen now: the manifest may have been edited since.
@@ -171,12 +184,15 @@ class TrainOperator(JobOperator):
                 before = layout.replaced
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
-                forget_part(layout, "train")
                 layout.to_start_again.unlink()
+            begin_training(layout)
+            if layout.experiment_id and layout.experiment_left.exists():
+                shutil.rmtree(layout.experiment_left)
             self._leave_whole_checkpoints(layout, try_number)
             if not isinstance(chosen, Scheduler):
                 self._job = running = RunningJob(chosen, self.log)
                 handle = running.run(replace(job, inherits=(lock,)), layout.progress)
+                self._keep_experiment(layout, try_number)
                 return self._result(layout, context, handle, running.progress)
         # From here on the job holds the place itself, while it runs.
         self._job = scheduled = self._scheduled(layout, chosen)
@@ -279,6 +295,11 @@ class TrainOperator(JobOperator):
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
     ) -> dict[str, Any]:
         self._say_communication(layout)
+        if layout.experiment_id and not layout.experiment_left.is_dir():
+            raise LaunchError(
+                f"the training has ended well, and its job left no copy of experiment "
+                f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
+            )
         told = _told_by_all_tries(layout)
         write_part(
             layout,
@@ -294,6 +315,14 @@ class TrainOperator(JobOperator):
             },
         )
         return {"world_size": job.world_size, "metrics": told.metrics}
+
+    def _keep_experiment(self, layout: RunLayout, try_number: int) -> None:
+        """Before another training goes on with one that has a name. A scheduler's job does so."""
+        if layout.experiment_id:
+            words = ["python", "-m", "ddl_ops.experiment"]
+            words += [str(layout.experiment), str(layout.experiment_left)]
+            log_dir = layout.logs / "experiment"
+            self.run_once(layout, f"experiment-{try_number}", shlex.join(words), log_dir, {})
 
     def _leave_whole_checkpoints(self, layout: RunLayout, try_number: int) -> None:
         """Has a training that goes on go on from the newest checkpoint that can be read."""

@@ -11,7 +11,7 @@ from ddl_airflow.core import errors
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
-from ddl_airflow.lineage.record import has_part, read_part, write_part
+from ddl_airflow.lineage.record import forget_parts, has_part, read_part, write_part
 from ddl_airflow.operators.base import rank_python
 from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
@@ -82,6 +82,7 @@ class TransformOperator(JobOperator):
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the model's folder, the checkpoint and the signatures."""
         try_number = context["ti"].try_number
+        forget_parts(layout, "transform")  # and what evaluate says of the model before
         if self.commands:
             report = self._own_commands(layout, try_number)
         else:
@@ -141,7 +142,8 @@ class TransformOperator(JobOperator):
         if self.sample:
             words += ["--sample", self.sample]
         # Ours is for TensorFlow 2, and is given no secrets.
-        env = layout.rank_environment(self.dag_id) | parameter_environment(self.parameters)
+        env = layout.rank_environment(self.dag_id, trained=True)
+        env |= parameter_environment(self.parameters)
         try:
             self.run_once(
                 layout,

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 
-from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     FileRefused,
     QualityTooLow,
-    SourceMissing,
-    StagingError,
     TransformError,
 )
 from ddl_airflow.core.layout import RunLayout
@@ -44,9 +42,6 @@ _UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.transfer import PublishedResult
-
-# Of what is to be published, while files vanish.
-_MOST_LISTINGS = 10
 
 
 class UploadResultsOperator(StepOperator):
@@ -109,22 +104,7 @@ class UploadResultsOperator(StepOperator):
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         store = store_of(self._reference)
-        for listings in range(1, _MOST_LISTINGS + 1):
-            files = self._found(layout)
-            try:
-                published, record = self._publish(layout, context, store, files)
-                break
-            except (SourceMissing, FileNotFoundError) as missing:
-                gone = [path for path in files.values() if not path.exists()]
-                if not gone:  # it is the store that misses something
-                    raise
-                if listings == _MOST_LISTINGS:
-                    raise StagingError(
-                        f"{gone[0]} was gone when it was to be read, and so were others in each of "
-                        f"{listings} listings. See what deletes files there."
-                    ) from missing
-                # Another training of the experiment makes room for its own checkpoints.
-                self.log.info("%s is gone since it was listed: listing again", gone[0])
+        published, record = self._publish(layout, context, store, self._found(layout))
         places = {
             "training": published.uri,
             "model": f"{published.uri}/model",
@@ -164,11 +144,14 @@ class UploadResultsOperator(StepOperator):
             self.log.warning("%s", worse)
 
     def _found(self, layout: RunLayout) -> dict[str, Path]:
+        if layout.experiment_left.exists():
+            # A copy lies where scripts write as well.
+            check_folder(layout.experiment_left, layout.workspace)
         files: dict[str, Path] = {}
         for folder, prefix in (
             (layout.result, ""),
             (layout.logs, "logs/"),
-            (layout.experiment, "experiment/"),
+            (layout.experiment_left, "experiment/"),
         ):
             found, left = _files(folder, prefix)
             files |= found

@@ -1,10 +1,13 @@
 """Runs a command while a lock is held, on a node where a scheduler starts it.
 
-``python -m ddl_ops.locked LOCK WHO -- WORD ...``
+``python -m ddl_ops.locked [--keep FOLDER COPY] LOCK WHO -- WORD ...``
 
 The command inherits the lock, and the kernel lets it go when the last process that has it has
 ended. Who holds it stands in the file. What lies there belongs to scripts as well, so a link is not
 followed, and nothing but a regular file is opened: a shell's ``>>`` would write through a link.
+
+With ``--keep``, a folder is copied after a command that has ended well (``ddl_ops.experiment``),
+before another may have the lock.
 
 Standard library only: it runs before whatever the command imports.
 """
@@ -14,12 +17,16 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from ddl_ops.experiment import keep
 
 # Neither of Python's codes nor of a shell's. Source: sysexits.h, EX_TEMPFAIL and EX_NOPERM.
 TAKEN = 75
@@ -80,12 +87,23 @@ def _end(code: int, message: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ddl_ops.locked", description=__doc__)
+    parser.add_argument(
+        "--keep", nargs=2, type=Path, metavar=("FOLDER", "COPY"), help="copied when all went well"
+    )
     parser.add_argument("lock", type=Path, help="file; made if it is not there")
     parser.add_argument("who", help="asks for it; others are told")
     parser.add_argument("command", nargs="+", help="what runs, after --")
     given = parser.parse_args(argv)
     lock(given.lock, given.who)
-    os.execvp(given.command[0], given.command)
+    if given.keep is None:
+        os.execvp(given.command[0], given.command)
+    # Who ends the job ends all its processes. This one waits for the command, which writes last
+    # checkpoints. A function, unlike SIG_IGN, is not inherited.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    code = subprocess.call(given.command, close_fds=False)  # it inherits the lock
+    if code == 0:
+        keep(*given.keep)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -373,6 +373,7 @@ def context_of() -> Callable[..., dict[str, Any]]:
             data_interval_end=None,
             run_after=datetime(2026, 11, 20, 20, 15, tzinfo=UTC),
             start_date=datetime(2026, 11, 20, 20, 16, tzinfo=UTC),
+            clear_number=0,
         )
         ti = SimpleNamespace(try_number=try_number, max_tries=max_tries)
         return {"dag_run": run, "ti": ti, "params": params, "outlet_events": _Events()}

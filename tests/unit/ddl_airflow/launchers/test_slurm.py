@@ -81,13 +81,13 @@ def test_the_script_asks_for_everything(golden):
 
 @pytest.fixture
 def started(tmp_path, says):
-    """started(lock): the script has run on a node, with an mpirun that says that it did."""
+    """started(lock, keep): the script has run on a node, with an mpirun that says that it did."""
     says("mpirun", "mpirun ran")
 
-    def run(lock):
+    def run(lock, keep=None):
         # One beside the Python would be taken.
         python = shutil.which("python3", path="/usr/bin:/bin")
-        submission = SlurmLauncher().render(replace(SPEC, python="python3", lock=lock))
+        submission = SlurmLauncher().render(replace(SPEC, python="python3", lock=lock, keep=keep))
         env = {
             "PATH": f"{tmp_path / 'bin'}:{Path(python).parent}:/bin",
             "PYTHONPATH": str(Path(ddl_ops.__file__).parents[1]),
@@ -102,6 +102,14 @@ def started(tmp_path, says):
         )
 
     return run
+
+
+def test_the_script_leaves_a_copy_of_a_named_experiment(tmp_path, started):
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "weights").write_text("7")
+    ran = started(tmp_path / ".wide.lock", (tmp_path / "wide", tmp_path / "copy"))
+    assert (ran.returncode, ran.stdout) == (0, "mpirun ran"), ran.stderr
+    assert (tmp_path / "copy" / "weights").read_text() == "7"
 
 
 def test_the_script_holds_the_lock_and_says_who(tmp_path, started):

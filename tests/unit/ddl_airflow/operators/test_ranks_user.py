@@ -15,6 +15,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.record import has_part
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
 
@@ -149,3 +150,22 @@ def test_a_user_that_is_not_there_is_named(run, monkeypatch):
     dag, context, _ = run
     with pytest.raises(AirflowFailException, match=r"no user 'no-such-user'.*run_ranks_as"):
         dag.get_task("stage_data").execute(context)
+
+
+def test_later_steps_read_the_copy_of_a_named_experiment(run, trainer, context_of):
+    dag, _, _ = run
+    context = context_of("road", experiment_id="wide")
+    stage = dag.get_task("stage_data")
+    (Path(stage.code) / "look.py").write_text(
+        "import os\nopen(os.environ['EXPERIMENT_DIR'] + '/weights', 'w').close()\n"
+    )
+    (Path(stage.code) / "export.py").write_text(
+        "import os\nassert os.listdir(os.environ['EXPERIMENT_DIR']) == ['weights']\n"
+        + textwrap.dedent(EXPORT)
+    )
+    for name in ("stage_data", "train", "transform"):
+        dag.get_task(name).execute(context)
+    left = layout_of(context).experiment_left
+    assert (left / "weights").stat().st_uid == trainer.uid
+    places = dag.get_task("upload_results").execute(context)
+    assert Path(places["training"].removeprefix("file://"), "experiment/weights").exists()

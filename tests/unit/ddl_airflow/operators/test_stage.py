@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from ddl_airflow.core.job import StartedJob
@@ -16,10 +16,11 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
-from ddl_airflow.lineage.record import write_part
+from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
+from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
@@ -345,3 +346,16 @@ def test_what_a_scheduler_will_start_keeps_what_it_was_submitted_with(
         task.execute(context_of("staging", 2, 1))
     cluster.set(1, "failed")
     task.execute(context_of("staging", 3, 1))
+
+
+def test_what_an_earlier_task_returns_is_not_fixed_before_it_is_known(stage, layout, context_of):
+    """As in a Python DAG: ``TrainOperator(nodes=counts.output)``."""
+    task = stage()
+    counts = BaseOperator(task_id="counts", dag=task.dag)
+    task >> TrainOperator(
+        task_id="train", command="python train.py", nodes=counts.output, slots=2, dag=task.dag
+    )
+    task.execute(context_of("staging"))
+    fixed = fixed_run(layout)["steps"]["train"]
+    assert (fixed["command"], fixed["slots"]) == ("python train.py", 2)
+    assert "nodes" not in fixed

@@ -25,7 +25,8 @@ from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.lineage.record import read_part
+from ddl_airflow.lineage.record import has_part, read_part
+from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -67,16 +68,22 @@ CANARY = "canary7secretOfAParameter"
 METRICS = [{"name": "step", "regex": r"step (\d+)"}, {"name": "loss", "regex": r"loss= (\S+)"}]
 
 
-def test_a_run_made_again_under_its_id_is_another_training(layout, context_of, tmp_path, train):
-    """Deleted and triggered with the same run id: new data and code, and no old checkpoints."""
+FINDS = """\
+import os, sys
+folder = os.environ["CHECKPOINT_DIR"]
+print(len(os.listdir(folder)), "found")
+open(folder + "/step-1", "w").close()
+sys.exit(sys.argv[1:] == ["fails"])
+"""
+
+
+@pytest.fixture
+def staged(layout, tmp_path, train, context_of):
+    """staged(try_number, max_tries, fails=) -> what stage_data and then train's script found."""
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "a").write_text("1")
     (tmp_path / "scripts").mkdir()
-    script = (
-        "import os\nfolder = os.environ['CHECKPOINT_DIR']\n"
-        "print(len(os.listdir(folder)), 'found')\nopen(folder + '/step-1', 'w').close()\n"
-    )
-    (tmp_path / "scripts" / "train.py").write_text(script)
+    (tmp_path / "scripts" / "train.py").write_text(FINDS)
     with DAG("training", schedule=None):
         stage = StageDataOperator(
             task_id="stage_data",
@@ -84,13 +91,50 @@ def test_a_run_made_again_under_its_id_is_another_training(layout, context_of, t
             code=tmp_path / "scripts",
             commands=["python train.py"],
         )
-    task = train(script, nodes=1)
-    for try_number, found in ((1, 0), (1, 0), (2, 1)):
-        stage.execute(context_of("training", try_number))
-        layout.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def run(try_number: int, max_tries: int = 0, fails: bool = False) -> str:
+        context = context_of("training", try_number, max_tries)
+        context["dag_run"].clear_number = max_tries
+        stage.execute(context)
         (layout.logs / "rank-0.log").unlink(missing_ok=True)
-        task.execute(context_of("training", 2))  # went on after a first try
-        assert f"{found} found" in (layout.logs / "rank-0.log").read_text()
+        task = train(FINDS, nodes=1, command="python train.py" + " fails" * fails)
+        context = context_of("training", 2)  # went on after a first try
+        if fails:
+            with pytest.raises(AirflowException, match="code 1"):
+                task.execute(context)
+        else:
+            task.execute(context)
+        return (layout.logs / "rank-0.log").read_text()
+
+    return run
+
+
+def test_a_run_made_again_under_its_id_is_another_training(staged):
+    """Deleted and triggered with the same run id: new data and code, and no old checkpoints."""
+    assert staged(1) == "0 found\n"
+    assert staged(1) == "0 found\n"
+    # Its first try came to nothing before it had begun.
+    assert staged(2) == "0 found\n"
+    assert staged(2, 1) == "1 found\n"  # cleared
+
+
+def test_checkpoints_of_other_data_are_not_gone_on_with(staged, layout, tmp_path):
+    """The training wrote its last one, and failed; then data changed, and all was cleared."""
+    assert staged(1, fails=True) == "0 found\n"
+    assert staged(2, 1, fails=True) == "1 found\n"
+    (tmp_path / "input" / "a").write_text("2")
+    assert staged(3, 2, fails=True) == "0 found\n"
+    assert (layout.replaced / "result" / "checkpoints" / "step-1").exists()
+    assert staged(4, 3) == "1 found\n"
+
+
+def test_nothing_goes_on_with_what_stage_data_left_half_done(staged, layout, tmp_path, context_of):
+    """Cleared alone, it took the new code and then found no data."""
+    assert staged(1) == "0 found\n"
+    (tmp_path / "input" / "a").unlink()
+    with pytest.raises(AirflowFailException, match="SourceMissing"):
+        staged(2, 1)
+    assert not has_part(layout, "stage_data")
 
 
 def test_nodes_may_be_what_an_earlier_task_returned(train, context_of, monkeypatch):
@@ -598,6 +642,23 @@ def test_the_task_defers_and_its_result_comes_from_the_job(scheduled, layout, cl
     part = json.loads((layout.kept / "lineage" / "train.json").read_text())
     assert part["environment"]["launcher"] == "fake-scheduler"
     assert not layout.scheduled_job.exists()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
+    scheduled, cluster, context_of, kept
+):
+    context = context_of("training", experiment_id="wide")
+    wish = deferred(scheduled, context)
+    layout = layout_of(context)
+    assert scheduled._job_of(layout, 1).keep == (layout.experiment, layout.experiment_left)
+    cluster.set(1, "succeeded")
+    if kept:
+        layout.experiment_left.mkdir()
+        assert scheduled.execute_complete(context, ended(wish.trigger))["world_size"] == 2
+        return
+    with pytest.raises(AirflowException, match="its job left no copy of experiment wide"):
+        scheduled.execute_complete(context, ended(wish.trigger))
 
 
 def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):

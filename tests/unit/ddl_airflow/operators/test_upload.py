@@ -22,10 +22,10 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
-from ddl_airflow.operators import upload
+from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import missing_from, publish
+from ddl_airflow.storage.transfer import publish
 
 TRAIN = """
     import os
@@ -99,33 +99,72 @@ def test_a_dry_run_finds_what_would_fail_later(tmp_path, workspace, context_of, 
         dag.get_task("stage_data").execute(context_of("dry", dry_run=True))
 
 
-@pytest.mark.parametrize("prunes", [1, 99])
-def test_a_checkpoint_that_is_pruned_meanwhile_is_not_missed(trained, monkeypatch, capsys, prunes):
-    """By another training of the experiment, after each listing."""
-    dag, context, layout = trained
-    steps, files_of = iter(range(prunes)), upload._files
+IN_EXPERIMENT = """
+    import os
+    folder = os.environ["EXPERIMENT_DIR"]
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/weights", "a") as file:
+        file.write(os.environ["PARAM_BY"])
+"""
+EXPORTS = """
+    import os, shutil
+    model = os.environ["RESULT_DIR"] + "/model"
+    os.makedirs(model, exist_ok=True)
+    shutil.copy(os.environ["EXPERIMENT_DIR"] + "/weights", model + "/saved_model.pb")
+"""
+EVALUATES = """
+    import json, os
+    same = [open(f"{os.environ[name]}/{file}").read()
+            for name, file in (("EXPERIMENT_DIR", "weights"), ("MODEL", "saved_model.pb"))]
+    json.dump({"same": same[0] == same[1]}, open(os.environ["EVALUATION"], "w"))
+"""
 
-    def pruned(folder, prefix):
-        found = files_of(folder, prefix)
-        if folder == layout.experiment and (step := next(steps, None)) is not None:
-            (folder / f"model.ckpt-{step}").unlink(missing_ok=True)
-            (folder / f"model.ckpt-{step + 1}").write_text("newer")
-        return found
 
-    (layout.experiment / "model.ckpt-0").write_text("old")
-    monkeypatch.setattr(upload, "_files", pruned)
-    task = dag.get_task("upload_results")
-    if prunes > 1:  # whoever comes later may have better luck
-        with pytest.raises(AirflowException, match="in each of 10 listings") as caught:
-            task.execute(context)
-        assert type(caught.value) is AirflowException
-        return
-    places = task.execute(context)
-    assert "model.ckpt-0 is gone since it was listed: listing again" in capsys.readouterr().out
-    record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
-    keys = {file["key"] for file in record["result"]["files"]}
-    assert {key for key in keys if "ckpt" in key} == {"experiment/model.ckpt-1"}
-    assert not missing_from(FolderStore(places["training"].removeprefix("file://")))
+def test_a_model_is_of_its_own_training_though_another_goes_on_with_the_experiment(
+    tmp_path, workspace, context_of, write_manifest, monkeypatch
+):
+    """The other one begins when this one's ranks have ended, and writes while it is published."""
+    more = (
+        "experiment: wide\nparameters: {by: one}\n"
+        "evaluation: {command: python evaluate.py, metric: same, minimum: 1}\n"
+    )
+    path = write_manifest(
+        tmp_path / "dags",
+        "road",
+        "python train.py ; python export.py",
+        more=more,
+        script=textwrap.dedent(IN_EXPERIMENT),
+    )
+    (path.parent / "export.py").write_text(textwrap.dedent(EXPORTS))
+    (path.parent / "evaluate.py").write_text(textwrap.dedent(EVALUATES))
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("1")
+    dag = dag_from(load_manifest(path), path)
+    monkeypatch.setattr(TransformOperator, "_saved_model", lambda *words: {})
+    context = context_of("road", experiment_id="wide", nodes=1)
+    dag.get_task("train").nodes = 1
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context)
+    live = workspace / "experiments" / "wide"
+    (live / "weights").write_text("of another training")
+    (live / "checkpoint").write_text("of another training")
+    for name in ("transform", "evaluate"):
+        dag.get_task(name).execute(context)
+    places = dag.get_task("upload_results").execute(context)
+    published = Path(places["training"].removeprefix("file://"))
+    assert (published / "model" / "saved_model.pb").read_text() == "one"
+    assert (published / "experiment" / "weights").read_text() == "one"
+    assert not (published / "experiment" / "checkpoint").exists()
+    # A training that is done again goes on with what is there now.
+    dag.get_task("train").execute(context)
+    assert (live / "weights").read_text() == "of another trainingone"
+    # What transform's script may put there is not followed.
+    (copy,) = (workspace / "runs" / "road").glob("*/experiment/wide")
+    copy.rename(copy.with_name("aside"))
+    copy.symlink_to(tmp_path)
+    _model(RunLayout(workspace, "road", copy.parents[1].name))
+    with pytest.raises(AirflowFailException, match="FileRefused: .*wide/file is a link"):
+        dag.get_task("upload_results").execute(context)
 
 
 def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_path, capsys):
@@ -243,8 +282,7 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     assert store.list() == there
     # Trained and transformed again: what is published follows, and nothing old stays.
     dag.get_task("train").execute(context_of("road", try_number=3, max_tries=4, epochs=3))
-    layout.model.mkdir()
-    (layout.model / "saved_model.pb").write_text("another graph")
+    _model(layout, "another graph")
     fresh = task.execute(again)
     assert fresh["model"] != places["model"]
     assert [obj for obj in store.list() if "/_" not in obj.key] != there
@@ -257,7 +295,7 @@ def test_published_again_is_the_same(trained, tmp_path, context_of):
     assert [one["model"] for one in pointer["before"]] == [places["model"]]
     record = json.loads((training / "lineage.json").read_text())
     assert record["run"]["tries"] == {
-        **{"stage_data": 2, "train": 1, "transform": 2, "upload_results": 2},
+        **{"stage_data": 2, "train": 1, "transform": 1, "upload_results": 2},
     }
 
 
@@ -343,9 +381,55 @@ def test_why_a_pointer_stays_is_said(trained, tmp_path, capsys):
 
 def test_data_and_results_beside_the_scripts_are_no_code(trained):
     dag, context, _ = trained
+    context["dag_run"].clear_number = 1
     before = dag.get_task("stage_data").execute(context)["code"]
     dag.get_task("upload_results").execute(context)
     record = context["outlet_events"][dag.get_task("upload_results").outlets[0]].extra
     # The next run, with the same scripts: the results of this one are not among them.
     again = dag.get_task("stage_data").execute(context)["code"]
     assert again == before == record["code"]
+
+
+def _model(layout, graph="graph"):
+    """Instead of the transform, whose model would have to be a real one."""
+    layout.model.mkdir(exist_ok=True)
+    (layout.model / "saved_model.pb").write_text(graph)
+    write_part(layout, "transform", {"result": {}, "tries": {"transform": 1}})
+
+
+def test_a_model_is_not_published_as_made_of_what_was_staged_after_it(trained, tmp_path):
+    """A finished run whose stage_data was cleared alone, when the data had changed."""
+    dag, context, layout = trained
+    context["dag_run"].clear_number = 1
+    tasks = [dag.get_task(name) for name in ("stage_data", "train", "upload_results")]
+    stage, train, upload_results = tasks
+    first = stage.execute(context)["fingerprint"]  # the same data again takes nothing away
+    upload_results.execute(context)
+    (tmp_path / "dags" / "data" / "numbers.txt").write_text("50 75\n")
+    second = stage.execute(context)["fingerprint"]
+    with pytest.raises(AirflowFailException, match="train worked with another dataset .*Clear tr"):
+        upload_results.execute(context)
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["dataset"] == first
+    train.execute(context)
+    assert not layout.model.exists()
+    with pytest.raises(AirflowFailException, match="there is no SavedModel"):
+        upload_results.execute(context)
+    _model(layout)
+    upload_results.execute(context)
+    pointer = read_pointer(FolderStore(tmp_path / "dags" / "results"), "road", LATEST)
+    assert pointer["made_of"]["dataset"] == second
+    assert (layout.checkpoints / "model-7").read_text() == "50"
+
+
+def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(trained):
+    """As when the manifest no longer asks for one, and the training is done again."""
+    dag, context, layout = trained
+    old = {"metrics": {"loss": 0.0}, "evaluation": {"metric": "loss"}}
+    write_part(layout, "evaluate", {"result": old, "tries": {"evaluate": 1}})
+    dag.get_task("train").execute(context)
+    _model(layout)
+    places = dag.get_task("upload_results").execute(context)
+    record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
+    assert record["result"]["metrics"] == {"loss": 0.25}
+    assert "evaluation" not in record["result"] and "evaluate" not in record["run"]["tries"]
