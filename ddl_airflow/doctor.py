@@ -1,4 +1,4 @@
-"""Looks whether this host can run trainings, and which boundaries of SECURITY.md hold on it.
+"""Looks whether this host can run trainings, and at some of the boundaries of SECURITY.md.
 
 It asks no other host: stores and connections are tried by ``airflow connections test``.
 """

@@ -23,6 +23,8 @@ _ABOUT_RUN = frozenset(
 )
 _WINDOW_S = 30.0
 _PIECE = 1 << 20
+# In one call: whoever reads looks at the job in between, and a file may be as long as it says.
+_MOST = 16 * _PIECE
 
 
 # A script writes these lines, and may write anything: what is beyond is no progress.
@@ -88,7 +90,11 @@ class Tail:
     def read(self, *, ended: bool = False) -> Iterator[str]:
         """Whole lines up to what is the file's end now, in pieces that fit into memory.
 
-        At the end also what has no line end. A line longer than a piece is cut.
+        A line longer than a piece is cut. What is more than 16 MiB waits for the next call.
+
+        Args:
+            ended: nothing will be appended: also what has no line end, and of more than 16 MiB
+                the last.
 
         Raises:
             FileRefused: it is a link or no regular file; said once, then nothing is read.
@@ -104,6 +110,9 @@ class Tail:
             raise
         with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
+            if ended:
+                self._offset = max(self._offset, end - _MOST)
+            end = min(end, self._offset + _MOST)
             while self._offset < end:
                 file.seek(self._offset)
                 piece = file.read(min(_PIECE, end - self._offset))

@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, LaunchError
@@ -40,14 +40,10 @@ _PERMANENT_EXCEPTIONS = frozenset({"SyntaxError", "ImportError", "LeftTensorFlow
 # step; docs/ops.md.
 _CONSEQUENCES = frozenset({"AbortedError", "FailedPreconditionError", "UnavailableError"})
 _COMMAND_NOT_FOUND = 127
-# Fields of a rank's record, and what they hold; docs/process-contract.md.
-_RECORD: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("started", "ended", "asked_to_end", "released"), (int, float)),
-    **dict.fromkeys(("host", "task", "reason"), str),
-    **dict.fromkeys(("versions", "exception"), dict),
-    "exit_code": int,
-    "gpus": list,
-}
+# Fields of a rank's record, by what they hold; docs/process-contract.md.
+_TIMES = ("started", "ended", "asked_to_end", "released")
+_TEXTS = ("host", "task", "reason")
+_LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
 _NOT_EXECUTABLE = 126
 
@@ -158,23 +154,40 @@ def reports_of(started: StartedJob) -> Tail | None:
 def _sound(said: dict[str, Any]) -> dict[str, Any]:
     """A record without what has not the type that it should have: scripts may write there too."""
     record: dict[str, Any] = {"host": ""}
-    for name, kind in _RECORD.items():
-        value = said.get(name)
-        if isinstance(value, kind) and not isinstance(value, bool):
-            record[name] = value
-    if not 0 <= record.get("exit_code", 0) <= 255:
-        del record["exit_code"]
-    if isinstance(exception := record.get("exception"), dict):
-        raised = exception.get("t")
-        bases = exception.get("bases")
+    record |= {name: float(said[name]) for name in _TIMES if _is_number(said.get(name))}
+    record |= {name: _text(said[name]) for name in _TEXTS if isinstance(said.get(name), str)}
+    code = said.get("exit_code")
+    # A rank records its end and its exit code at once.
+    if type(code) is int and 0 <= code <= 255 and "ended" in record:
+        record["exit_code"] = code
+    if isinstance(gpus := said.get("gpus"), list):
+        record["gpus"] = [_text(one) for one in gpus if isinstance(one, str)]
+    if isinstance(versions := said.get("versions"), dict):
+        record["versions"] = {
+            _text(name): _text(one) for name, one in versions.items() if isinstance(one, str)
+        }
+    if isinstance(exception := said.get("exception"), dict):
+        raised, line, bases = (exception.get(name) for name in ("t", "line", "bases"))
         record["exception"] = {
-            "t": raised if type(raised) in (int, float) else 0.0,
-            "line": exception.get("line") if type(exception.get("line")) is int else 0,
-            "bases": [str(one) for one in bases] if isinstance(bases, list) else [],
-            **{name: str(exception.get(name, ""))[:_LONGEST] for name in ("type", "message")},
-            "file": str(exception.get("file") or "")[:_LONGEST],
+            "t": float(raised) if _is_number(raised) else 0.0,
+            "line": line if type(line) is int and _is_number(line) else 0,
+            "bases": [one for one in bases if isinstance(one, str)]
+            if isinstance(bases, list)
+            else [],
+            **{name: _text(exception.get(name) or "") for name in ("type", "message", "file")},
         }
     return record
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= _LARGEST  # not so NaN
+
+
+def _text(value: object) -> str:
+    """What can be shown and written as UTF-8."""
+    return str(value)[:_LONGEST].encode("utf-8", "replace").decode()
 
 
 def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:

@@ -7,10 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from ddl_airflow.core.errors import CommandInvalid
+from ddl_airflow.core.beneath import read_beneath
+from ddl_airflow.core.errors import CommandInvalid, FileRefused
 from ddl_airflow.core.manifest.rule import nearest
 
 _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
+# Compiling takes a hundred times as much memory.
+_MOST_BYTES = 2**20
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
@@ -45,12 +48,16 @@ def check_command(command: str, code: Path, python: str) -> None:
     if python != sys.executable:
         return
     try:
-        compile(path.read_bytes(), script, "exec", dont_inherit=True)
+        compile(read_beneath(path, code, _MOST_BYTES), script, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise CommandInvalid(
-            f"{script}:{line}: {getattr(error, 'msg', error)}. The script is not valid Python."
-        ) from error
+        wrong = f"{script}:{line}: {getattr(error, 'msg', error)}. The script is not valid Python."
+    except (FileRefused, RecursionError, MemoryError):
+        return  # a link, huge or too deep: the ranks, who may have put it there, say what it is
+    else:
+        return
+    # Out here it has no SyntaxError as its context, of which logs show the line of the script.
+    raise CommandInvalid(wrong)
 
 
 def _script(words: list[str]) -> str | None:

@@ -138,7 +138,7 @@ class RunningJob:
             if status.ended:
                 echo.end()
             if reports is not None:
-                fresh |= self._report(reports)
+                fresh |= self._report(reports, ended=status.ended)
                 self._say_wrong(ended=status.ended)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
                 self._log.info("progress | %s", self.progress.line())
@@ -147,9 +147,9 @@ class RunningJob:
                 return status
             time.sleep(_POLL_S)
 
-    def _report(self, reports: Tail) -> bool:
+    def _report(self, reports: Tail, *, ended: bool) -> bool:
         try:
-            return any([self.progress.feed(text) for text in reports.read()])
+            return any([self.progress.feed(text) for text in reports.read(ended=ended)])
         except FileRefused as error:  # said once; not worth a training
             self._log.warning("progress.jsonl: %s", error)
         return False

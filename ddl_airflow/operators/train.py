@@ -370,6 +370,6 @@ def _told_by_all_tries(layout: RunLayout) -> Progress:
     """The newest of each value, also where this try found the training done and had none."""
     told = Progress()
     with suppress(FileRefused):  # the log has said so
-        for text in Tail(layout.progress, 0, layout.workspace).read():
+        for text in Tail(layout.progress, 0, layout.workspace).read(ended=True):
             told.feed(text)
     return told

@@ -161,7 +161,20 @@ class TransformOperator(JobOperator):
                 kind = _KINDS.get(str(said.get("kind")), errors.TransformError)
                 raise kind(str(said["error"])) from failed
             raise
-        return read_object(layout.transform_report, layout.workspace)
+        return _sound(read_object(layout.transform_report, layout.workspace))
+
+
+def _sound(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report. Raises TransformError if what is read of it is not what it should be."""
+    accuracy = report.get("accuracy")
+    number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
+    step = type(report.get("checkpoint_step", 0)) is int
+    if number and step and isinstance(report.get("checkpoint", ""), str):
+        return report
+    raise errors.TransformError(
+        "ddl/transform.json: accuracy, checkpoint or checkpoint_step is not what "
+        "ddl_ops.saved_model writes there. A command of the training must not write that file."
+    )
 
 
 def _trained_model(layout: RunLayout) -> bool:

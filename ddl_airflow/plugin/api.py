@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -107,9 +108,9 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 def ranks_with_logs(folder: Path) -> list[int]:
     """Ranks whose log is in the folder, in order."""
-    return sorted(
-        int(path.stem[5:]) for path in folder.glob("rank-*.log") if path.stem[5:].isdigit()
-    )
+    numbers = (path.stem[5:] for path in folder.glob("rank-*.log"))
+    # The shim writes no other names; int() would take more, and fail over "²".
+    return sorted(int(number) for number in numbers if re.fullmatch("[0-9]{1,9}", number))
 
 
 def read_progress(path: Path, root: Path, offset: int) -> dict[str, Any]:

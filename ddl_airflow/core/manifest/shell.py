@@ -2,36 +2,81 @@
 
 Values are quoted for a shell when they are put in (``ddl_airflow.core.parameters.word_of``). That
 holds only where quotes mean what they should, so a template may not stand inside quotes, after a
-backslash or ``$``, in a comment, or where the value would be the name of what runs.
+backslash or ``$``, or in a comment.
 
-Source: POSIX.1-2017, Shell Command Language, 2.2 Quoting, 2.3 Token Recognition, 2.10 Grammar.
+Nor may a value be what runs: it is an argument of a script that is written out, or of a command
+that is known to run none of its arguments. Of any other command, as of torchrun, timeout and trap,
+nobody knows here which words it runs: there a value is only the rest of ``--option=``.
+
+Source: POSIX.1-2017, Shell Command Language, 2.2 Quoting, 2.3 Token Recognition, 2.10 Grammar;
+``python --help``, and sh and bash, OPTIONS.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-# After these the name of a command follows.
+# After these the name of a command follows, or the variables that export sets.
 _PREFIXES = frozenset(
     """
-    ! { if then else elif while until do exec env command nohup nice time timeout sudo xargs
+    ! { if then else elif while until do exec env export command nohup nice time timeout sudo xargs
     """.split()
 )
 # What such words may have before it: options, numbers, durations.
 _OF_A_PREFIX = re.compile(r"-.*|[0-9.]+[smhd]?", re.DOTALL)
-_INTERPRETERS = re.compile(r"(.*/)?((ba|da|k|z)?sh|python[0-9.]*|perl|ruby|awk)")
+# They run none of their arguments, whatever these are.
+_HARMLESS = frozenset("case cat cd cp echo ls mkdir mv rm sleep tee touch".split())
+_SCRIPT = re.compile(r"\./.+|.+\.(py|sh)", re.DOTALL)
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_SHELL = re.compile(r"(.*/)?(ba|da|k|z)?sh")
+# Modules that run what they are given, besides many of Python's own.
+_RUNNERS = sys.stdlib_module_names | {
+    "accelerate",
+    "coverage",
+    "debugpy",
+    "horovod",
+    "pip",
+    "torch",
+}
+# They read their words a second time, or as arithmetic, in which bash runs what $( ) holds.
+_READ_AGAIN = frozenset(("eval", "let", "declare", "typeset", "[["))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+# Variables from which a shell, the loader or Python takes what runs.
+_DECIDES = re.compile(r"(PATH|ENV|IFS|PS\d|BASH_\w+|LD_\w+|PYTHON(?!HASHSEED=)\w+)=")
+_OPTION = re.compile(r"--\w[\w.-]*=")
 _OPEN_NAME = re.compile(r"(\$\w*|~)\Z")
 # ${NAME} is part of a word; what else may stand in these braces is a language of its own.
 _VARIABLE = re.compile(r"\$\{\w+\}")
 _VALUE = "\0"
+_EXPANDED = "\1"
+# Unless something stands beside them, there is no word where the variables are empty.
+_MAY_VANISH = re.compile(rf"({_EXPANDED}|\$\w+)+")
 # Branches of a template that end differently; people write two or three.
 _MAX_STATES = 32
+
+
+class _Next(Enum):
+    """What the next word of a command is."""
+
+    COMMAND = auto()
+    PYTHON = auto()  # an option of Python, or the script
+    SHELL = auto()  # an option of a shell, or the script
+    OF_PYTHON = auto()  # the value of an option of Python's
+    OF_SHELL = auto()
+    CODE = auto()  # after python -c
+    MODULE = auto()  # after python -m
+    ARGUMENT = auto()  # of what is known to take it as no more
+    ANYTHING = auto()
+
+
+_WITHOUT_SCRIPT = frozenset(_Next) - {_Next.COMMAND, _Next.ARGUMENT, _Next.ANYTHING}
 
 
 class _State(NamedTuple):
@@ -40,25 +85,29 @@ class _State(NamedTuple):
     Attributes:
         quote: the quote that is open, or ``#`` in a comment.
         escaped: whether the next character follows a backslash.
-        obscure: whether there was a substitution or a here-document, which may not have ended.
-        named: whether the command has its name.
+        obscure: whether there was something that is read by rules of its own, which may not have
+            ended: a substitution, a here-document, arithmetic, eval.
+        piped: whether the command reads what another one writes.
         redirects: whether the next word is the target of a redirection.
-        interpreter: whether the command is one that has not been given its program yet.
+        next: what the next word is, where it is no such target.
         word: what has been read of the word.
     """
 
     quote: str = ""
     escaped: bool = False
     obscure: bool = False
-    named: bool = False
+    piped: bool = False
     redirects: bool = False
-    interpreter: bool = False
+    next: _Next = _Next.COMMAND
     word: str | None = None
 
 
 def misplaced_values(tree: nodes.Template) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with where a command's templates stand, and how to mend it."""
-    yield from _read(tree.body, {_State()})[1]
+    states, wrong = _read(tree.body, {_State()})
+    for state in states:
+        _after_command(_ended(state), wrong)
+    yield from dict.fromkeys(wrong)
 
 
 def _read(
@@ -102,7 +151,7 @@ def _after_text(state: _State, text: str, wrong: list[tuple[str, str]]) -> _Stat
     while i < len(text):
         variable = _VARIABLE.match(text, i)
         if variable and not state.escaped and state.quote in ("", '"'):
-            state, i = state._replace(word=_grown(state.word, "x")), variable.end()
+            state, i = state._replace(word=_grown(state.word, _EXPANDED)), variable.end()
         else:
             state = _after_char(state, text[i], text[i + 1 : i + 2], wrong)
             i += 1
@@ -114,7 +163,7 @@ def _after_char(state: _State, char: str, following: str, wrong: list[tuple[str,
     if state.escaped:
         return state._replace(escaped=False, word=_grown(word, "x"))
     if state.quote == "#":
-        return _State(obscure=state.obscure) if char == "\n" else state
+        return _after_command(state, wrong) if char == "\n" else state
     if char == "\\" and state.quote != "'":
         return state._replace(escaped=True, word=word or "")
     if char == "`" and state.quote != "'":
@@ -141,7 +190,10 @@ def _after_char(state: _State, char: str, following: str, wrong: list[tuple[str,
     if char in ";\n|&()":
         if char == "(" and (word or "").endswith("$"):
             return state._replace(obscure=True)
-        return _State(obscure=state.obscure)
+        if char == "(" and following == "(":
+            state = state._replace(obscure=True)
+        state = _after_command(_ended(state), wrong)
+        return state._replace(piped=state.piped or char == "|")
     if char.isspace():
         return _ended(state)
     if char == "{" and (word or "").endswith("$"):
@@ -154,9 +206,9 @@ def _grown(word: str | None, char: str) -> str:
     if _VALUE not in word:
         return word
     # Of a word with a value in it only this matters, so loops come to an end.
-    assigned = "A=" if _ASSIGNMENT.match(word) else ""
+    begin = "A=" if _ASSIGNMENT.match(word) else "--a=" if _OPTION.match(word) else ""
     open_name = _OPEN_NAME.search(word)
-    return f"{assigned}{_VALUE}{open_name[0] if open_name else ''}"
+    return f"{begin}{_VALUE}{open_name[0] if open_name else ''}"
 
 
 def _ended(state: _State) -> _State:
@@ -167,20 +219,73 @@ def _ended(state: _State) -> _State:
     state = state._replace(word=None)
     if state.redirects:
         return state._replace(redirects=False)
-    if not state.named:
+    after = _after_word(state.next, word)
+    again = state.next is _Next.COMMAND and word in _READ_AGAIN
+    return state._replace(next=after, obscure=state.obscure or again)
+
+
+def _after_word(this: _Next, word: str) -> _Next:
+    """Returns what follows a word, of which is known what it is."""
+    if this is _Next.COMMAND:
         if word in _PREFIXES or _OF_A_PREFIX.fullmatch(word) or _ASSIGNMENT.match(word):
-            return state
-        return state._replace(
-            named=True,
-            interpreter=_INTERPRETERS.fullmatch(word) is not None,
-            obscure=state.obscure or word == "eval",
-        )
-    # Its first word that is no option is the program, or the file with it.
-    return state._replace(interpreter=state.interpreter and word.startswith("-"))
+            return this
+        if _PYTHON.fullmatch(word):
+            return _Next.PYTHON
+        if _SHELL.fullmatch(word):
+            return _Next.SHELL
+        known = word in _HARMLESS or _SCRIPT.fullmatch(word)
+        return _Next.ARGUMENT if known else _Next.ANYTHING
+    if this is _Next.OF_PYTHON:
+        return _Next.PYTHON
+    if this is _Next.OF_SHELL:
+        return _Next.SHELL
+    if this in (_Next.ARGUMENT, _Next.ANYTHING):
+        return this
+    if _MAY_VANISH.fullmatch(word):
+        return _Next.ANYTHING
+    if this is _Next.CODE:
+        return _Next.ARGUMENT
+    if this is _Next.MODULE:
+        return _Next.ANYTHING if word.partition(".")[0] in _RUNNERS else _Next.ARGUMENT
+    if word == "-":  # the script is what it reads
+        return this
+    if not word.startswith(("-", "+")):
+        return _Next.ARGUMENT
+    if this is _Next.PYTHON:
+        return _after_option_of_python(word)
+    if re.fullmatch(r"[-+][acefilnsuvx]*[oO]", word):
+        return _Next.OF_SHELL
+    return this if re.fullmatch(r"[-+][acefilnsuvx]+", word) else _Next.ANYTHING
+
+
+def _after_option_of_python(word: str) -> _Next:
+    option = re.fullmatch(r"-[bBdEiIOPqsSuvx]*([cmWX]?)(.*)", word, re.DOTALL)
+    if option is None:
+        return _Next.ANYTHING
+    last, rest = option.groups()
+    if not rest:
+        with_value = {
+            "c": _Next.CODE,
+            "m": _Next.MODULE,
+            "W": _Next.OF_PYTHON,
+            "X": _Next.OF_PYTHON,
+        }
+        return with_value.get(last, _Next.PYTHON)
+    return _Next.PYTHON if last in ("W", "X") else _Next.ANYTHING
+
+
+def _after_command(state: _State, wrong: list[tuple[str, str]]) -> _State:
+    """Returns the state after a command, of which the last word has ended."""
+    if state.piped and state.next in _WITHOUT_SCRIPT:
+        fix = "Write out the script; it may read its input."
+        wrong.append(("has a template, and runs what it reads from another command", fix))
+    # What is read after | and a line's end, or after | (, is still what the other one writes.
+    return _State(obscure=state.obscure, piped=state.piped and state.next is _Next.COMMAND)
 
 
 def _after_value(state: _State, wrong: list[tuple[str, str]]) -> _State:
     word = state.word or ""
+    script = "Write out what runs; a value may be an argument of it."
     if state.quote in ("'", '"'):
         fix = "Take away the quotes around it: a value is put in as one word, whatever it has."
         wrong.append(("has a template inside quotes", fix))
@@ -190,14 +295,24 @@ def _after_value(state: _State, wrong: list[tuple[str, str]]) -> _State:
         wrong.append(("has a template after a backslash", "Delete the backslash."))
     elif state.obscure:
         fix = "Put the template before it, or give the script the environment's PARAM_<NAME>."
-        wrong.append(("has a template in or after ` `, $( ), ${ }, << or eval", fix))
+        where = "` `, $( ), ${ }, <<, (( )), [[ ]], let, declare or eval"
+        wrong.append((f"has a template in or after {where}", fix))
     elif _OPEN_NAME.search(word):
         fix = "Put a space between them, or write ${NAME} with braces."
         wrong.append(("has a template right after $ or ~", fix))
-    elif not state.redirects and state.interpreter:
-        fix = "Write out the script; a value may be an argument of it."
-        wrong.append(("has a template where the script or the program is named", fix))
-    elif not (state.named or state.redirects or _ASSIGNMENT.match(word)):
-        fix = "Write out what runs; a value may be an argument of it."
-        wrong.append(("has a template where the command is named", fix))
+    elif state.next in _WITHOUT_SCRIPT:
+        wrong.append(("has a template where the script or the program is named", script))
+    elif state.redirects:
+        if state.next is _Next.COMMAND:
+            fix = "Put the redirection behind the command."
+            wrong.append(("has a template in a redirection before the command", fix))
+    elif state.next is _Next.COMMAND:
+        if not _ASSIGNMENT.match(word):
+            wrong.append(("has a template where the command is named", script))
+        elif _DECIDES.match(word):
+            fix = "Write it out; a value may be in a variable that the script alone reads."
+            wrong.append(("has a template in a variable that decides what runs", fix))
+    elif state.next is _Next.ANYTHING and not _OPTION.match(word):
+        fix = "Write --option={{ … }}, or a script: python x.py {{ … }}, sh x.sh {{ … }}."
+        wrong.append(("has a template as a word of a command that might run it", fix))
     return state._replace(word=_grown(state.word, _VALUE))

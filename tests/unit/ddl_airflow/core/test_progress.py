@@ -41,6 +41,31 @@ def test_a_long_file_is_read_in_pieces_of_whole_lines(tmp_path, monkeypatch):
     assert list(tail.read(ended=True)) == []
 
 
+def test_a_call_reads_no_more_than_its_part_of_a_file_that_says_it_is_huge(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_text("first\n")
+    os.truncate(path, 2**42)
+    with path.open("a") as file:
+        file.write("\nlast")
+    tail = Tail(path, 0)
+    assert "".join(tail.read()).startswith("first\n")
+    assert sum(map(len, tail.read())) == progress_module._MOST
+    assert "".join(tail.read(ended=True)).endswith("\nlast")
+    assert list(tail.read(ended=True)) == []
+
+
+def test_what_is_too_much_for_one_call_comes_in_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_module, "_PIECE", 8)
+    monkeypatch.setattr(progress_module, "_MOST", 16)
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {number}\n" for number in range(6)))
+    tail = Tail(path, 0)
+    said = ["".join(tail.read()) for _ in range(6)]
+    assert "".join(said) == path.read_text()
+    assert max(map(len, said)) <= 16
+    assert "".join(Tail(path, 0).read(ended=True)) == path.read_text()[-16:]
+
+
 def test_rate_and_eta_come_from_the_recent_steps():
     progress = Progress()
     assert progress.feed(lines(step(100.0, 10, steps=100), step(104.0, 30))) is True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import ranks_status, read_records
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
 
@@ -106,6 +106,33 @@ def test_an_exception_that_the_end_of_the_job_caused_is_not_blamed(tmp_path):
 def test_an_exception_of_a_rank_that_ended_well_is_no_failure(tmp_path):
     handled = {"ended": 5.0, **raised(2.0, "ValueError"), "exit_code": 0}
     assert status_of(tmp_path, handled, GOOD).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"exit_code": 1},
+        {"exit_code": 1, "ended": 10**4000},
+        {"exit_code": 1, "ended": float("nan")},
+        {"exit_code": 10**4000, "ended": 5.0},
+        {"exit_code": 1, "ended": 5.0, "asked_to_end": 10**4000},
+        raised(10**4000, "ValueError", ended=5.0) | {"ended": 5.0},
+        raised(1.0, "ValueError", line=10**4000, bases=[[], {}], file={}) | {"ended": 5.0},
+        {"exit_code": 1, "ended": 5.0, "exception": []},
+    ],
+)
+def test_a_record_that_no_rank_wrote_is_no_success_and_can_be_said(tmp_path, odd):
+    status = status_of(tmp_path, {**GOOD, "started": 1.0}, odd)
+    assert status.state in (JobState.FAILED, JobState.LOST)
+    json.dumps(status.dump(), allow_nan=False).encode()
+
+
+def test_fields_of_another_type_are_left_out_of_a_record(tmp_path):
+    said = {"host": "\ud800", "gpus": [[], "A100", 1], "versions": {"numpy": [], "keras": "3"}}
+    status_of(tmp_path, {**GOOD, **said})
+    (record,) = read_records(JobHandle("x", "j", 1, 1, tmp_path, tmp_path)).values()
+    assert (record["host"], record["gpus"]) == ("?", ["A100"])
+    assert record["versions"] == {"keras": "3"}
 
 
 def test_a_rank_killed_without_a_word_is_named(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -102,3 +103,23 @@ def test_syntax_is_judged_by_the_ranks_python_if_it_is_another(code):
     with pytest.raises(CommandInvalid):
         check_command("python newer.py", code, sys.executable)
     check_command("python newer.py", code, "/opt/trainer/bin/python")
+
+
+def test_a_script_that_ranks_made_a_link_or_huge_is_not_read(code, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("airflow") / ".pgpass"
+    secret.write_text("host:5432:db:user:planted secret\n")
+    (code / "export.py").symlink_to(secret)
+    check_command("python export.py", code, sys.executable)
+    (code / "huge.py").touch()
+    os.truncate(code / "huge.py", 2**40)
+    check_command("python huge.py", code, sys.executable)
+    (code / "deep.py").write_text("-" * 500_000 + "1")
+    check_command("python deep.py", code, sys.executable)
+
+
+def test_the_error_has_no_line_of_the_script(code):
+    (code / "bad.py").write_text("planted secret\n")
+    with pytest.raises(CommandInvalid) as caught:
+        check_command("python bad.py", code, sys.executable)
+    assert "planted" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)

@@ -148,5 +148,18 @@ def test_report_of_an_earlier_try_does_not_count(transform, layout, context_of):
         transform(checkpoint="no step").execute(context_of("forming"))
 
 
+@pytest.mark.parametrize(
+    "odd", [{"accuracy": []}, {"accuracy": 10**400}, {"checkpoint": 1}, {"checkpoint_step": "x"}]
+)
+def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, monkeypatch, odd):
+    def wrote(self, layout, *_):
+        layout.transform_report.write_text(json.dumps({"prediction": {}} | odd))
+
+    monkeypatch.setattr(TransformOperator, "run_once", wrote)
+    with pytest.raises(AirflowException, match=r"TransformError: ddl/transform\.json"):
+        transform().execute(context_of("forming"))
+    assert not (layout.kept / "lineage" / "transform.json").exists()
+
+
 def test_on_kill_before_the_start_is_nothing(transform):
     transform().on_kill()

@@ -130,6 +130,8 @@ def test_ranks_with_logs_in_order(tmp_path):
     assert ranks_with_logs(tmp_path / "none") == []
     for name in ("rank-10.log", "rank-2.log", "rank-x.log", "launcher.log", "rank-1.txt"):
         (tmp_path / name).touch()
+    for name in ("rank-².log", "rank-٣.log", f"rank-{'9' * 200}.log"):
+        (tmp_path / name).touch()
     assert ranks_with_logs(tmp_path) == [2, 10]
 
 

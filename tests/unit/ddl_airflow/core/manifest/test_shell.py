@@ -41,9 +41,26 @@ def refusals(command: str) -> list[str]:
         "python train.py {% if params.who %}--name {{ params.who }}{% else %}--none{% endif %}",
         "python train.py {% for part in params.parts %}--part {{ part }} {% endfor %} --end",
         "python train.py --name {{ params.who }} # as the form says",
-        "{% raw %}{{ is no template{% endraw %} {{ params.who }}",
+        "echo {% raw %}{{ is no template{% endraw %} {{ params.who }}",
         "sh run.sh {{ params.who }}",
         "python -c 'import sys' {{ params.who }}",
+        "python -m pkg.train --who {{ params.who }}",
+        "python -W ignore -X dev -Bu train.py {{ params.who }}",
+        "python -Wignore -um pkg.train {{ params.who }}",
+        "python ${CODE_DIR}/train.py {{ params.who }}",
+        "sh -e run.sh {{ params.who }}",
+        "bash -euo pipefail -c 'python train.py $0' {{ params.who }}",
+        "./scripts/run {{ params.who }} && scripts/run.sh {{ params.who }}",
+        "cd {{ params.who }} && mkdir -p out && python train.py",
+        "export WHO={{ params.who }}; python train.py",
+        "PYTHONHASHSEED={{ params.who }} python train.py",
+        "timeout --signal=KILL 60 python train.py {{ params.who }}",
+        "keras-tune --rate={{ params.who }} --out=a{{ ds }}/{{ params.who }}",
+        "case {{ params.who }} in a) python a.py;; *) python b.py {{ params.who }};; esac",
+        "python train.py --name={{ params.who }} | tee log.txt",
+        "cat rows.txt | python train.py {{ params.who }} | tee {{ params.who }}",
+        "python train.py {{ params.who }} && python - <<END\nprint(1)\nEND",
+        "{% if params.who == 'a' %}python{% else %}sh -e{% endif %} run.sh {{ params.who }}",
     ],
 )
 def test_where_a_value_may_stand(command):
@@ -83,6 +100,45 @@ def test_where_a_value_may_stand(command):
         ("bash -c {{ params.who }}", "the script or the program"),
         ("/bin/sh -ec {{ params.who }}", "the script or the program"),
         ("python -c{{ params.who }}", "the script or the program"),
+        ("python -W ignore {{ params.who }}", "the script or the program"),
+        ("python -X dev -uW ignore {{ params.who }}", "the script or the program"),
+        ("python -m {{ params.who }}", "the script or the program"),
+        ("python -um pkg.{{ params.who }}", "the script or the program"),
+        ("bash -o pipefail -c {{ params.who }}", "the script or the program"),
+        ("bash -c -e {{ params.who }}", "the script or the program"),
+        ("bash -euo pipefail {{ params.who }}", "the script or the program"),
+        ("python < {{ params.who }}", "the script or the program"),
+        ("sh -s < {{ params.who }}", "the script or the program"),
+        ("< {{ params.who }} sh", "redirection before the command"),
+        ("echo {{ params.who }} | python", "reads from another command"),
+        ("cat {{ params.who }} |\n ( sh -s )", "reads from another command"),
+        ("echo {{ params.who }} | xargs python", "reads from another command"),
+        ("source {{ params.who }} && python train.py", "might run it"),
+        (". {{ params.who }}", "where the command is named"),
+        ("torchrun {{ params.who }}", "might run it"),
+        ("torchrun --nproc-per-node 4 {{ params.who }}", "might run it"),
+        ("timeout -s KILL 60 {{ params.who }}", "might run it"),
+        ("env -u X {{ params.who }}", "might run it"),
+        ("trap {{ params.who }} EXIT && python train.py", "might run it"),
+        ("$LAUNCH {{ params.who }}", "might run it"),
+        ("\\eval {{ params.who }}", "might run it"),
+        ("make LR={{ params.who }}", "might run it"),
+        ("python $SCRIPT {{ params.who }}", "might run it"),
+        ("python ${SCRIPT} {{ params.who }}", "might run it"),
+        ("python -m torch.distributed.run {{ params.who }}", "might run it"),
+        ("python -m timeit {{ params.who }}", "might run it"),
+        ("python --new-option x {{ params.who }}", "might run it"),
+        ("bash --rcfile x {{ params.who }}", "might run it"),
+        ("[ -v {{ params.who }} ]", "might run it"),
+        ("[[ {{ params.who }} -gt 3 ]] && python train.py", "in or after"),
+        ("if [[ 1 -gt {{ params.who }} ]]; then true; fi", "in or after"),
+        ("(( 1 + {{ params.who }} ))", "in or after"),
+        ("((x={{ params.who }})) && python train.py", "in or after"),
+        ("let x={{ params.who }}", "in or after"),
+        ("declare -i x; x={{ params.who }}", "in or after"),
+        ("PATH={{ params.who }} python train.py", "decides what runs"),
+        ("env PYTHONPATH=a:{{ params.who }} python train.py", "decides what runs"),
+        ("export LD_PRELOAD={{ params.who }}; python train.py", "decides what runs"),
     ],
 )
 def test_where_it_may_not(command, why):
@@ -96,6 +152,7 @@ _PIECES = st.sampled_from(
         *("<", ">", "<<", "=", "~", "a", "A=", "2", "$HOME", "${HOME}", "-c", "[", "]", "*", "!"),
         *("{{ ds }}", "{{ ds }}", "{{ ds }}", " {{ ds }} ", "{% if ds %}", "{% endif %}"),
         *("{% else %}", "{% for i in [1, 2] %}", "{% endfor %}", "if ", "then ", "eval ", "exec "),
+        *("[[ ", "(( "),
     ]
 )
 _HOSTILE = [
@@ -115,7 +172,7 @@ def show(tmp_path_factory):
     """A folder with a program that prints its words, and one that nobody should start."""
     folder = tmp_path_factory.mktemp("programs")
     words = "#!/bin/sh\nprintf '%s\\0' \"$@\"\nprintf '\\n\\0'\n"
-    for name, text in (("show", words), ("pwn", "#!/bin/sh\necho PWNED\n")):
+    for name, text in (("show.sh", words), ("pwn", "#!/bin/sh\necho PWNED\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (folder / "env").symlink_to(str(shutil.which("env")))
@@ -145,12 +202,15 @@ def said(show, argv) -> tuple[int, str]:
 )
 @given(pieces=st.lists(_PIECES, max_size=10), value=_VALUES)
 def test_a_value_never_changes_what_shells_read_around_it(show, pieces, value):
-    command = "show " + "".join(pieces)
+    command = "show.sh " + "".join(pieces)
     assume("{{ ds }}" in command and not refusals(command))
     assume(not any(number in command for number in ("$$", "$!")))  # processes' numbers
     # bash reads name=~ in any word as if it were an assignment; no value comes into that.
     assume("=~" not in command.replace(" ", ""))
+    # bash drops a backslash at the end of several lines, and keeps that of one.
+    assume(not command.endswith("\\"))
     assume(value or not {*"<>"} & {*command})  # a word all the same, but the name of no file
+    assume(value or "{% if" not in command)  # another branch is another command
     template = _ENVIRONMENT.from_string(command)
     for shell in _SHELLS:
         plain, given = (said(show, [shell, "-c", template.render(ds=v)]) for v in ("QQ", value))
@@ -160,11 +220,11 @@ def test_a_value_never_changes_what_shells_read_around_it(show, pieces, value):
 @pytest.mark.parametrize(
     "command",
     [
-        "show --name {{ ds }} ; show 'x y' --n={{ ds }}.txt",
-        "A={{ ds }} show {{ ds }}{{ ds }}",
-        "show {% for p in [ds, ds] %}--p {{ p }} {% endfor %}",
-        'if true; then show -{{ ds }} "a b"; fi',
-        "show {{ ds }}",
+        "show.sh --name {{ ds }} ; show.sh 'x y' --n={{ ds }}.txt",
+        "A={{ ds }} show.sh {{ ds }}{{ ds }}",
+        "show.sh {% for p in [ds, ds] %}--p {{ p }} {% endfor %}",
+        'if true; then show.sh -{{ ds }} "a b"; fi',
+        "show.sh {{ ds }}",
     ],
 )
 def test_a_rank_takes_a_value_as_one_word(show, command):
