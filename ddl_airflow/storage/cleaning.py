@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
-from ddl_airflow.core.layout import RunLayout, experiments
+from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout, experiments
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
@@ -37,7 +37,6 @@ _LEADS_NOWHERE = (
     errno.ENOTDIR,
     errno.ELOOP,
 )  # of links, and of what is gone meanwhile
-_OWN_EXPERIMENT = re.compile(r".*-[0-9a-f]{32}")  # the id of a training
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _experiments(workspace: Path, rules: Rules, dry_run: bool) -> Iterator[Remov
     folder = experiments(workspace)
     yield from _half_removed(folder, dry_run)
     for experiment in _folders(folder):
-        own = _OWN_EXPERIMENT.fullmatch(experiment.name) is not None
+        own = re.fullmatch(OWN_EXPERIMENT, experiment.name) is not None
         if own and any(workspace.glob(f"runs/*/{experiment.name}")):
             continue  # it goes with its run
         keep = rules.runs if own else rules.experiments
