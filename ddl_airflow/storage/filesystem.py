@@ -260,7 +260,7 @@ class FolderStore:
         """A descriptor of a regular file, to be read."""
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self._check_within(path, _place_of(opened))
+            self._check_within(path, place_of(opened))
             self._object(path.relative_to(self._root).as_posix(), os.fstat(opened))
         except BaseException:
             os.close(opened)
@@ -282,13 +282,13 @@ class FolderStore:
                 try:
                     deeper = os.open(part, flags, dir_fd=folder)
                 except FileNotFoundError:
-                    self._check_within(path, _place_of(folder) / part)
+                    self._check_within(path, place_of(folder) / part)
                     with suppress(FileExistsError):
                         os.mkdir(part, dir_fd=folder)
                     deeper = os.open(part, flags, dir_fd=folder)
                 os.close(folder)
                 folder = deeper
-            self._check_within(path, _place_of(folder))
+            self._check_within(path, place_of(folder))
             yield folder
         finally:
             os.close(folder)
@@ -459,7 +459,7 @@ class FolderStore:
         self.delete([one.key])
 
 
-def _place_of(descriptor: int) -> Path:
+def place_of(descriptor: int) -> Path:
     """Where an open file or folder lies: proc(5). No link is on that path."""
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
 
