@@ -301,7 +301,8 @@ def _newest(folder: Path, depth: int = 99) -> float:
     newest = folder.stat().st_mtime
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):
+            # Gone meanwhile; or a rank has closed it, or made it deeper than a path may be long.
+            with suppress(OSError):
                 newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
                 if depth > 1 and entry.is_dir(follow_symlinks=False):
                     newest = max(newest, _newest(Path(entry), depth - 1))
@@ -312,6 +313,6 @@ def _size(folder: Path) -> int:
     nbytes = 0
     for above, _, files in os.walk(folder):
         for name in files:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 nbytes += os.lstat(os.path.join(above, name)).st_size
     return nbytes
