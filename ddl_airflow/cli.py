@@ -386,12 +386,13 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     return _open(results), dag_id
 
 
-def _open(uri: str) -> ObjectStore:
+def _open(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     scheme, _, _rest = uri.partition("://")
     if scheme == "s3":
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
-    return open_store(uri if scheme == "file" else Path(uri).resolve().as_uri())
+    uri = uri if scheme == "file" else Path(uri).resolve().as_uri()
+    return open_store(uri, within=within)
 
 
 def _says_no_workspace(options: argparse.Namespace) -> bool:
@@ -451,7 +452,9 @@ def _clean(options: argparse.Namespace) -> int:
     if options.workspace is not None:
         kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
         removed.append(clean_workspace(Path(options.workspace), kept, dry_run=options.dry_run))
-    removed += [clean_results(_open(uri), dry_run=options.dry_run) for uri in options.results]
+    # Nothing elsewhere is removed over a link that somebody puts into the results.
+    stores = (_open(uri, within=()) for uri in options.results)
+    removed += [clean_results(store, dry_run=options.dry_run) for store in stores]
     count, nbytes = 0, 0
     for one in itertools.chain.from_iterable(removed):
         print(one)

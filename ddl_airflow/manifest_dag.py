@@ -77,10 +77,13 @@ def dag_from(
     _check_rights(manifest, path, rights)
     _check_executors(steps, manifest)
     if rights is not None:
-        # Of the data alone: results are written, and what is there is not read.
-        data = steps.stage_data.dataset
-        data = replace(data, within=(path.parent.resolve(), *rights.paths))
-        steps = replace(steps, stage_data=replace(steps.stage_data, dataset=data))
+        within = (path.parent.resolve(), *rights.paths)
+        data, results = steps.stage_data, steps.upload_results
+        steps = replace(
+            steps,
+            stage_data=replace(data, dataset=replace(data.dataset, within=within)),
+            upload_results=replace(results, results=replace(results.results, within=within)),
+        )
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
@@ -162,6 +165,7 @@ def _changed_data(steps: Plan) -> Asset:
         dataset.connection.references() if dataset.connection else None,
         conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
         steps.dag_id,
+        None if dataset.within is None else [str(folder) for folder in dataset.within],
     )
     # Not the dataset's own asset, which others may update as well.
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")

@@ -63,6 +63,7 @@ _LONGEST_NAME = 255  # of a file, in bytes
 _MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
 CACHE = "cache"
+OWN_EXPERIMENT = r".*-[0-9a-f]{32}"  # of one training: its id
 EXPERIMENT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}"
 
 

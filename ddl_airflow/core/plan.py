@@ -24,7 +24,8 @@ class StoreReference:
     Attributes:
         uri: ``s3://bucket/prefix`` or ``file:///folder``; never ends with a slash.
         connection: keys, or where to find them; None for a folder.
-        within: folders out of which no link of that folder may lead; None: it may.
+        within: folders out of which no link of that folder may lead; empty: the folder itself;
+            None: it may.
     """
 
     uri: str

@@ -125,7 +125,7 @@ class LocalLauncher:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
         self._next_look = 0.0
         # Where a job runs as another user: what holds it, and the Python of that user.
-        self._held: dict[int, tuple[socket.socket, str]] = {}
+        self._held: dict[int, socket.socket] = {}
 
     def render(self, job: JobSpec) -> Submission:
         """``mpirun … python -m ddl_ops.rank --command …``; for a cluster ``tasks`` starts that.
@@ -188,7 +188,7 @@ class LocalLauncher:
                 output=log,
                 inherits=job.inherits,
             )
-            self._held[process.pid] = holder, find_python(job.python)
+            self._held[process.pid] = holder
             return process
         return subprocess.Popen(
             [sys.executable, "-SE", tether.__file__, str(os.getpid()), *submission.argv],
@@ -228,7 +228,7 @@ class LocalLauncher:
         process = self._started.get(handle.number)
         held = self._held.pop(handle.number, None)
         if held is not None:
-            held[0].close()
+            held.close()
         if process is not None and process.poll() is None:
             if held is None:
                 process.send_signal(signal.SIGTERM)
@@ -242,9 +242,7 @@ class LocalLauncher:
             _log.warning("still there after SIGKILL, on %s: %s", host, ", ".join(left))
             left = kill_marked(*mark, _KILLED_S)
         if held is not None and os.geteuid() != 0:
-            words = [held[1], "-SE", processes.__file__, *mark]
-            ended = run_as.run(handle.user, held[1], words, env={}, timeout_s=grace_s)
-            left = left or ended.stderr.splitlines()
+            left = left or _left_after_sudo(handle.user, mark)
         if process is not None:
             try:
                 process.wait(_SOON_S)
@@ -260,6 +258,17 @@ class LocalLauncher:
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""
         return handle.log_dir / f"rank-{rank}.log"
+
+
+def _left_after_sudo(user: str, mark: tuple[str, str]) -> list[str]:
+    """Has the user kill what carries the mark; a few words on each that is still there."""
+    # Not the ranks' Python, which a manifest names, and which may do nothing.
+    words = [sys.executable, "-SE", processes.__file__, *mark]
+    try:
+        ended = run_as.run(user, sys.executable, words, env={}, timeout_s=_KILLED_S)
+    except subprocess.TimeoutExpired:
+        return [f"what {user} runs, which sudo did not say to have ended,"]
+    return ended.stderr.splitlines()
 
 
 class OnceLauncher(LocalLauncher):

@@ -121,22 +121,33 @@ def run(
     given: str = "",
     timeout_s: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end; raises as ``subprocess.run``."""
+    """Runs a command to its end, or for so long; raises as ``subprocess.run``."""
     told = json.dumps(dict(env))
     by_sudo = os.geteuid() != 0
-    return subprocess.run(
+    process = subprocess.Popen(
         argv(user, python, command, once=True) if by_sudo else command,
-        input=f"{len(told.encode()):0{_LENGTH}x}{told}{given}" if by_sudo else given,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={"PATH": os.environ.get("PATH", os.defpath)} if by_sudo else env,
         cwd="/",
-        capture_output=True,
         text=True,
-        timeout=timeout_s,
-        check=False,
         start_new_session=True,
         umask=UMASK,  # which Slurm takes over into the job
         **identity(user),
     )
+    told = f"{len(told.encode()):0{_LENGTH}x}{told}{given}" if by_sudo else given
+    try:
+        said, errors = process.communicate(told, timeout_s)
+    except BaseException:
+        # Not subprocess.run, which waits for its end: sudo is root's, and may not be killed.
+        with suppress(PermissionError, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait(timeout_s)
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
 def _sudo() -> str:

@@ -82,7 +82,8 @@ def clean_dag(
         dag_id: its own.
     """
     places = tuple(
-        StoreReference(uri, Connection(conn_id=conn_id) if conn_id else None)
+        # Nothing elsewhere is removed over a link that somebody puts into the results.
+        StoreReference(uri, Connection(conn_id=conn_id) if conn_id else None, within=())
         for uri, conn_id in (results or {}).items()
     )
     with DAG(

@@ -218,6 +218,7 @@ class TrainOperator(JobOperator):
         if self.when_busy == "skip":
             raise AirflowSkipException(f"{said}. Skipped, as experiment.when_busy says.")
         self.log.info("%s. Waiting for its end, without a worker", said)
+        layout.close_to_ranks()  # this task has no job meanwhile
         interval_s = conf.getfloat("ddl", "job_poll_interval", fallback=5.0)
         trigger = ExperimentTrigger(str(layout.experiment), interval_s)
         self.defer(trigger=trigger, method_name=self.execute_alone.__name__)

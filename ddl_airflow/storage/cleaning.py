@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
-from ddl_airflow.core.layout import RunLayout, experiments
+from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout, experiments
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
@@ -37,7 +37,6 @@ _LEADS_NOWHERE = (
     errno.ENOTDIR,
     errno.ELOOP,
 )  # of links, and of what is gone meanwhile
-_OWN_EXPERIMENT = re.compile(r".*-[0-9a-f]{32}")  # the id of a training
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _experiments(workspace: Path, rules: Rules, dry_run: bool) -> Iterator[Remov
     folder = experiments(workspace)
     yield from _half_removed(folder, dry_run)
     for experiment in _folders(folder):
-        own = _OWN_EXPERIMENT.fullmatch(experiment.name) is not None
+        own = re.fullmatch(OWN_EXPERIMENT, experiment.name) is not None
         if own and any(workspace.glob(f"runs/*/{experiment.name}")):
             continue  # it goes with its run
         keep = rules.runs if own else rules.experiments
@@ -302,7 +301,8 @@ def _newest(folder: Path, depth: int = 99) -> float:
     newest = folder.stat().st_mtime
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):
+            # Gone meanwhile; or a rank has closed it, or made it deeper than a path may be long.
+            with suppress(OSError):
                 newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
                 if depth > 1 and entry.is_dir(follow_symlinks=False):
                     newest = max(newest, _newest(Path(entry), depth - 1))
@@ -313,6 +313,6 @@ def _size(folder: Path) -> int:
     nbytes = 0
     for above, _, files in os.walk(folder):
         for name in files:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 nbytes += os.lstat(os.path.join(above, name)).st_size
     return nbytes

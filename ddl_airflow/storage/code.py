@@ -15,7 +15,7 @@ from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.manifest import looks_like_manifest
-from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.filesystem import os_errors, place_of
 
 _MOST_BYTES = 256 * 2**20
 _MOST_REFERENCES = 8 * 2**20  # bytes of git's packed-refs
@@ -86,14 +86,14 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
 
 
 def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
-    digest = hashlib.sha256()
+    digest, top = hashlib.sha256(), source.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".code-"))
     try:
         for name in names:
             target = partial / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_file((source / name).resolve(), target)
+            _copy_file(source / name, target, top)
             content = hashlib.sha256(target.read_bytes()).hexdigest()
             digest.update(f"{name}\0{content}\n".encode())
         shutil.rmtree(destination, ignore_errors=True)
@@ -104,9 +104,16 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
     return digest.hexdigest()
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    # What has become a link since it was looked at is an error.
-    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as reader:
+def _copy_file(source: Path, target: Path, top: Path) -> None:
+    # Not to wait for the other end of a pipe.
+    with open(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as reader:
+        # What was looked at before may be a link by now.
+        if not (real := place_of(reader.fileno())).is_relative_to(top):
+            raise StagingError(
+                f"code: {source} leads to {real}, out of the folder of the scripts. No such link "
+                "is followed: put the file itself there.",
+                retryable=False,
+            )
         with open(target, "xb") as writer:
             shutil.copyfileobj(reader, writer)
         found = os.fstat(reader.fileno())
@@ -158,32 +165,34 @@ def _commit(folder: Path) -> str:
     for around in (folder, *folder.parents):
         where = around / ".git"
         if where.is_file():  # a worktree or a submodule
-            where = around / _said(where).removeprefix("gitdir:").strip()
+            where = around / _said(where, around).removeprefix("gitdir:").strip()
         if where.is_dir():
             break
     else:
         return ""
-    head = _said(where / "HEAD")
+    head = _said(where / "HEAD", where)
     if not head.startswith("ref:"):
         return _as_commit(head)
     reference = head.removeprefix("ref:").strip()
     if not re.fullmatch(r"refs(/[^/\0.][^/\0]*)+", reference):
         return ""
-    common = where / (_said(where / "commondir") or ".")
+    common = where / (_said(where / "commondir", where) or ".")
     for place in (where, common):
-        if commit := _as_commit(_said(place / reference)):
+        if commit := _as_commit(_said(place / reference, place)):
             return commit
-    for line in _said(common / "packed-refs", _MOST_REFERENCES).splitlines():
+    for line in _said(common / "packed-refs", common, _MOST_REFERENCES).splitlines():
         if line.endswith(f" {reference}"):
             return _as_commit(line.partition(" ")[0])
     return ""
 
 
-def _said(path: Path, most: int = 4096) -> str:
-    """The text of a small file; nothing where there is none, or it cannot be read."""
+def _said(path: Path, root: Path, most: int = 4096) -> str:
+    """The text of a small file below a folder; nothing where there is none, or it leads out."""
     try:
         # Not to wait for the other end of a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not place_of(file.fileno()).is_relative_to(root.resolve()):
+                return ""
             return file.read(most).decode("utf-8", "replace").strip()
     except OSError:
         return ""

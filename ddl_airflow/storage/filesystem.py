@@ -15,10 +15,11 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
+from typing import BinaryIO
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
@@ -57,7 +58,9 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        where = exc.filename or path
+        name = exc.filename
+        # What was opened beneath a descriptor is named by its last part alone.
+        where = name if isinstance(name, str) and os.path.isabs(name) else path
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise NoSpace(
                 f"{where}: {exc.strerror}: {needed:,} bytes to write, {free_bytes(path):,} free. "
@@ -195,7 +198,9 @@ class FolderStore:
     Args:
         path: the folder.
         prefix: what is under it.
-        within: folders out of which no link is followed; None: every link is.
+        within: folders out of which no link is followed, also one that is put there meanwhile:
+            what is opened is looked at, and not its name alone. Empty: the folder itself. None:
+            every link is.
     """
 
     def __init__(
@@ -204,13 +209,13 @@ class FolderStore:
         prefix: str = "",
         within: Sequence[Path] | None = None,
     ) -> None:
-        self._within = within
         # Not resolved: the user's own name for the folder is what messages and lineage show.
         self.path = Path(os.path.abspath(path))
         self.prefix = prefix.strip("/")
         if self.prefix:
             check_keys([self.prefix], self.path.as_uri())
         self._root = self.path / self.prefix
+        self._within = [self.path.resolve()] if within is not None and not within else within
         self.uri = self._root.as_uri()
 
     def at(self, prefix: str) -> FolderStore:
@@ -246,10 +251,47 @@ class FolderStore:
         real = path.resolve() if real is None else real
         if not any(real.is_relative_to(folder) for folder in self._within):
             raise StagingError(
-                f"{path} leads to {real}, which manifests of that folder may not read ([ddl] "
-                "manifest_rights). Put there what it leads to.",
+                f"{path} leads to {real}, out of {', '.join(map(str, self._within))}. Put there "
+                "what it leads to; or, for manifests, list that in [ddl] manifest_rights.",
                 retryable=False,
             )
+
+    def _opened(self, path: Path) -> int:
+        """A descriptor of a regular file, to be read."""
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._check_within(path, place_of(opened))
+            self._object(path.relative_to(self._root).as_posix(), os.fstat(opened))
+        except BaseException:
+            os.close(opened)
+            raise
+        return opened
+
+    @contextmanager
+    def _folder(self, path: Path, *, make: bool = False) -> Iterator[int]:
+        """Yields a descriptor of a folder, for what is done in it by name.
+
+        Args:
+            path: the folder.
+            make: it and those above, if they are not there.
+        """
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        folder = os.open(path.anchor if make else path, flags)
+        try:
+            for part in path.parts[1:] if make else ():
+                try:
+                    deeper = os.open(part, flags, dir_fd=folder)
+                except FileNotFoundError:
+                    self._check_within(path, place_of(folder) / part)
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
+                    deeper = os.open(part, flags, dir_fd=folder)
+                os.close(folder)
+                folder = deeper
+            self._check_within(path, place_of(folder))
+            yield folder
+        finally:
+            os.close(folder)
 
     def _object(self, key: str, found: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(found.st_mode):
@@ -274,15 +316,16 @@ class FolderStore:
         """Asks the operating system."""
         path = self._path(obj.key)
         with os_errors(path):
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            os.close(self._opened(path))
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
         """A copy: a link would let a later edit of the file change what was staged."""
         source = self._path(obj.key)
-        with os_errors(path, obj.size):
-            self._check_within(source)
-            _copy(source, path, advance)
-            if self._object(obj.key, source.stat()) != obj or path.stat().st_size != obj.size:
+        with os_errors(path, obj.size), open(self._opened(source), "rb") as reader:
+            with open(path, "xb") as writer:
+                _copy(reader, writer, advance)
+            found = os.fstat(reader.fileno())
+            if self._object(obj.key, found) != obj or path.stat().st_size != obj.size:
                 raise TransferCorrupt(
                     f"{source} changed while it was copied. Try again when it is complete."
                 )
@@ -290,59 +333,71 @@ class FolderStore:
 
     def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
         """Copies under another name in the same folder, then renames."""
-        with os_errors(path):
-            size = path.stat().st_size
-        with self._placing(key, size) as part:
-            if _copy(path, part, advance) != sha256:
+
+        def write(writer: BinaryIO) -> None:
+            if _copy(reader, writer, advance) != sha256:
                 raise TransferCorrupt(f"{path} changed while it was copied to {self.uri}/{key}")
-        return self._object(key, self._path(key).stat())
+
+        with os_errors(path), open(path, "rb") as reader:
+            return self._place(key, os.fstat(reader.fileno()).st_size, write)
 
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
         """Writes under another name in the same folder, then renames."""
-        with self._placing(key, len(body)) as part, open(part, "xb") as sink:
-            sink.write(body)
-            sink.flush()
-            os.fsync(sink.fileno())
-        return self._object(key, self._path(key).stat())
 
-    @contextmanager
-    def _placing(self, key: str, needed: int) -> Iterator[Path]:
+        def write(writer: BinaryIO) -> None:
+            writer.write(body)
+            writer.flush()
+            os.fsync(writer.fileno())
+
+        return self._place(key, len(body), write)
+
+    def _place(self, key: str, needed: int, write: Callable[[BinaryIO], None]) -> StoredObject:
         final = self._path(key)
-        part = final.with_name(PART_PREFIX + uuid.uuid4().hex)
-        with os_errors(final, needed):
-            final.parent.mkdir(parents=True, exist_ok=True)
+        part = PART_PREFIX + uuid.uuid4().hex
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os_errors(final, needed), self._folder(final.parent, make=True) as folder:
             try:
-                yield part
-                os.replace(part, final)
+                with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as writer:
+                    write(writer)
+                os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
+                found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
             finally:
-                part.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
+        return self._object(key, found)
 
     def read_bytes(self, key: str) -> bytes:
         """A file's content."""
-        with os_errors(self._root):
-            return self._path(key).read_bytes()
+        path = self._path(key)
+        with os_errors(path), open(self._opened(path), "rb") as file:
+            return file.read()
 
     def read_version(self, key: str) -> tuple[bytes, str] | None:
         """A file's content and its SHA-256."""
-        with os_errors(self._root):
-            try:
-                body = self._path(key).read_bytes()
-            except FileNotFoundError:
+        try:
+            body = self.read_bytes(key)
+        except SourceMissing as missing:
+            if isinstance(missing.__cause__, FileNotFoundError):
                 return None
+            raise
         return body, hashlib.sha256(body).hexdigest()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
         """Compares and replaces while a lock file beside it is held, on all hosts that lock."""
         path = self._path(key)
-        with os_errors(path, len(body)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.with_name(f"{PART_PREFIX}lock-{path.name}").open("a") as lock:
-                self._wait_for(lock.fileno(), path)
-                now = self.read_version(key)
-                if (now and now[1]) != version:
-                    return False
-                self.put_bytes(key, body)
-                return True
+        name = f"{PART_PREFIX}lock-{path.name}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with (
+            os_errors(path, len(body)),
+            self._folder(path.parent, make=True) as folder,
+            open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as lock,
+        ):
+            self._wait_for(lock.fileno(), path)
+            now = self.read_version(key)
+            if (now and now[1]) != version:
+                return False
+            self.put_bytes(key, body)
+            return True
 
     def _wait_for(self, lock: int, path: Path) -> None:
         deadline = time.monotonic() + _REPLACED_S
@@ -372,12 +427,24 @@ class FolderStore:
         for key in keys:
             path = self._path(key)
             with os_errors(path):
-                path.unlink(missing_ok=True)
-                for folder in path.parents:
-                    if folder == self.path or (folder.exists() and any(folder.iterdir())):
+                with suppress(FileNotFoundError), self._folder(path.parent) as folder:
+                    os.unlink(path.name, dir_fd=folder)
+                for empty in path.parents:
+                    if empty == self.path or not self._removed(empty):
                         break
-                    if folder.exists():
-                        folder.rmdir()
+
+    def _removed(self, folder: Path) -> bool:
+        """Removes a folder if there is nothing in it; whether it is gone."""
+        try:
+            with self._folder(folder.parent) as above:
+                os.rmdir(folder.name, dir_fd=above)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # the last: a link
+                return False
+            raise
+        return True
 
     def unfinished(self) -> Iterator[Unfinished]:
         """Files that are being written beside their place, or were when somebody was killed."""
@@ -392,14 +459,18 @@ class FolderStore:
         self.delete([one.key])
 
 
-def _copy(source: Path, target: Path, advance: Advance) -> str:
-    """Copies to a new file and flushes it to disk. Returns the SHA-256 of what was read."""
+def place_of(descriptor: int) -> Path:
+    """Where an open file or folder lies: proc(5). No link is on that path."""
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
+def _copy(reader: BinaryIO, writer: BinaryIO, advance: Advance) -> str:
+    """Copies, and flushes to disk. Returns the SHA-256 of what was read."""
     digest = hashlib.sha256()
-    with open(source, "rb") as reader, open(target, "xb") as writer:
-        while chunk := reader.read(CHUNK):
-            writer.write(chunk)
-            digest.update(chunk)
-            advance(len(chunk))
-        writer.flush()
-        os.fsync(writer.fileno())
+    while chunk := reader.read(CHUNK):
+        writer.write(chunk)
+        digest.update(chunk)
+        advance(len(chunk))
+    writer.flush()
+    os.fsync(writer.fileno())
     return digest.hexdigest()

@@ -177,7 +177,8 @@ def open_store(
         client: a boto3 S3 client, for ``s3://`` alone.
         access_key_id: whose keys the client has, where that is known.
         said: what stands for the client's endpoint in messages, if it is not to be shown.
-        within: folders out of which no link may lead, for ``file://``; None: links are followed.
+        within: folders out of which no link may lead, for ``file://``; empty: the folder itself;
+            None: links are followed.
     """
     from ddl_airflow.storage.filesystem import FolderStore
     from ddl_airflow.storage.s3 import S3Store

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -55,6 +56,7 @@ class DataChangeTrigger(BaseEventTrigger):
         interval_s: between two listings.
         dag_id: whose run starts. Airflow makes one of two triggers with equal arguments, and has
             no state for one that fires for two assets.
+        within: folders out of which no link of a folder may lead; None: it may.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class DataChangeTrigger(BaseEventTrigger):
         connection: dict[str, str] | None = None,
         interval_s: float = 60.0,
         dag_id: str = "",
+        within: list[str] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uri = uri
         self.connection = connection
         self.interval_s = interval_s
         self.dag_id = dag_id
+        self.within = within
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
@@ -77,6 +81,7 @@ class DataChangeTrigger(BaseEventTrigger):
             "connection": self.connection,
             "interval_s": self.interval_s,
             "dag_id": self.dag_id,
+            "within": self.within,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
@@ -112,7 +117,7 @@ class DataChangeTrigger(BaseEventTrigger):
 
     @property
     def _key(self) -> str:
-        return json.dumps([self.uri, self.connection], sort_keys=True)
+        return json.dumps([self.uri, self.connection, self.within], sort_keys=True)
 
     def _listing(self) -> _Listing:
         """A new look at the dataset, or one that somebody else began a moment ago."""
@@ -142,7 +147,8 @@ class DataChangeTrigger(BaseEventTrigger):
         from ddl_airflow.storage.transfer import dataset_of
 
         connection = Connection.model_validate(self.connection) if self.connection else None
-        store = store_of(StoreReference(self.uri, connection))
+        within = None if self.within is None else tuple(map(Path, self.within))
+        store = store_of(StoreReference(self.uri, connection, within))
         digest, known = _known.get(self._key, ("", None))
         digest, listed = store.list_unless(digest)
         if listed is not None:

@@ -187,11 +187,17 @@ def test_a_manifest_that_names_what_is_not_its_own_is_an_error_of_its_own(
         path.write_text(path.read_text().replace("{path: ./data}", "{path: /srv/ours/mnist}"))
     rights = {"rights": {str(ours.parent): {"paths": ["/srv/ours"], "launchers": ["slurm"]}}}
     monkeypatch.setenv("AIRFLOW__DDL__MANIFEST_RIGHTS", json.dumps(rights))
-    ours.write_text(ours.read_text() + "launcher: {kind: slurm}\n")
+    more = "launcher: {kind: slurm}\nschedule: {on_data_change: true}\n"
+    ours.write_text(ours.read_text() + more)
     dags = dags_from(tmp_path)
     assert len(dags) == 2
-    dataset = dags["ours"].get_task("stage_data")._reference
-    assert dataset.within == (ours.parent, Path("/srv/ours"))
+    within = (ours.parent, Path("/srv/ours"))
+    stage_data = dags["ours"].get_task("stage_data")
+    upload = dags["ours"].get_task("upload_results")
+    for reference in (stage_data._reference, stage_data._results, upload._reference):
+        assert reference.within == within
+    (watcher,) = dags["ours"].timetable.asset_condition.watchers
+    assert watcher.trigger.within == [str(folder) for folder in within]
     assert dags["ours"].params.get_param("launcher").schema["enum"] == ["slurm"]
     with pytest.raises(ManifestProblem, match="theirs/manifest.yml:9: .*source.path: /srv/ours"):
         DagSerialization.to_dict(next(dag for name, dag in dags.items() if name != "ours"))

@@ -57,6 +57,15 @@ def test_a_notifier_gets_its_arguments(tmp_path, write_manifest):
         ("os.system", ".notifier", "no provider of this Airflow has the notifier os.system"),
         (SMTP_NOTIFIER, "", "missing 1 required positional argument: 'to'"),
         ("{arguments: {to: a@b.c, too: 1}}", "", "unexpected keyword argument 'too'"),
+        # A notifier opens these as Airflow, and sends them to whom the manifest names.
+        *(
+            (f"{{arguments: {{to: a@b.c, {name}: {value}}}}}", f".arguments.{name}", "names a file")
+            for name, value in (
+                ("files", "[/proc/self/environ]"),
+                ("template", "/opt/airflow/airflow.cfg"),
+                ("attach", "/opt/airflow/airflow.cfg"),
+            )
+        ),
     ],
 )
 def test_what_is_no_notifier_is_an_error_of_the_manifest(

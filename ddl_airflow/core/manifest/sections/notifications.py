@@ -18,6 +18,9 @@ from ddl_airflow.core.manifest.values import Argument, Text
 SMTP_NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 _SECRET_NAME = re.compile(r"passw|pwd|secret|token|api_?key|credential|webhook_url", re.I)
 _PASSWORD_IN_URL = re.compile(r"://[^\s/:@]{0,200}:[^\s/@]{1,200}@")
+# Arguments that a notifier takes for a path, which it opens as Airflow: SmtpNotifier's and
+# SesNotifier's files, SmtpNotifier's template, AppriseNotifier's attach.
+_FILE_NAME = re.compile(r"file|path|attach|template", re.I)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -91,6 +94,10 @@ def notifications_have_a_reason_and_no_secret(
                 if _SECRET_NAME.search(name) or _has_password(one.arguments[name]):
                     fix = "Put it into an Airflow connection, and give the notifier its id."
                     yield Finding(child(f"{field}.arguments", name), "may hold a secret", fix)
+                elif _FILE_NAME.search(name):
+                    fix = "Write into the manifest what it is to say."
+                    message = "names a file, which would be read as Airflow"
+                    yield Finding(child(f"{field}.arguments", name), message, fix)
 
 
 @_rule("notifications")

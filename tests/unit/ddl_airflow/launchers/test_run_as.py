@@ -18,7 +18,7 @@ import pytest
 
 from ddl_airflow.core.beneath import make_folder, read_beneath
 from ddl_airflow.core.cluster import counted
-from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers import run_as, slurm
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
@@ -319,3 +319,52 @@ def test_a_rule_of_sudo_is_enough(job, trainer):
         airflow.stdin.flush()
         assert airflow.stdout.readline() != "succeeded\n"
     assert one.processes() == []
+
+
+def test_a_sudo_that_may_not_be_killed_is_not_waited_for(tmp_path, monkeypatch):
+    """It is root's: Airflow's user may not signal it."""
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\nexec sleep 30\n")
+    sudo.chmod(0o755)
+    started = []
+
+    def kill(process):
+        started.append(process)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(run_as, "_sudo", lambda: str(sudo))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_as.run("nobody", sys.executable, ["true"], env={}, timeout_s=0.2)
+    assert time.monotonic() - began < 15
+    for process in started:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_is_left_is_ended_by_airflows_python_and_an_end_unseen_is_said(
+    job, trainer, monkeypatch, answers
+):
+    """A manifest names the ranks' Python, which may be a script that does nothing."""
+    one = job("print('trained')").start()
+    one.wait()
+    asked = []
+
+    def run(user, python, words, *, env, timeout_s):
+        asked.append((user, python, words[0]))
+        if not answers:
+            raise subprocess.TimeoutExpired(words, timeout_s)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(run_as, "run", run)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(sys, "executable", "/airflow/python")
+    if answers:
+        one.launcher.cancel(one.handle)
+    else:
+        with pytest.raises(LaunchError, match=f"what {trainer.name} runs, which sudo did not"):
+            one.launcher.cancel(one.handle)
+    assert asked == [(trainer.name, "/airflow/python", "/airflow/python")]

@@ -241,6 +241,14 @@ def test_the_dag_cleans_and_asks_airflow_which_runs_are_open(
         assert ended.state == "success", ended.error
         assert sorted(path.name for path in workspace.glob("runs/*/[!.]*")) == left
     assert there(store)[0] == set(names[1:])
+    # An author's link: to what is no result of this folder.
+    theirs = FolderStore(workspace / "theirs")
+    old = theirs.put_bytes("0123456789abcdef-01234567/model", b"1")
+    os.utime(workspace / "theirs" / old.key, (1, 1))
+    (store.path / "run").symlink_to(workspace / "theirs")
+    ended = run_task(task)
+    assert ended.state == "failed" and "results/run leads to" in str(ended.error)
+    assert theirs.exists(old.key)
 
 
 def test_airflow_stores_the_dag():

@@ -580,6 +580,19 @@ def test_the_second_training_of_an_experiment_waits_without_a_worker(
     assert (layout.logs / "rank-0.log").read_text() == "trained\n"
 
 
+def test_who_waits_for_an_experiment_leaves_no_folder_open_to_ranks(
+    train, layout, context_of, monkeypatch
+):
+    """No step of it runs, and the other training's ranks are the same user's."""
+    open_now = []
+    monkeypatch.setattr(RunLayout, "open_to_ranks", lambda layout: open_now.append(layout))
+    monkeypatch.setattr(RunLayout, "close_to_ranks", lambda layout: open_now.clear())
+    place = layout.workspace / "experiments" / "wide"
+    with alone_in(place, "one/train-1"), pytest.raises(TaskDeferred):
+        train("", nodes=1).execute(context_of("training", experiment_id="wide"))
+    assert not open_now
+
+
 def test_the_second_training_of_an_experiment_is_skipped_where_the_manifest_says_so(
     train, layout, context_of
 ):

@@ -86,6 +86,29 @@ def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
     assert not works.root.exists() and not open_run.root.exists()
 
 
+def test_folders_that_no_path_reaches_stop_nobodys_cleaning(run, tmp_path):
+    """As a rank makes them, with ``cd``, deeper than a path may be long."""
+    deep = run("a-deep").experiment
+    run("b-next")
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=here)
+        deeper = os.open("d" * 250, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    then = time.time() - 40 * 86400
+    for path in (deep / ("d" * 250), deep):
+        os.utime(path, (then, then))
+    wide = tmp_path / "experiments" / "wide"
+    wide.mkdir()
+    age(wide, 400)
+    keep = Rules(runs=KEEP.runs, experiments=KEEP.runs)
+    removed = [one.what for one in clean_workspace(tmp_path, keep)]
+    assert "run" in removed and "experiment" in removed
+    assert not wide.exists() and "next" not in left(tmp_path)
+
+
 def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path):
     killed, works = run("killed"), run("works", days=0)
     for layout in (killed, works):

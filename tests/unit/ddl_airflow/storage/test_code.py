@@ -103,6 +103,27 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(source, tmp_path):
         snapshot(source, tmp_path / "code")
 
 
+@pytest.mark.parametrize("swapped", ["train.py", "lib"])
+def test_a_link_that_is_put_there_after_the_look_is_not_followed(
+    source, tmp_path, monkeypatch, swapped
+):
+    others = tmp_path / "others"
+    others.mkdir()
+    for name in ("train.py", "net.py"):
+        (others / name).write_text("fernet_key = secret")
+    copy = code._copy
+
+    def swap_and_copy(*words):
+        (source / swapped).rename(source / "before")
+        (source / swapped).symlink_to(others / "train.py" if "." in swapped else others)
+        return copy(*words)
+
+    monkeypatch.setattr(code, "_copy", swap_and_copy)
+    with pytest.raises(StagingError, match="leads to .*/others/.*put the file itself there"):
+        snapshot(source, tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+
+
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
 def test_no_folder_or_nothing_in_it_is_missing(tmp_path, make):
     make(tmp_path / "scripts")
@@ -201,6 +222,17 @@ def test_nothing_that_a_repository_names_is_run(source, tmp_path):
     bare.rename(source / ".git")
     assert snapshot(source, tmp_path / "code").commit == head
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("link", ["HEAD", "refs", "packed-refs"])
+def test_a_link_out_of_the_repository_tells_nothing_of_what_it_leads_to(source, tmp_path, link):
+    secret = "0123456789abcdef" * 4
+    (tmp_path / "token").write_text(f"{secret} refs/token" if link == "packed-refs" else secret)
+    (source / ".git").mkdir()
+    (source / ".git/HEAD").write_text("ref: refs/token")
+    (source / ".git" / link).unlink(missing_ok=True)
+    (source / ".git" / link).symlink_to(tmp_path / ("" if link == "refs" else "token"))
+    assert snapshot(source, tmp_path / "code").commit == ""
 
 
 @pytest.mark.parametrize(

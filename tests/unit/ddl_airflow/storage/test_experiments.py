@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ddl_airflow.core.errors import FileRefused, SettingInvalid
+from ddl_airflow.core.layout import RunLayout, training_id
 from ddl_airflow.storage.experiments import claim
 
 
@@ -33,3 +37,31 @@ def test_a_link_in_place_of_what_is_known_is_refused(tmp_path):
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileRefused):
         claim(tmp_path, "wide", "a", in_manifest=False)
+
+
+def test_a_trainings_own_experiment_is_for_its_dag_alone(tmp_path):
+    """Its id is in logs, and in the address of what it publishes."""
+    theirs = RunLayout(tmp_path, "b", training_id("b", "manual__1", "site"))
+    theirs.create()
+    theirs.experiment.mkdir(parents=True)
+    not_yet = training_id("b", "manual__2", "site")
+    for name in (theirs.training_id, not_yet):
+        for in_manifest in (False, True):
+            with pytest.raises(SettingInvalid, match=f"'{name}' .* a training that is not of a"):
+                claim(tmp_path, name, "a", in_manifest=in_manifest)
+    claim(tmp_path, theirs.training_id, "b", in_manifest=False)
+
+
+def test_a_folder_that_is_nobodys_is_claimed_by_nobody(tmp_path):
+    """One of before, or brought back from elsewhere: whose it is the site knows."""
+    for name in ("wide", "b-manual-1-0123456789"):
+        (tmp_path / "experiments" / name).mkdir(parents=True)
+        for in_manifest in (False, True):
+            with pytest.raises(SettingInvalid, match="known whose it is") as refused:
+                claim(tmp_path, name, "a", in_manifest=in_manifest)
+        (place,) = re.findall(r"into (\S+\.json)", str(refused.value))
+        (content,) = re.findall(r"write (\{.*?\})", str(refused.value))
+        Path(place).write_text(content)
+        claim(tmp_path, name, "a", in_manifest=False)
+        with pytest.raises(SettingInvalid, match="is an experiment of a"):
+            claim(tmp_path, name, "b", in_manifest=False)

@@ -61,6 +61,102 @@ def test_links_lead_to_no_other_folders_than_may_be_read(tmp_path):
         store.get(found, tmp_path / "copy", lambda count: None)
 
 
+def swaps(monkeypatch, swap):
+    """An author who changes the folder just after it was looked at, once."""
+    check = FolderStore._check_within
+    left = [swap]
+
+    def check_and_swap(*words):
+        check(*words)
+        if left:
+            left.pop()()
+
+    monkeypatch.setattr(FolderStore, "_check_within", check_and_swap)
+
+
+def link_instead(path, to):
+    path.rename(path.with_name("before"))
+    path.symlink_to(to)
+
+
+def test_a_link_that_is_put_there_after_the_look_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("key")
+    FolderStore(tmp_path / "data").put_bytes("a", b"own")
+    store = FolderStore(tmp_path / "data", within=[tmp_path / "data"])
+    (found,) = store.list()
+    swaps(monkeypatch, lambda: link_instead(tmp_path / "data/a", tmp_path / "secret"))
+    store.get(found, tmp_path / "copy", ignore)
+    assert (tmp_path / "copy").read_text() == "own"
+    for read in (lambda: store.read_bytes("a"), lambda: store.read_version("a")):
+        with pytest.raises(StagingError, match="data/a leads to .*/secret"):
+            read()
+    with pytest.raises(StagingError, match="data/a leads to"):
+        store.check_access(found)
+
+
+def test_nothing_is_written_nor_removed_over_a_link_that_leads_out(tmp_path):
+    dags, results = tmp_path / "dags", tmp_path / "results"
+    for folder in (dags, results):
+        folder.mkdir()
+    (dags / "theirs.py").write_text("dag")
+    (tmp_path / "f").write_bytes(b"x")
+    for link in ("run", "road"):
+        (results / link).symlink_to(dags)
+    store = FolderStore(results, within=[results])
+    for change in (
+        lambda: store.at("run").put_bytes("new/x.py", b"x"),
+        lambda: store.put(tmp_path / "f", "run/x.py", sha256(b"x"), ignore),
+        lambda: store.put_if("road/latest.json", b"x", None),
+        lambda: store.delete(["run/theirs.py"]),
+    ):
+        with pytest.raises(StagingError, match=r"results/(run|road).* leads to .*dags"):
+            change()
+    assert [path.name for path in dags.iterdir()] == ["theirs.py"]
+
+
+def test_nothing_is_written_over_a_link_that_is_put_there_after_the_look(tmp_path, monkeypatch):
+    dags, results = tmp_path / "dags", tmp_path / "results"
+    (results / "run").mkdir(parents=True)
+    dags.mkdir()
+    swaps(monkeypatch, lambda: link_instead(results / "run", dags))
+    FolderStore(results, within=[results]).put_bytes("run/x.py", b"x")
+    assert list(dags.iterdir()) == []
+    assert (results / "before/x.py").read_bytes() == b"x"
+
+
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path):
+    store = FolderStore(tmp_path / "results")
+    assert store.put_if("latest.json", b"1", None)
+    lock = tmp_path / "results/.ddl-part-lock-latest.json"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "made")
+    with pytest.raises(StagingError, match=r"latest\.json"):
+        store.put_if("latest.json", b"2", store.read_version("latest.json")[1])
+    assert not (tmp_path / "made").exists()
+
+
+def test_links_of_the_sites_own_go_on_working(tmp_path):
+    """The folder itself is a link, and one in it leads to another disk that is allowed."""
+    disk, other = tmp_path / "disk", tmp_path / "other"
+    for folder in (disk, other):
+        folder.mkdir()
+    (tmp_path / "results").symlink_to(disk)
+    (disk / "road").symlink_to(other)
+    (disk / "b").symlink_to("a")
+    for within in ([disk, other], None):
+        store = FolderStore(tmp_path / "results", within=within)
+        store.put_bytes("a", b"1")
+        store.at("run").put_bytes("deep/er/c", b"2")
+        assert store.put_if("road/latest.json", b"3", None)
+        assert store.put_if("road/latest.json", b"4", store.read_version("road/latest.json")[1])
+        assert [obj.key for obj in store.list()] == ["a", "b", "road/latest.json", "run/deep/er/c"]
+        assert store.read_bytes("b") == b"1" and (other / "latest.json").read_bytes() == b"4"
+        store.delete(["run/deep/er/c", "road/latest.json"])
+        assert not (disk / "run").exists() and (disk / "road").is_symlink()
+    # One that is allowed and not there is made.
+    FolderStore(tmp_path / "new/out", within=[tmp_path / "new"]).put_bytes("a", b"1")
+
+
 def test_list_gives_nested_files_sorted_and_follows_links(tmp_path):
     store = FolderStore(tmp_path / "data")
     for index, key in enumerate(["b/x ü", "a", "b/c/d"]):

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.triggers.data_change import DataChangeTrigger
 from ddl_airflow.triggers.experiment import ExperimentTrigger
@@ -238,3 +239,13 @@ def test_a_listing_that_is_the_same_is_not_read_again(data, monkeypatch):
     (data / "b").write_text("2")
     assert trigger._look()["files"] == first["files"] + 1
     assert asked[0] == "" and asked[1] == asked[2] != ""
+
+
+def test_a_link_out_of_the_folders_that_the_manifest_may_name_is_not_listed(data):
+    (data / "b").symlink_to(data.parent)
+    open_to_all = DataChangeTrigger(data.as_uri())
+    held = DataChangeTrigger(data.as_uri(), within=[str(data)])
+    assert open_to_all._key != held._key
+    again = DataChangeTrigger(**held.serialize()[1])
+    with pytest.raises(StagingError, match="data/b leads to"):
+        again._look()
