@@ -168,8 +168,9 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
     """Returns the report. Raises TransformError if what is read of it is not what it should be."""
     accuracy = report.get("accuracy")
     number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
-    step = type(report.get("checkpoint_step", 0)) is int
-    if number and step and isinstance(report.get("checkpoint", ""), str):
+    step = report.get("checkpoint_step")  # None: the checkpoint's name tells none
+    known = step is None or type(step) is int
+    if number and known and isinstance(report.get("checkpoint", ""), str):
         return report
     raise errors.TransformError(
         "ddl/transform.json: accuracy, checkpoint or checkpoint_step is not what "

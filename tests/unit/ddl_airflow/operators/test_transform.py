@@ -161,5 +161,17 @@ def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, mon
     assert not (layout.kept / "lineage" / "transform.json").exists()
 
 
+def test_a_checkpoint_may_have_a_name_that_tells_no_step(
+    transform, layout, context_of, monkeypatch
+):
+    def wrote(self, layout, *_):
+        report = {"checkpoint": "model.keras", "checkpoint_step": None, "accuracy": None}
+        layout.transform_report.write_text(json.dumps(report))
+
+    monkeypatch.setattr(TransformOperator, "run_once", wrote)
+    made = transform().execute(context_of("forming"))
+    assert (made["checkpoint"], made["checkpoint_step"]) == ("model.keras", None)
+
+
 def test_on_kill_before_the_start_is_nothing(transform):
     transform().on_kill()
