@@ -6,7 +6,6 @@ Inputs differ by rank, index and step. The argument is a folder for the ranks to
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 import dl_comm as mc
 import numpy as np
 from speech import RANK, SIZE, say
+from threads import in_threads
 
 FOLDER = Path(sys.argv[1])
 CHECKS: list[Callable[[], None]] = []
@@ -243,30 +243,20 @@ def teams_count_their_own_steps() -> None:
 def teams_in_threads_are_told_apart_and_threads_without_names_refused() -> None:
     mc.config_team(1, 0, 9, 9)
     mc.config_team(2, 0, 9, 9)
-    found: dict[str, list[float] | Exception] = {}
 
-    def steps(name: str, team: int, base: int) -> None:
-        try:
-            found[name] = [
-                float(mc.gradients([own_gradient(base + step)], team)[0][0, 0]) for step in range(5)
-            ]
-        except Exception as error:
-            found[name] = error
+    def steps(team: int, base: int) -> list[float]:
+        return [
+            float(mc.gradients([own_gradient(base + step)], team)[0][0, 0]) for step in range(5)
+        ]
 
-    def run(*threads: threading.Thread) -> None:
-        for thread in threads if RANK % 2 == 0 else reversed(threads):
-            thread.start()
-            time.sleep(0.05)
-        for thread in threads:
-            thread.join()
-
-    for teams in ((1, 2), (1, 1)):  # two teams, and one for both
-        plans = {"one": (teams[0], 0), "two": (teams[1], 100)}
-        run(*(threading.Thread(target=steps, args=(n, *p), name=n) for n, p in plans.items()))
-        for name, (_, base) in plans.items():
-            assert found[name] == [mean_of_step(base + step) for step in range(5)], found
-    run(threading.Thread(target=steps, args=("nameless", 1, 0)))
-    assert "Name the thread" in str(found["nameless"]), found
+    for team in (2, 1):  # two teams, and one for both
+        low, high = in_threads(
+            lambda: steps(1, 0), lambda team=team: steps(team, 100), names=["one", "two"]
+        )
+        assert low == [mean_of_step(step) for step in range(5)], low
+        assert high == [mean_of_step(100 + step) for step in range(5)], high
+    (refused,) = in_threads(lambda: steps(1, 0))
+    assert isinstance(refused, RuntimeError) and "Name the thread" in str(refused), refused
 
 
 @check

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import ddl
@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from speech import RANK, SIZE
+from threads import in_threads
 
 from checks import assert_same_everywhere, check, mismatch, my_part, whole_batch
 
@@ -330,77 +331,52 @@ def keras_ranks_with_more_batches_go_on_without_the_others() -> None:
 
 @check
 def keras_models_in_threads_of_their_own_train_right() -> None:
-    import threading
-
     x, y = whole_batch()
     factors = {"first": 1.0, "second": -2.0, "third": 0.5, "fourth": 3.0}
     eagerly = ("third", "fourth")
     fit = {"epochs": 6, "batch_size": len(x), "shuffle": False, "verbose": 0}
-    found: dict[str, list[np.ndarray]] = {}
-    failed: list[BaseException] = []
 
-    def train(name: str, model: keras.Model) -> None:
+    def train(model: keras.Model, factor: float) -> list[np.ndarray]:
         callbacks = [ddl.keras.BroadcastCallback(), ddl.keras.MetricAverageCallback()]
-        try:
-            inputs, targets = my_part(x) * factors[name], my_part(y)
-            history = model.fit(inputs, targets, callbacks=callbacks, **fit)
-        except Exception as error:
-            failed.append(error)
-        else:
-            found[name] = [*model.get_weights(), np.array(history.history["loss"])]
+        history = model.fit(my_part(x) * factor, my_part(y), callbacks=callbacks, **fit)
+        return [*model.get_weights(), np.array(history.history["loss"])]
 
-    threads, wanted = [], {}
+    trainings, wanted = [], []
     for name, factor in factors.items():
         model, alone = keras_model(5), keras_model(5)
         optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
         model.compile(optimizer, "mse", run_eagerly=name in eagerly)
         alone.compile(keras.optimizers.SGD(0.1), "mse")
         history = alone.fit(x * factor, y, **fit)
-        wanted[name] = [*alone.get_weights(), np.array(history.history["loss"])]
-        threads.append(threading.Thread(target=train, args=(name, model), name=name))
-    for thread in threads if RANK % 2 == 0 else reversed(threads):
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    assert not failed, [str(error) for error in failed]
-    for name, want in wanted.items():
-        for mine, right in zip(found[name], want, strict=True):
+        wanted.append([*alone.get_weights(), np.array(history.history["loss"])])
+        trainings.append(functools.partial(train, model, factor))
+    found = in_threads(*trainings, names=list(factors), apart_s=0.1)
+    for got, want in zip(found, wanted, strict=True):
+        assert isinstance(got, list), got
+        for mine, right in zip(got, want, strict=True):
             np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
 
 
 @check
 def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
-    import threading
-
     if SIZE == 1:
         return
     x, y = whole_batch()
-    fit = {"epochs": 1, "batch_size": len(x), "shuffle": False, "verbose": 0}
-    failed: dict[str, str] = {}
 
-    def train(name: str, model: keras.Model) -> None:
-        try:
-            model.fit(my_part(x), my_part(y), **fit)
-        except Exception as error:
-            failed[name] = str(error)
-
-    threads = []
-    for name in ("first", "second"):
+    def model_that_was_tried() -> keras.Model:
         model = keras_model(5)
         model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-        # Here its step is traced, and belongs to the main thread.
-        model.fit(my_part(x), my_part(y), **fit)
-        threads.append(threading.Thread(target=train, args=(name, model), name=name))
-    for thread in threads if RANK % 2 == 0 else reversed(threads):
-        thread.start()
-        time.sleep(0.5)
-    for thread in threads:
-        thread.join()
+        train(model)  # traced here, its step belongs to the main thread
+        return model
+
+    def train(model: keras.Model) -> None:
+        model.fit(my_part(x), my_part(y), batch_size=len(x), shuffle=False, verbose=0)
+
+    trainings = [functools.partial(train, model_that_was_tried()) for _ in range(2)]
     # Their tensors have the same shapes, and they are at the same step.
-    assert sorted(failed) == ["first", "second"], failed
-    for message in failed.values():
-        assert "ddl_gradients_of_optimizer_" in message, message
+    for failed in in_threads(*trainings, names=["first", "second"], apart_s=0.5):
+        assert isinstance(failed, tf.errors.InvalidArgumentError), failed
+        assert "ddl_gradients_of_optimizer_" in failed.message, failed
 
 
 @check

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import ddl
@@ -12,31 +10,9 @@ import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, collectives
 from speech import RANK, SIZE
+from threads import in_threads
 
 from checks import check, mismatch, v1
-
-
-def in_threads(*functions: Callable[[], object], names: tuple[str, ...] = ()) -> list[object]:
-    """What each returned or raised, in threads that start in another order on each rank."""
-    results: list[object] = [None] * len(functions)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = functions[index]()
-        except Exception as error:
-            results[index] = error
-
-    threads = [
-        threading.Thread(target=run, args=(i,), name=names[i] if names else None)
-        for i in range(len(functions))
-    ]
-    order = threads if RANK % 2 == 0 else threads[::-1]
-    for thread in order:
-        thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def late(value: object, seconds: float) -> tf.Tensor:
