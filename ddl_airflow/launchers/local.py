@@ -124,7 +124,7 @@ class LocalLauncher:
     def __init__(self) -> None:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
         self._next_look = 0.0
-        # Where a job runs as another user: what holds it, and the Python of that user.
+        # Where a job runs as another user: what holds it.
         self._held: dict[int, socket.socket] = {}
 
     def render(self, job: JobSpec) -> Submission:
