@@ -8,6 +8,7 @@ take longer than the compilation of a file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import mmap
@@ -15,8 +16,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -238,6 +241,73 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+class TerminalProgress:
+    """A line on the terminal that says how far the compilation is: pip shows none of its output.
+
+    The line stands behind the cursor, which stays where it is: there pip goes on writing. Nothing
+    is written without a terminal, nor from the background, and what goes wrong with one is no
+    error of the build. Source: console_codes(4), termios(3) on SIGTTOU.
+
+    Args:
+        work_s: what each file is expected to take of one core, in seconds.
+        jobs: files that are compiled at once.
+    """
+
+    def __init__(self, work_s: Sequence[float], jobs: int) -> None:
+        self._files, self._done = len(work_s), 0
+        self._work_s, self._done_s = sum(work_s), 0.0
+        self._jobs = jobs
+        self._start = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._terminal: int | None = None
+
+    def __enter__(self) -> TerminalProgress:
+        with contextlib.suppress(OSError):
+            # Non-blocking: a terminal that is held up (Ctrl-S) must not hold the build.
+            self._terminal = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        if self._terminal is not None and os.environ.get("TERM", "dumb") != "dumb":
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._terminal is not None:
+            os.close(self._terminal)
+
+    def finished(self, work_s: float) -> None:
+        """One file more is compiled, which was expected to take so long."""
+        self._done += 1
+        self._done_s += work_s
+
+    def text(self) -> str:
+        """Such as ``12/57 files, ~2 min left``."""
+        elapsed_s = time.monotonic() - self._start
+        # At first as fast as expected, later as it was found to be.
+        known_s = min(60.0, self._work_s)
+        pace = (elapsed_s + known_s / self._jobs) / (self._done_s + known_s)
+        left_s = pace * (self._work_s - self._done_s)
+        left = f"{left_s / 60:.0f} min" if left_s > 90 else f"{left_s:.0f} s"
+        return f"{self._done}/{self._files} files, ~{left} left"
+
+    def _show(self) -> None:
+        # Else a terminal with `stty tostop` would stop the whole build.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        while not self._over.is_set():
+            self._write(self.text())
+            self._over.wait(1.0)
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        # The cursor is saved; what would go over the line's end is left out; the rest is cleared.
+        line = f"\x1b7\x1b[?7l {text}\x1b[K\x1b[?7h\x1b8".encode()
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self._terminal) == os.getpgrp():
+                os.write(self._terminal, line)
+
+
 def _run(command: Sequence[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -251,11 +321,13 @@ def compile_objects(
     layers: Sequence[str] = LAYERS,
     jobs: int | None = None,
     verbose: bool = False,
+    on_terminal: bool = False,
 ) -> dict[Path, str]:
     """Compiles the layers' files into `folder`. Returns each object and its stamp.
 
     Compiles on `jobs` cores (default: all) and only what changed: an object's stamp is the digest
-    of its source, of all headers and of its command. Raises BuildError.
+    of its source, of all headers and of its command. With `on_terminal`, a TerminalProgress is
+    shown. Raises BuildError.
     """
     start = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -281,9 +353,23 @@ def compile_objects(
         return target, stamp
 
     # The large files first, so that no core is left with one at the end.
-    order = sorted(sources, key=lambda path: path.parent.name != "tf")
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return dict(sorted(pool.map(compile_one, order)))
+    order = sorted(sources, key=_work_s, reverse=True)
+    jobs = jobs or os.cpu_count() or 1
+    with contextlib.ExitStack() as stack:
+        progress = TerminalProgress([_work_s(source) for source in order], jobs)
+        if on_terminal:
+            stack.enter_context(progress)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        objects = {}
+        for source, done in zip(order, pool.map(compile_one, order), strict=True):
+            progress.finished(_work_s(source))
+            objects.update([done])
+        return dict(sorted(objects.items()))
+
+
+def _work_s(source: Path) -> float:
+    """Returns about how long a core takes to compile a file, in seconds."""
+    return 8.5 if source.parent.name == "tf" else 1.5  # TensorFlow's headers are large
 
 
 def build(
@@ -293,16 +379,18 @@ def build(
     build_folder: Path | None = None,
     jobs: int | None = None,
     verbose: bool = True,
+    on_terminal: bool = False,
 ) -> Path:
     """Builds the library at `output` and returns its path.
 
-    Compiles and links only what changed, see compile_objects. `python_executable` names the
-    environment whose TensorFlow and MPI to build for. Raises BuildError.
+    Compiles and links only what changed, and shows progress, see compile_objects.
+    `python_executable` names the environment whose TensorFlow and MPI to build for. Raises
+    BuildError.
     """
     start = time.monotonic()
     tools = find_toolchain(python_executable)
     folder = build_folder or DEFAULT_FOLDER
-    objects = compile_objects(tools, folder, jobs=jobs, verbose=verbose)
+    objects = compile_objects(tools, folder, jobs=jobs, verbose=verbose, on_terminal=on_terminal)
     output.parent.mkdir(parents=True, exist_ok=True)
     _build_loopback(output.with_name(LOOPBACK), folder, tools)
     command = link_command(list(objects), output, tools)

@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
         const auto call = [&] {
           if (copy) {
             ddl::CopyBytes(out, in, nbytes, true);
-            return ddl::FinishStreams();
+            return ddl::FenceNonTemporalStores();
           }
           if (what[0] == 's') Ours(*shared, in, out, count);
           if (what[0] == 'm') Ours(*plain, in, out, count);

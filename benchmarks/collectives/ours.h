@@ -6,20 +6,20 @@
 #include "comm/communicator.h"
 #include "require.h"
 
-// As the engine does it: agreement and sum in one round where the tensor is small and the ranks share
-// memory, else one after the other.
+// As the engine does it: agreement and sum in one round where the tensor is small and the ranks
+// share memory, else one after the other.
 inline void Ours(ddl::Communicator& group, const float* in, float* out, int64_t count) {
-  ddl::Offer offer;
-  offer.digest[0] = count;
-  const bool small = group.SumsOffers() && count * 4 <= ddl::kMaxOfferBytes;
+  ddl::Arrival arrival;
+  arrival.digest[0] = count;
+  const bool small = group.ReducesInline() && count * 4 <= ddl::kMaxInlineBytes;
   if (small) {
-    offer.in = in;
-    offer.out = out;
-    offer.count = count;
+    arrival.in = in;
+    arrival.out = out;
+    arrival.count = count;
   }
-  ddl::Met met = ddl::Met::kDifferent;
-  Require(group.Meet(offer, &met));
-  if (met != ddl::Met::kAlike) Die("ranks disagree");
+  ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
+  Require(group.Barrier(arrival, &result));
+  if (result != ddl::BarrierResult::kMatch) Die("ranks disagree");
   if (!small) Require(group.AllReduce(in, out, count, ddl::DType::kFloat32, 1));
 }
 

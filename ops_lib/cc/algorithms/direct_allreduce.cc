@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "core/vector.h"
 
 namespace ddl {
@@ -26,7 +26,7 @@ class Direct {
 
   Status Run(const char* in, char* out, int64_t count) {
     const int rank = transport_.rank(), size = transport_.size();
-    const Share own = Bytes(count, rank);
+    const Range own = Bytes(count, rank);
     std::vector<const void*> sources(size);
     sources[rank] = in + own.begin;
     for (int step = 1; step < size; ++step) {
@@ -36,7 +36,7 @@ class Direct {
       DDL_RETURN_IF_ERROR(transport_.Receive(peer, to, own.count()));
     }
     for (int step = 1; step < size; ++step) {
-      const Share theirs = Bytes(count, (rank + step) % size);
+      const Range theirs = Bytes(count, (rank + step) % size);
       DDL_RETURN_IF_ERROR(
           transport_.Send((rank + step) % size, in + theirs.begin, theirs.count()));
     }
@@ -55,7 +55,7 @@ class Direct {
 
     for (int step = 1; step < size; ++step) {
       const int peer = (rank + size - step) % size;
-      const Share theirs = Bytes(count, peer);
+      const Range theirs = Bytes(count, peer);
       DDL_RETURN_IF_ERROR(transport_.Receive(peer, out + theirs.begin, theirs.count()));
     }
     for (int step = 1; step < size; ++step) {
@@ -66,8 +66,8 @@ class Direct {
   }
 
  private:
-  Share Bytes(int64_t count, int rank) const {
-    const Share elements = ShareOf(count, transport_.size(), rank);
+  Range Bytes(int64_t count, int rank) const {
+    const Range elements = EqualPart(count, transport_.size(), rank);
     return {elements.begin * element_, elements.end * element_};
   }
 

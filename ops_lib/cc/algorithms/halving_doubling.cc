@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "core/vector.h"
 
 namespace ddl {
@@ -13,9 +13,9 @@ namespace {
 // Bounds what lies ready to be added, of large tensors.
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
-class Partners {
+class HalvingDoubling {
  public:
-  Partners(Transport* transport, int64_t count, DType dtype, int divisor)
+  HalvingDoubling(Transport* transport, int64_t count, DType dtype, int divisor)
       : transport_(*transport),
         element_(static_cast<int64_t>(DTypeSize(dtype))),
         dtype_(dtype),
@@ -25,7 +25,7 @@ class Partners {
     extra_ = transport->size() - power_;
     const int rank = transport->rank();
     paired_ = rank < 2 * extra_;
-    place_ = paired_ ? rank / 2 : rank - extra_;
+    virtual_rank_ = paired_ ? rank / 2 : rank - extra_;
   }
 
   int64_t Piece() const { return kPieceBytes / element_; }
@@ -58,8 +58,10 @@ class Partners {
   }
 
  private:
-  // The rank at a place among the P.
-  int RankAt(int place) const { return place < extra_ ? 2 * place + 1 : place + extra_; }
+  // The rank that a virtual one stands for: those are the P that take part, counted through.
+  int RankOf(int virtual_rank) const {
+    return virtual_rank < extra_ ? 2 * virtual_rank + 1 : virtual_rank + extra_;
+  }
 
   void Add(const void* first, const void* second, void* out, int64_t count, int divisor) {
     const void* sources[] = {first, second};
@@ -73,18 +75,18 @@ class Partners {
     Compute(sum);
   }
 
-  // The partner's part has come; the lower place goes first.
+  // The partner's part has arrived; the lower rank's goes first.
   void AddIncoming(const char* mine, char* out, int64_t count, int distance, int divisor) {
     const void* first = mine;
     const void* second = incoming_;
-    if (place_ & distance) std::swap(first, second);
+    if (virtual_rank_ & distance) std::swap(first, second);
     Add(first, second, out, count, divisor);
   }
 
   Status Double(const char* mine, char* out, int64_t count) {
     const int64_t nbytes = count * element_;
     for (int distance = 1; distance < power_; distance *= 2) {
-      const int partner = RankAt(place_ ^ distance);
+      const int partner = RankOf(virtual_rank_ ^ distance);
       DDL_RETURN_IF_ERROR(
           transport_.Exchange(partner, mine, nbytes, partner, incoming_, nbytes));
       AddIncoming(mine, out, count, distance, 2 * distance == power_ ? divisor_ : 1);
@@ -94,14 +96,14 @@ class Partners {
   }
 
   Status HalveAndDouble(const char* mine, char* out, int64_t count) {
-    Share kept{0, count};
-    std::vector<std::pair<int, Share>> handed;  // to whom, and what
+    Range kept{0, count};
+    std::vector<std::pair<int, Range>> handed;  // to whom, and what
     for (int distance = power_ / 2; distance >= 1; distance /= 2) {
-      const int partner = RankAt(place_ ^ distance);
+      const int partner = RankOf(virtual_rank_ ^ distance);
       const int64_t middle = kept.begin + kept.count() / 2;
-      Share given{middle, kept.end};
+      Range given{middle, kept.end};
       kept.end = middle;
-      if (place_ & distance) std::swap(kept, given);
+      if (virtual_rank_ & distance) std::swap(kept, given);
       DDL_RETURN_IF_ERROR(transport_.Exchange(partner, mine + given.begin * element_,
                                               given.count() * element_, partner, incoming_,
                                               kept.count() * element_));
@@ -126,18 +128,18 @@ class Partners {
   const DType dtype_;
   const int divisor_;
   char* const incoming_;
-  int power_ = 1, extra_ = 0, place_ = 0;
+  int power_ = 1, extra_ = 0, virtual_rank_ = 0;
   bool paired_ = false;
 };
 
 Status Run(Transport* transport, const void* in, void* out, int64_t count, DType dtype, int divisor,
            bool halve) {
-  Partners partners(transport, count, dtype, divisor);
+  HalvingDoubling algorithm(transport, count, dtype, divisor);
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
-  for (int64_t first = 0; first < count; first += partners.Piece()) {
-    DDL_RETURN_IF_ERROR(partners.Run(static_cast<const char*>(in) + first * element,
-                                     static_cast<char*>(out) + first * element,
-                                     std::min(partners.Piece(), count - first), halve));
+  for (int64_t first = 0; first < count; first += algorithm.Piece()) {
+    DDL_RETURN_IF_ERROR(algorithm.Run(static_cast<const char*>(in) + first * element,
+                                      static_cast<char*>(out) + first * element,
+                                      std::min(algorithm.Piece(), count - first), halve));
   }
   return Status();
 }

@@ -21,7 +21,7 @@ constexpr int64_t kMinPieceBytes = int64_t{64} << 10;
 constexpr int64_t kCuts = 2;
 // From here on the output would only push other things out of the caches. Measured: past them costs
 // a fifth at 4 MiB, gains nothing at 16 MiB and a tenth at 64 MiB.
-constexpr int64_t kStreamBytes = int64_t{16} << 20;
+constexpr int64_t kNonTemporalBytes = int64_t{16} << 20;
 
 // The stores are measured each time that so many pieces have been moved: within a tensor, because a
 // virtual core may be moved at any time. With fewer, one late piece would decide.
@@ -29,9 +29,9 @@ constexpr int64_t kMeasuredPieces = 16;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-int64_t Largest(const std::vector<Share>& shares) {
+int64_t Largest(const std::vector<Range>& shares) {
   int64_t nbytes = 0;
-  for (const Share& share : shares) nbytes = std::max(nbytes, share.count());
+  for (const Range& range : shares) nbytes = std::max(nbytes, range.count());
   return nbytes;
 }
 
@@ -41,18 +41,18 @@ static_assert(HostGroup::kBuffers >= 3);
 // The shares of tensors, and their way through the areas.
 class Pieces {
  public:
-  // `shares`: of each rank, in the row of `tensors`. In a piece lie `blocks` blocks: one for each
-  // rank, or only the writer's own.
-  // `stream`: whether outputs are written past the caches, but for those that were just read.
+  // `shares`: of each rank, in the sequence of `tensors`. In a piece lie `blocks` blocks: one for
+  // each rank, or only the writer's own. `non_temporal`: whether outputs are written past the
+  // caches, but for those that were just read.
   Pieces(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensors,
-         std::vector<Share> shares, int blocks, bool stream)
+         std::vector<Range> shares, int blocks, bool non_temporal)
       : group_(*group),
         stores_(group),
         kind_(kind),
         tensors_(tensors),
         rank_(group->rank()),
         shares_(std::move(shares)),
-        nbytes_(Total(shares_)),
+        nbytes_(TotalSize(shares_)),
         largest_(Largest(shares_)),
         blocks_(blocks),
         block_nbytes_(std::clamp(RoundUp((largest_ + kCuts - 1) / kCuts, kUnit),
@@ -60,7 +60,7 @@ class Pieces {
                                  HostGroup::kPieceBytes / blocks / kUnit * kUnit)),
         num_pieces_((largest_ + block_nbytes_ - 1) / block_nbytes_),
         first_(group->NextPieces(num_pieces_)),
-        stream_(stream) {}
+        non_temporal_(non_temporal) {}
 
   Status AllReduce(DType dtype, int divisor) {
     const Sum sum = Prepare(dtype, divisor);
@@ -69,7 +69,7 @@ class Pieces {
       DDL_RETURN_IF_ERROR(ScatterAndCollect(step, step - 2));
       if (step < 1 || step > num_pieces_) continue;
       DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, nullptr));
-      PublishArea(&HostGroup::Progress::reduced, step - 1);
+      PublishArea(&HostGroup::PieceCounters::reduced, step - 1);
     }
     Finish();
     return Status();
@@ -82,7 +82,7 @@ class Pieces {
       if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step));
       if (step < 1) continue;
       DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, own_out));
-      Publish(&HostGroup::Progress::taken, step - 1);
+      Publish(&HostGroup::PieceCounters::consumed, step - 1);
     }
     Finish();
     return Status();
@@ -91,7 +91,7 @@ class Pieces {
   Status AllGather(const char* own_in) {
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
       ChooseStores(step);
-      if (step < num_pieces_) DDL_RETURN_IF_ERROR(Bring(step, own_in));
+      if (step < num_pieces_) DDL_RETURN_IF_ERROR(CopyIn(step, own_in));
       if (step >= 1) DDL_RETURN_IF_ERROR(Collect(step - 1));
     }
     Finish();
@@ -99,12 +99,12 @@ class Pieces {
   }
 
  private:
-  using Counter = std::atomic<int64_t> HostGroup::Progress::*;
+  using Counter = std::atomic<int64_t> HostGroup::PieceCounters::*;
 
   // How areas are written in this step: as the last rank says, after what the steps before cost it.
   void ChooseStores(int64_t step) {
     if (step == 0 || step == measured_ + kMeasuredPieces) Measure(step);
-    stream_areas_ = stores_.Streams(kind_, nbytes_);
+    non_temporal_areas_ = stores_.UsesNonTemporal(kind_, nbytes_);
   }
 
   void Measure(int64_t step) {
@@ -119,7 +119,7 @@ class Pieces {
   }
 
   void Finish() {
-    if (stream_) FinishStreams();
+    if (non_temporal_) FenceNonTemporalStores();
     if (measured_ == 0) Measure(num_pieces_);  // too short for more
   }
 
@@ -136,27 +136,27 @@ class Pieces {
   }
 
   Status AwaitPeer(int peer, Counter counter, int64_t count) {
-    std::atomic<int64_t>& value = group_.progress(peer).*counter;
+    std::atomic<int64_t>& value = group_.counters(peer).*counter;
     return group_.Await(peer, [&value, count] { return value.load() >= count; });
   }
 
-  // This rank's area is free when all have taken what it held before.
+  // This rank's area is free when all have read what it held before.
   Status AwaitArea(int64_t piece) {
     for (int peer = 0; peer < group_.size(); ++peer) {
-      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::taken,
+      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::PieceCounters::consumed,
                                     first_ + piece + 1 - HostGroup::kBuffers));
     }
     return Status();
   }
 
   void Publish(Counter counter, int64_t piece) {
-    (group_.progress(rank_).*counter).store(first_ + piece + 1);
+    (group_.counters(rank_).*counter).store(first_ + piece + 1);
     group_.Notify();
   }
 
   // After the rank has written its area.
   void PublishArea(Counter counter, int64_t piece) {
-    if (stream_areas_) FinishStreams();
+    if (non_temporal_areas_) FenceNonTemporalStores();
     Publish(counter, piece);
   }
 
@@ -167,7 +167,7 @@ class Pieces {
     sum.num_sources = group_.size();
     sum.dtype = dtype;
     sum.divisor = divisor;
-    sum.ahead = rank_;  // the others' are in the caches
+    sum.prefetch = rank_;  // the others' are in the caches
     return sum;
   }
 
@@ -180,14 +180,14 @@ class Pieces {
   void AppendScatter(int64_t piece, int rank) {
     char* const area = Area(rank_, piece, rank);
     ForEach(piece, rank, [&](const char* in, char*, int64_t at, int64_t n) {
-      copies_in_.push_back({area + at, in, n, stream_areas_});
+      copies_in_.push_back({area + at, in, n, non_temporal_areas_});
     });
   }
 
   void AppendCollect(int64_t piece, int rank) {
     const char* const area = Area(rank, piece);
     ForEach(piece, rank, [&](const char* in, char* out, int64_t at, int64_t n) {
-      copies_out_.push_back({out, area + at, n, stream_ && in != out});
+      copies_out_.push_back({out, area + at, n, non_temporal_ && in != out});
     });
   }
 
@@ -198,7 +198,7 @@ class Pieces {
     while (ins < copies_in_.size() && outs < copies_out_.size()) {
       Copy& in = copies_in_[ins];
       Copy& out = copies_out_[outs];
-      // The longer one goes on at a line, so that it can still be streamed.
+      // The longer one goes on at a cache line, so that its stores can still be non-temporal.
       int64_t both = std::min(in.nbytes, out.nbytes);
       if (in.nbytes != out.nbytes) both = both / kUnit * kUnit;
       CopyBoth(Front(in, both), Front(out, both));
@@ -213,14 +213,16 @@ class Pieces {
     copies_out_.clear();
   }
   static Copy Front(const Copy& copy, int64_t nbytes) {
-    return {copy.out, copy.in, nbytes, copy.stream};
+    return {copy.out, copy.in, nbytes, copy.non_temporal};
   }
   static void Advance(Copy* copy, int64_t nbytes) {
     copy->out = static_cast<char*>(copy->out) + nbytes;
     copy->in = static_cast<const char*>(copy->in) + nbytes;
     copy->nbytes -= nbytes;
   }
-  static void CopyRest(const Copy& copy) { CopyBytes(copy.out, copy.in, copy.nbytes, copy.stream); }
+  static void CopyRest(const Copy& copy) {
+    CopyBytes(copy.out, copy.in, copy.nbytes, copy.non_temporal);
+  }
 
   // Scatters one piece and collects an earlier one, together: the first waits for memory to read,
   // the second to write. At the beginning there is none to collect, at the end none to scatter.
@@ -230,13 +232,14 @@ class Pieces {
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     for (int step = 1; step < group_.size(); ++step) {
       const int peer = (rank_ + step) % group_.size();
-      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::reduced, first_ + earlier + 1));
+      DDL_RETURN_IF_ERROR(
+          AwaitPeer(peer, &HostGroup::PieceCounters::reduced, first_ + earlier + 1));
       AppendScatter(piece, peer);
       AppendCollect(earlier, peer);
       CopyAll();
     }
-    PublishArea(&HostGroup::Progress::copied, piece);
-    Publish(&HostGroup::Progress::taken, earlier);
+    PublishArea(&HostGroup::PieceCounters::copied, piece);
+    Publish(&HostGroup::PieceCounters::consumed, earlier);
     return Status();
   }
 
@@ -246,7 +249,7 @@ class Pieces {
       if (rank != rank_) AppendScatter(piece, rank);
     }
     CopyAll();
-    PublishArea(&HostGroup::Progress::copied, piece);
+    PublishArea(&HostGroup::PieceCounters::copied, piece);
     return Status();
   }
 
@@ -255,9 +258,9 @@ class Pieces {
   Status Reduce(int64_t piece, Sum sum, char* own_out) {
     if (Nbytes(piece, rank_) == 0) return Status();
     for (int peer = 0; peer < group_.size(); ++peer) {
-      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::copied, first_ + piece + 1));
+      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::PieceCounters::copied, first_ + piece + 1));
     }
-    sum.stream_copy = stream_areas_;
+    sum.non_temporal_copy = non_temporal_areas_;
     int64_t end = 0;
     ForEach(piece, rank_, [&](const char* in, char* out, int64_t at, int64_t n) {
       if (own_out != nullptr) std::memset(own_out + At(piece) + end, 0, at - end);
@@ -267,7 +270,7 @@ class Pieces {
       }
       sum.out = own_out == nullptr ? out : own_out + At(piece) + at;
       sum.copy = own_out == nullptr ? Area(rank_, piece) + at : nullptr;
-      sum.stream = stream_ && own_out == nullptr && in != out;
+      sum.non_temporal = non_temporal_ && own_out == nullptr && in != out;
       sum.count = n / static_cast<int64_t>(DTypeSize(sum.dtype));
       Compute(sum);
     });
@@ -277,19 +280,19 @@ class Pieces {
     return Status();
   }
 
-  Status Bring(int64_t piece, const char* own_in) {
+  Status CopyIn(int64_t piece, const char* own_in) {
     if (Nbytes(piece, rank_) == 0) return Status();  // then nobody waits for it
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     char* const area = Area(rank_, piece);
     ForEach(piece, rank_, [&](const char*, char* out, int64_t at, int64_t n) {
       const char* const from = own_in + At(piece) + at;
       if (from == out) {
-        CopyBytes(area + at, from, n, stream_areas_);
+        CopyBytes(area + at, from, n, non_temporal_areas_);
       } else {
-        CopyBoth({area + at, from, n, stream_areas_}, {out, from, n, stream_});
+        CopyBoth({area + at, from, n, non_temporal_areas_}, {out, from, n, non_temporal_});
       }
     });
-    PublishArea(&HostGroup::Progress::reduced, piece);
+    PublishArea(&HostGroup::PieceCounters::reduced, piece);
     return Status();
   }
 
@@ -297,11 +300,11 @@ class Pieces {
     for (int step = 1; step < group_.size(); ++step) {
       const int peer = (rank_ + step) % group_.size();
       if (Nbytes(piece, peer) == 0) continue;
-      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::Progress::reduced, first_ + piece + 1));
+      DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::PieceCounters::reduced, first_ + piece + 1));
       AppendCollect(piece, peer);
       CopyAll();
     }
-    Publish(&HostGroup::Progress::taken, piece);
+    Publish(&HostGroup::PieceCounters::consumed, piece);
     return Status();
   }
 
@@ -310,15 +313,15 @@ class Pieces {
   const StoreChoice::Kind kind_;
   const TensorList& tensors_;
   const int rank_;
-  const std::vector<Share> shares_;
+  const std::vector<Range> shares_;
   const int64_t nbytes_;  // of all
   const int64_t largest_;
   const int blocks_;
   const int64_t block_nbytes_;
   const int64_t num_pieces_;
   const int64_t first_;
-  const bool stream_;
-  bool stream_areas_ = false;
+  const bool non_temporal_;
+  bool non_temporal_areas_ = false;
   int64_t measured_ = 0;  // step of the last measurement
   Clock::time_point since_;
   std::vector<const void*> sources_;
@@ -326,21 +329,21 @@ class Pieces {
 };
 
 Status Gather(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensors,
-              const std::vector<Share>& shares, const void* in) {
+              const std::vector<Range>& shares, const void* in) {
   DDL_RETURN_IF_ERROR(group->status());
-  if (Total(shares) == 0) return Status();
-  return Pieces(group, kind, tensors, shares, 1, tensors.nbytes() >= kStreamBytes)
+  if (TotalSize(shares) == 0) return Status();
+  return Pieces(group, kind, tensors, shares, 1, tensors.nbytes() >= kNonTemporalBytes)
       .AllGather(static_cast<const char*>(in));
 }
 
 }  // namespace
 
-Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Share part, DType dtype,
+Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Range part, DType dtype,
                          int divisor) {
   DDL_RETURN_IF_ERROR(group->status());
   if (part.count() == 0) return Status();
-  return Pieces(group, StoreChoice::kAllReduce, tensors, CutAtLines(part, group->size()),
-                group->size(), tensors.nbytes() >= kStreamBytes)
+  return Pieces(group, StoreChoice::kAllReduce, tensors, SplitAtCacheLines(part, group->size()),
+                group->size(), tensors.nbytes() >= kNonTemporalBytes)
       .AllReduce(dtype, divisor);
 }
 
@@ -356,27 +359,27 @@ Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t co
 }
 
 Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
-                             const std::vector<Share>& shares, void* out, DType dtype,
+                             const std::vector<Range>& shares, void* out, DType dtype,
                              int divisor) {
   DDL_RETURN_IF_ERROR(group->status());
-  if (Total(shares) == 0) return Status();
+  if (TotalSize(shares) == 0) return Status();
   return Pieces(group, StoreChoice::kReduceScatter, tensors, shares, group->size(), false)
       .ReduceScatter(static_cast<char*>(out), dtype, divisor);
 }
 
 Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
-                         const std::vector<Share>& shares, const void* in) {
+                         const std::vector<Range>& shares, const void* in) {
   return Gather(group, StoreChoice::kAllGather, tensors, shares, in);
 }
 
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes) {
-  const std::vector<Share> shares = OneAfterTheOther(nbytes);
+  const std::vector<Range> shares = ConsecutiveRanges(nbytes);
   return AllGatherInPieces(group, TensorList({{nullptr, out, shares.back().end}}, 1), shares, in);
 }
 
-Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Share part, int root) {
-  std::vector<Share> shares(group->size());
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Range part, int root) {
+  std::vector<Range> shares(group->size());
   shares[root] = part;
   return Gather(group, StoreChoice::kBroadcast, TensorList({{nullptr, buffer, nbytes}}, 1), shares,
                 static_cast<char*>(buffer) + part.begin);

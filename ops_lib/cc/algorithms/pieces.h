@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "algorithms/tensor_list.h"
 #include "core/dtype.h"
 #include "core/status.h"
@@ -31,39 +31,40 @@ namespace ddl {
 // Source: reduce-scatter and allgather as in Rabenseifner's algorithm (Optimization of Collective
 // Reduction Operations, 2004), with all peers one load away.
 
-// out[i] = sum over ranks of in[i], divided by `divisor`, of many tensors in one row of pieces: small
-// ones share a piece, and none waits until the one before is done. Of the row only `part`, from a
-// cache line on. Where a tensor lies does not change a bit of the result. An `in` may equal its `out`.
+// out[i] = sum over ranks of in[i], divided by `divisor`, of many tensors in one sequence of
+// pieces: small ones share a piece, and none waits until the one before is done. Of the sequence
+// only `part`, from a cache line on. Where a tensor lies does not change a bit of the result. An
+// `in` may equal its `out`.
 //
 // Of S bytes each rank moves 2 (N - 1) / N * S through the caches and, from and to its own memory,
-// 2 S: reads all of `in`, writes all of `out`. Where the outputs are too large for the caches and were
-// not read before, they are written past them.
-Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Share part, DType dtype,
+// 2 S: reads all of `in`, writes all of `out`. Where the outputs are too large for the caches and
+// were not read before, they are written past them.
+Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Range part, DType dtype,
                          int divisor);
 Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
                          int divisor);
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
                          int divisor);
 
-// The first half of it: `out` gets this rank's share of the sum. `shares` are bytes of the row of
-// tensors, whole elements, best from a cache line on: one range for each rank, the same on every rank
-// and perhaps empty; together they need not be all of it. Between tensors `out` gets zeros.
+// The first half of it: `out` gets this rank's share of the sum. `shares` are bytes of the sequence
+// of tensors, whole elements, best from a cache line on: one range for each rank, the same on every
+// rank and perhaps empty; together they need not be all of it. Between tensors `out` gets zeros.
 Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
-                             const std::vector<Share>& shares, void* out, DType dtype, int divisor);
+                             const std::vector<Range>& shares, void* out, DType dtype, int divisor);
 
-// The second half: the tensors' outputs get the shares of all ranks; this rank brings its own at `in`,
-// or has it where it goes. Each byte is written to shared memory once and read by all.
+// The second half: the tensors' outputs get the shares of all ranks; this rank brings its own at
+// `in`, or has it where it goes. Each byte is written to shared memory once and read by all.
 Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
-                         const std::vector<Share>& shares, const void* in);
+                         const std::vector<Range>& shares, const void* in);
 
 // The same of one tensor that is the shares of all ranks one after the other, nbytes[r] of rank r:
 // whole `in` of each, behind another in `out`.
 Status AllGatherInPieces(HostGroup* group, const void* in, void* out,
                          const std::vector<int64_t>& nbytes);
 
-// Overwrites `part` of the `nbytes` at `buffer` with those of rank `root`: a gather to which only that
-// one brings some.
-Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Share part, int root);
+// Overwrites `part` of the `nbytes` at `buffer` with those of rank `root`: a gather to which only
+// that one brings some.
+Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, Range part, int root);
 Status BroadcastInPieces(HostGroup* group, void* buffer, int64_t nbytes, int root);
 
 }  // namespace ddl

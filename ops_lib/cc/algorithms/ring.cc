@@ -11,16 +11,16 @@ namespace {
 
 constexpr int64_t kSegmentBytes = int64_t{256} << 10;
 // Segments to be received that the transport knows of at once, and as many to be sent.
-constexpr int64_t kAhead = 4;
+constexpr int64_t kPipelineDepth = 4;
 
-// All steps of a ring as one row of segments, numbered through: segment t belongs to step t / J of
-// J segments each. In step s this rank sends chunk r - s and receives chunk r - s - 1; so what it
-// receives as t it sends as t + J.
+// All steps of a ring as one sequence of segments, numbered through: segment t belongs to step t /
+// J of J segments each. In step s this rank sends chunk r - s and receives chunk r - s - 1; so what
+// it receives as t it sends as t + J.
 class Ring {
  public:
   // `chunks` are bytes of `out`, one for each rank. In the first `reducing` steps what comes is
   // added, with `divisor` in the last of them; in the others it is stored.
-  Ring(Transport* transport, const void* in, void* out, std::vector<Share> chunks, int reducing,
+  Ring(Transport* transport, const void* in, void* out, std::vector<Range> chunks, int reducing,
        int steps, DType dtype, int divisor)
       : transport_(*transport),
         in_(static_cast<const char*>(in)),
@@ -30,12 +30,12 @@ class Ring {
         dtype_(dtype),
         divisor_(divisor) {
     int64_t largest = 0;
-    for (const Share& chunk : chunks_) largest = std::max(largest, chunk.count());
+    for (const Range& chunk : chunks_) largest = std::max(largest, chunk.count());
     segments_ = (largest + kSegmentBytes - 1) / kSegmentBytes;
     total_ = steps * segments_;
     if (reducing_ > 0) {
       room_ = std::min(largest, kSegmentBytes);
-      incoming_ = transport_.Scratch(kAhead * room_);
+      incoming_ = transport_.Scratch(kPipelineDepth * room_);
     }
   }
 
@@ -52,24 +52,24 @@ class Ring {
  private:
   int64_t Step(int64_t t) const { return t / segments_; }
 
-  Share Segment(int64_t t, int64_t chunk) const {
-    const Share& all = chunks_[chunk];
+  Range Segment(int64_t t, int64_t chunk) const {
+    const Range& all = chunks_[chunk];
     const int64_t begin = std::min(all.end, all.begin + t % segments_ * kSegmentBytes);
     return {begin, std::min(all.end, begin + kSegmentBytes)};
   }
-  Share Sent(int64_t t) const {
+  Range Sent(int64_t t) const {
     const int64_t size = transport_.size();
     return Segment(t, (transport_.rank() + 2 * size - Step(t)) % size);
   }
-  Share Received(int64_t t) const { return Sent(t + segments_); }
+  Range Received(int64_t t) const { return Sent(t + segments_); }
 
-  char* Incoming(int64_t t) { return incoming_ + t % kAhead * room_; }
+  char* Incoming(int64_t t) { return incoming_ + t % kPipelineDepth * room_; }
 
   // Segments before `now` are received and added.
   Status BeginReceives(int64_t now) {
     const int from = (transport_.rank() + transport_.size() - 1) % transport_.size();
-    for (; received_ < std::min(total_, now + kAhead); ++received_) {
-      const Share segment = Received(received_);
+    for (; received_ < std::min(total_, now + kPipelineDepth); ++received_) {
+      const Range segment = Received(received_);
       char* to = Incoming(received_);
       if (Step(received_) >= reducing_) {
         to = out_ + segment.begin;
@@ -87,8 +87,8 @@ class Ring {
 
   Status BeginSends(int64_t now) {
     const int to = (transport_.rank() + 1) % transport_.size();
-    for (; sent_ < std::min(total_, now + std::min(segments_, kAhead)); ++sent_) {
-      const Share segment = Sent(sent_);
+    for (; sent_ < std::min(total_, now + std::min(segments_, kPipelineDepth)); ++sent_) {
+      const Range segment = Sent(sent_);
       const char* from = Step(sent_) == 0 ? in_ : out_;
       DDL_RETURN_IF_ERROR(transport_.Send(to, from + segment.begin, segment.count()));
     }
@@ -96,7 +96,7 @@ class Ring {
   }
 
   void Add(int64_t t) {
-    const Share segment = Received(t);
+    const Range segment = Received(t);
     const void* sources[] = {Incoming(t), in_ + segment.begin};
     Sum sum;
     sum.sources = sources;
@@ -111,7 +111,7 @@ class Ring {
   Transport& transport_;
   const char* in_;
   char* out_;
-  const std::vector<Share> chunks_;
+  const std::vector<Range> chunks_;
   const int64_t reducing_;
   const DType dtype_;
   const int divisor_;
@@ -138,20 +138,20 @@ Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t co
     Compute(sum);
     return Status();
   }
-  std::vector<Share> chunks(size);
+  std::vector<Range> chunks(size);
   for (int rank = 0; rank < size; ++rank) {
-    const Share elements = ShareOf(count, size, rank);
+    const Range elements = EqualPart(count, size, rank);
     chunks[rank] = {elements.begin * element, elements.end * element};
   }
   return Ring(transport, in, out, std::move(chunks), size - 1, 2 * (size - 1), dtype, divisor)
       .Run();
 }
 
-Status RingAllGather(Transport* transport, const void* in, void* out, std::vector<Share> places) {
-  const Share own = places[transport->rank()];
+Status RingAllGather(Transport* transport, const void* in, void* out, std::vector<Range> ranges) {
+  const Range own = ranges[transport->rank()];
   char* to = static_cast<char*>(out) + own.begin;
   if (own.count() > 0 && in != to) std::memcpy(to, in, own.count());
-  return Ring(transport, out, out, std::move(places), 0, transport->size() - 1, DType::kInt8, 1)
+  return Ring(transport, out, out, std::move(ranges), 0, transport->size() - 1, DType::kInt8, 1)
       .Run();
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "core/dtype.h"
 #include "transport/transport.h"
 
@@ -28,11 +28,11 @@ namespace ddl {
 Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
                      int divisor);
 
-// Joins the bytes of all ranks in `out`: those of rank r lie at places[r], which is the same on every
-// rank. Each contributes from its `in`, which may be its own place.
+// Joins the bytes of all ranks in `out`: those of rank r lie at ranges[r], which is the same on
+// every rank. Each contributes from its `in`, which may be its own range of `out`.
 //
 // N - 1 steps; each rank sends all but the next one's bytes, once.
-Status RingAllGather(Transport* transport, const void* in, void* out, std::vector<Share> places);
+Status RingAllGather(Transport* transport, const void* in, void* out, std::vector<Range> ranges);
 
 }  // namespace ddl
 

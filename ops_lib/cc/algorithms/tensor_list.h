@@ -15,8 +15,8 @@ struct TensorSpan {
 };
 
 // Tensors one behind the other, as if they were one: what is moved in pieces is cut without regard
-// to where one ends. Each begins at a cache line of that row, so that pieces of it can be streamed;
-// the gaps before them are never touched.
+// to where one ends. Each begins at a cache line of that sequence, so that pieces of it can be
+// written by non-temporal stores; the gaps before them are never touched.
 class TensorList {
  public:
   static constexpr int64_t kLine = 64;

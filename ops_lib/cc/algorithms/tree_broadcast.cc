@@ -7,7 +7,8 @@ namespace ddl {
 namespace {
 
 constexpr int64_t kSegmentBytes = int64_t{256} << 10;
-constexpr int64_t kAhead = 4;  // segments to be received at once, and to be sent to each child
+// Segments to be received at once, and to be sent to each child.
+constexpr int64_t kPipelineDepth = 4;
 
 }  // namespace
 
@@ -33,7 +34,8 @@ Status TreeBroadcast(Transport* transport, void* buffer, int64_t nbytes, int roo
   int64_t begun = 0;
   for (int64_t first = 0; first < nbytes; first += kSegmentBytes) {
     if (rank > 0) {
-      for (; begun < std::min(nbytes, first + kAhead * kSegmentBytes); begun += kSegmentBytes) {
+      for (; begun < std::min(nbytes, first + kPipelineDepth * kSegmentBytes);
+           begun += kSegmentBytes) {
         DDL_RETURN_IF_ERROR(transport->Receive(peer(parent), bytes + begun, nbytes_from(begun)));
       }
       DDL_RETURN_IF_ERROR(transport->AwaitReceive());
@@ -42,7 +44,7 @@ Status TreeBroadcast(Transport* transport, void* buffer, int64_t nbytes, int roo
       DDL_RETURN_IF_ERROR(transport->Send(peer(child), bytes + first, nbytes_from(first)));
     }
     DDL_RETURN_IF_ERROR(
-        transport->AwaitSends(kAhead * static_cast<int64_t>(children.size())));
+        transport->AwaitSends(kPipelineDepth * static_cast<int64_t>(children.size())));
   }
   return transport->AwaitSends(0);
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms/meeting.h"
+#include "algorithms/host_barrier.h"
 #include "algorithms/tensor_list.h"
 #include "comm/baseline.h"
 #include "comm/messenger.h"
@@ -21,22 +21,23 @@ class Communicator : public Messenger {
   virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_size() const = 0;
 
-  // How ranks reach each other, for a person: "shared memory".
-  virtual const char* Means() const = 0;
+  // How ranks reach each other, for messages: "shared memory".
+  virtual const char* TransportName() const = 0;
 
-  // Whether Meet sums what is offered; elsewhere Met::kAlike says nothing about a tensor.
-  virtual bool SumsOffers() const { return false; }
+  // Whether Barrier reduces the inline tensor; elsewhere BarrierResult::kMatch says nothing about
+  // one.
+  virtual bool ReducesInline() const { return false; }
 
-  // See algorithms/meeting.h.
-  virtual Status Meet(const Offer& offer, Met* met) = 0;
+  // See algorithms/host_barrier.h.
+  virtual Status Barrier(const Arrival& arrival, BarrierResult* result) = 0;
 
   // out[i] = sum over ranks of in[i], divided by `divisor` (integers toward zero), the same bits
   // on every rank and in every run. float16 and bfloat16 are added and divided in float32 and
   // rounded once; over several hosts with several ranks each, twice. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) = 0;
 
-  // Every later call of this rank fails with `reason`, and as soon as they can know it, those of the
-  // others: this rank could not go on in the middle of something.
+  // Every later call of this rank fails with `reason`, and as soon as they can know it, those of
+  // the others: this rank could not go on in the middle of something.
   virtual void Break(const Status& reason) = 0;
 
   // The same of each of many tensors.

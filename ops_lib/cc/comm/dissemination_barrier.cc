@@ -5,19 +5,19 @@
 #include <utility>
 
 #include "core/log.h"
-#include "core/pause.h"
+#include "core/backoff.h"
 
 namespace ddl {
 namespace {
 
-// First byte of a message; then, but for kGivenUp, the number of the barrier.
-constexpr char kKnown = 'K';     // then a Knowledge, which begins with that number
-constexpr char kComplete = 'C';  // all ranks of the sender's group are there
-constexpr char kLacks = 'L';     // then the ranks that are not, as int32
-constexpr char kTakenBack = 'T';
-constexpr char kLimited = 'W';   // to the own leader: the sender's wait is limited
-constexpr char kUnlimited = 'U'; // it is not
-constexpr char kGivenUp = 'G';   // then the Code, then the message
+// First byte of a message; then, but for kBroken, the number of the barrier.
+constexpr char kSummary = 'K';    // then a Summary, which begins with that number
+constexpr char kComplete = 'C';   // all ranks of the sender's group have arrived
+constexpr char kMissing = 'L';    // then the ranks that have not, as int32
+constexpr char kCancelled = 'T';  // a rank of the sender's group has cancelled
+constexpr char kLimited = 'W';    // to the own leader: the sender's wait is limited
+constexpr char kUnlimited = 'U';  // it is not
+constexpr char kBroken = 'G';     // then the Code, then the message
 
 std::string Message(char kind, const void* bytes, size_t nbytes) {
   std::string message(1 + nbytes, kind);
@@ -25,9 +25,10 @@ std::string Message(char kind, const void* bytes, size_t nbytes) {
   return message;
 }
 
-constexpr int kLooks = 3;
+constexpr int kFirstPolls = 3;
 
-int Earlier(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
+// Of two ranks; -1 stands for none.
+int FirstOf(int a, int b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 }  // namespace
 
@@ -36,7 +37,7 @@ DisseminationBarrier::DisseminationBarrier(Messenger* messenger,
     : messenger_(messenger),
       groups_(std::move(groups)),
       timeout_s_(timeout_s),
-      moment_s_(std::min(1.0, timeout_s / 8)),
+      report_after_s_(std::min(1.0, timeout_s / 8)),
       group_of_(messenger->size(), 0),
       inbox_(groups_.size()),
       presence_(groups_.size()),
@@ -49,59 +50,61 @@ DisseminationBarrier::DisseminationBarrier(Messenger* messenger,
 
 void DisseminationBarrier::Begin() {
   ++number_;
-  reported_.clear();
+  reported_missing_.clear();
   reported_limit_ = true;
-  late_polls_ = 0;
+  grace_polls_ = 0;
   limited_.assign(group_of_.size(), true);
   announced_ = false;
   began_ = since_ = Clock::now();
   warnings_ = WarningSchedule(timeout_s_);
 }
 
-Status DisseminationBarrier::Meet(const Offer& offer, Met within, Met* met) {
+Status DisseminationBarrier::ArriveAndWait(const Arrival& arrival, BarrierResult within,
+                                           BarrierResult* result) {
   DDL_RETURN_IF_ERROR(broken_);
   within_ = within;
   since_ = Clock::now();
   // MPI may have to be asked more than once before it shows what came while nobody looked.
-  for (int look = 0; look < kLooks; ++look) DDL_RETURN_IF_ERROR(Heard());
-  known_ = {};
-  known_.number = number_;
-  std::copy(offer.digest, offer.digest + 2, known_.digest);
-  known_.leaver = offer.leaving ? messenger_->rank() : -1;
-  known_.worker = offer.leaving ? -1 : messenger_->rank();
-  known_.different = within == Met::kDifferent;
-  known_.withdrawn = within == Met::kWithdrawn || taken_back_ == number_ || offer.IsWithdrawn();
+  for (int look = 0; look < kFirstPolls; ++look) DDL_RETURN_IF_ERROR(Poll());
+  summary_ = {};
+  summary_.number = number_;
+  std::copy(arrival.digest, arrival.digest + 2, summary_.digest);
+  summary_.leaver = arrival.leaving ? messenger_->rank() : -1;
+  summary_.active = arrival.leaving ? -1 : messenger_->rank();
+  summary_.mismatch = within == BarrierResult::kMismatch;
+  summary_.cancelled =
+      within == BarrierResult::kCancelled || cancelled_barrier_ == number_ || arrival.IsCancelled();
   const int size = static_cast<int>(groups_.size());
   for (int step = 1; step < size; step *= 2) {
     DDL_RETURN_IF_ERROR(messenger_->Send(groups_[(own_ + step) % size][0],
-                                         Message(kKnown, &known_, sizeof known_),
-                                         Channel::kBarrier));
-    Knowledge theirs = {};
-    DDL_RETURN_IF_ERROR(Await((own_ - step + size) % size, offer, &theirs));
-    known_.different = known_.different || theirs.different ||
-                       !std::equal(theirs.digest, theirs.digest + 2, known_.digest);
-    known_.withdrawn = known_.withdrawn || theirs.withdrawn;
-    known_.leaver = Earlier(known_.leaver, theirs.leaver);
-    known_.worker = Earlier(known_.worker, theirs.worker);
-    if (known_.leaver >= 0 && known_.worker >= 0) return LeftAlone(offer);
+                                         Message(kSummary, &summary_, sizeof summary_),
+                                         MessageTag::kBarrier));
+    Summary theirs = {};
+    DDL_RETURN_IF_ERROR(Await((own_ - step + size) % size, arrival, &theirs));
+    summary_.mismatch = summary_.mismatch || theirs.mismatch ||
+                        !std::equal(theirs.digest, theirs.digest + 2, summary_.digest);
+    summary_.cancelled = summary_.cancelled || theirs.cancelled;
+    summary_.leaver = FirstOf(summary_.leaver, theirs.leaver);
+    summary_.active = FirstOf(summary_.active, theirs.active);
+    if (summary_.leaver >= 0 && summary_.active >= 0) return LeaverError(arrival);
   }
-  *met = known_.withdrawn   ? Met::kWithdrawn
-         : known_.different ? Met::kDifferent
-                            : Met::kAlike;
+  *result = summary_.cancelled  ? BarrierResult::kCancelled
+            : summary_.mismatch ? BarrierResult::kMismatch
+                                : BarrierResult::kMatch;
   return Status();
 }
 
-Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* theirs) {
-  const Pauses wait;
+Status DisseminationBarrier::Await(int group, const Arrival& arrival, Summary* theirs) {
+  const Backoff backoff;
   while (true) {
-    DDL_RETURN_IF_ERROR(Heard());
+    DDL_RETURN_IF_ERROR(Poll());
     if (!inbox_[group].empty()) break;
-    if (offer.waiting) DDL_RETURN_IF_ERROR(offer.waiting(Arrived()));
-    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(TakeBack());
-    if (std::chrono::duration<double>(Clock::now() - began_).count() > moment_s_) {
-      DDL_RETURN_IF_ERROR(LookAround(offer));
+    if (arrival.while_waiting) DDL_RETURN_IF_ERROR(arrival.while_waiting(Arrived()));
+    if (arrival.IsCancelled()) DDL_RETURN_IF_ERROR(Cancel());
+    if (std::chrono::duration<double>(Clock::now() - began_).count() > report_after_s_) {
+      DDL_RETURN_IF_ERROR(CheckStall(arrival));
     }
-    wait.Pause();
+    backoff.Pause();
   }
   *theirs = inbox_[group].front();
   inbox_[group].pop_front();
@@ -112,25 +115,25 @@ Status DisseminationBarrier::Await(int group, const Offer& offer, Knowledge* the
   return broken_;
 }
 
-Status DisseminationBarrier::Heard() {
+Status DisseminationBarrier::Poll() {
   while (broken_.ok()) {
     std::string message;
     int rank = -1;
-    DDL_RETURN_IF_ERROR(messenger_->TryReceiveAny(&rank, &message, Channel::kBarrier));
+    DDL_RETURN_IF_ERROR(messenger_->TryReceiveAny(&rank, &message, MessageTag::kBarrier));
     if (rank < 0) break;
-    if (message[0] == kGivenUp) {
+    if (message[0] == kBroken) {
       broken_ = Status(static_cast<Code>(message[1]), message.substr(2));
       break;
     }
     const int group = group_of_[rank];
     uint64_t number = 0;
     std::memcpy(&number, message.data() + 1, sizeof number);
-    if (message[0] == kKnown) {
+    if (message[0] == kSummary) {
       inbox_[group].emplace_back();
-      std::memcpy(&inbox_[group].back(), message.data() + 1, sizeof(Knowledge));
+      std::memcpy(&inbox_[group].back(), message.data() + 1, sizeof(Summary));
     }
-    if (message[0] == kTakenBack) {
-      taken_back_ = std::max(taken_back_, number);
+    if (message[0] == kCancelled) {
+      cancelled_barrier_ = std::max(cancelled_barrier_, number);
       continue;
     }
     if (message[0] == kLimited || message[0] == kUnlimited) {
@@ -140,7 +143,7 @@ Status DisseminationBarrier::Heard() {
     Presence& presence = presence_[group];
     if (number < presence.number) continue;  // another rank of that group was faster
     if (number > presence.number) presence = {number, false, {}};
-    if (message[0] != kLacks) {
+    if (message[0] != kMissing) {
       presence.complete = true;
     } else {
       presence.missing.resize((message.size() - 1 - sizeof number) / sizeof(int));
@@ -155,15 +158,15 @@ Status DisseminationBarrier::Heard() {
 Status DisseminationBarrier::SendToOthers(const std::string& message) {
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (static_cast<int>(group) == own_) continue;
-    DDL_RETURN_IF_ERROR(messenger_->Send(groups_[group][0], message, Channel::kBarrier));
+    DDL_RETURN_IF_ERROR(messenger_->Send(groups_[group][0], message, MessageTag::kBarrier));
   }
   return Status();
 }
 
-Status DisseminationBarrier::TakeBack() {
-  if (taken_back_ == number_) return Status();
-  taken_back_ = number_;
-  return SendToOthers(Message(kTakenBack, &number_, sizeof number_));
+Status DisseminationBarrier::Cancel() {
+  if (cancelled_barrier_ == number_) return Status();
+  cancelled_barrier_ = number_;
+  return SendToOthers(Message(kCancelled, &number_, sizeof number_));
 }
 
 std::vector<bool> DisseminationBarrier::Arrived() const {
@@ -179,31 +182,31 @@ std::vector<bool> DisseminationBarrier::Arrived() const {
   return arrived;
 }
 
-bool DisseminationBarrier::IsLimited(const Offer& offer) const {
-  if (offer.leaving) return false;
-  if (within_ == Met::kDifferent || offer.IsLimited()) return true;
+bool DisseminationBarrier::IsLimited(const Arrival& arrival) const {
+  if (arrival.leaving) return false;
+  if (within_ == BarrierResult::kMismatch || arrival.IsLimited()) return true;
   return std::any_of(groups_[own_].begin() + 1, groups_[own_].end(),
                      [this](int rank) { return limited_[rank]; });
 }
 
-Status DisseminationBarrier::LookAround(const Offer& offer) {
+Status DisseminationBarrier::CheckStall(const Arrival& arrival) {
   if (!announced_) {
     announced_ = true;
     DDL_RETURN_IF_ERROR(SendToOthers(Message(kComplete, &number_, sizeof number_)));
   }
-  if (!IsLimited(offer)) {
+  if (!IsLimited(arrival)) {
     since_ = Clock::now();
     return Status();
   }
   const std::vector<bool> arrived = Arrived();
   const bool all = std::find(arrived.begin(), arrived.end(), false) == arrived.end();
-  // A leader that has said it is there, and then nothing.
+  // A leader that has reported its arrival, and then nothing.
   const std::string missing = all ? "another host" : Missing(arrived);
   const double waited_s = std::chrono::duration<double>(Clock::now() - since_).count();
-  const std::string title = offer.title ? offer.title() : "A collective";
+  const std::string title = arrival.title ? arrival.title() : "A collective";
   const std::string limit = Seconds(timeout_s_);
-  late_polls_ = waited_s > timeout_s_ ? late_polls_ + 1 : 0;
-  if (late_polls_ > kLatePolls) {
+  grace_polls_ = waited_s > timeout_s_ ? grace_polls_ + 1 : 0;
+  if (grace_polls_ > kGracePolls) {
     Break(Status(Code::kDeadlineExceeded,
                  title + ": " + missing + " did not come within " + limit + "; rank " +
                      std::to_string(messenger_->rank()) + " waited longer than " + limit +
@@ -214,49 +217,50 @@ Status DisseminationBarrier::LookAround(const Offer& offer) {
   const bool first = std::find(arrived.begin(), arrived.end(), true) - arrived.begin() ==
                      groups_[own_][0];
   if (first && warnings_.Due(waited_s)) {
-    LogLine(messenger_->rank(), title + ": waiting for " + missing + " since " +
-                                    Seconds(waited_s) + " (limit " + limit + ")");
+    LogLine(messenger_->rank(), title + ": waited " + Seconds(waited_s) + " for " + missing +
+                                    " so far (limit " + limit + ")");
   }
   return Status();
 }
 
-Status DisseminationBarrier::LeftAlone(const Offer& offer) {
-  const std::string leaver = std::to_string(known_.leaver), worker = std::to_string(known_.worker);
+Status DisseminationBarrier::LeaverError(const Arrival& arrival) {
+  const std::string leaver = std::to_string(summary_.leaver),
+                    active = std::to_string(summary_.active);
   const Status reason(Code::kFailedPrecondition,
-                      (offer.title ? offer.title() : "A collective") + ": rank " + leaver +
-                          " has already ended its script, but rank " + worker +
+                      (arrival.title ? arrival.title() : "A collective") + ": rank " + leaver +
+                          " has already ended its script, but rank " + active +
                           " still runs this collective. Let all ranks do the same number of "
                           "steps, and look for an early exit on rank " +
                           leaver + ".");
-  // Those who stay know what they were about to do.
-  if (!offer.leaving) Break(reason);
+  // Ranks that stay can name their collective.
+  if (!arrival.leaving) Break(reason);
   broken_ = reason;
   return broken_;
 }
 
-Status DisseminationBarrier::Report(const std::vector<int>& missing, double waited_s) {
-  if (waited_s < moment_s_ || missing == reported_) return Status();
-  reported_ = missing;
-  std::string message = Message(kLacks, &number_, sizeof number_);
+Status DisseminationBarrier::ReportMissing(const std::vector<int>& missing, double waited_s) {
+  if (waited_s < report_after_s_ || missing == reported_missing_) return Status();
+  reported_missing_ = missing;
+  std::string message = Message(kMissing, &number_, sizeof number_);
   message.append(reinterpret_cast<const char*>(missing.data()), missing.size() * sizeof(int));
   return SendToOthers(message);
 }
 
 Status DisseminationBarrier::ReportLimit(bool limited, double waited_s) {
-  if (waited_s < moment_s_ || limited == reported_limit_) return Status();
+  if (waited_s < report_after_s_ || limited == reported_limit_) return Status();
   reported_limit_ = limited;
   return messenger_->Send(groups_[own_][0],
                           Message(limited ? kLimited : kUnlimited, &number_, sizeof number_),
-                          Channel::kBarrier);
+                          MessageTag::kBarrier);
 }
 
 void DisseminationBarrier::Break(const Status& reason) {
-  if (!broken_.ok()) return;  // who said it has told all leaders
-  std::string message(1, kGivenUp);
+  if (!broken_.ok()) return;  // whoever broke it has told all leaders
+  std::string message(1, kBroken);
   message += static_cast<char>(reason.code());
   message += reason.message();
   broken_ = reason;
-  (void)SendToOthers(message);  // whoever does not hear of it waits until its own limit
+  (void)SendToOthers(message);  // whoever does not get it waits until its own limit
 }
 
 }  // namespace ddl

@@ -6,7 +6,7 @@
 
 #include "comm/communicator.h"
 #include "transport/host_group.h"
-#include "transport/host_lanes.h"
+#include "transport/host_channels.h"
 #include "transport/shared_segment.h"
 
 namespace ddl {
@@ -14,8 +14,8 @@ namespace ddl {
 // The ranks of this host around memory that they share.
 struct HostMemory {
   SharedSegment segment;
-  std::unique_ptr<HostGroup> group;  // lives in `segment`, as those of `lanes`
-  std::unique_ptr<HostLanes> lanes;  // the first is `group`
+  std::unique_ptr<HostGroup> group;  // lives in `segment`, as those of `channels`
+  std::unique_ptr<HostChannels> channels;  // the first is `group`
 };
 
 // Shares memory among the ranks r with the same hosts[r], on each host. Collective over `base`. If

@@ -5,10 +5,10 @@
 
 #include "algorithms/network_allreduce.h"
 #include "algorithms/pieces.h"
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "algorithms/tree_broadcast.h"
 #include "core/half.h"
-#include "core/pause.h"
+#include "core/backoff.h"
 #include "core/stall.h"
 
 namespace ddl {
@@ -22,12 +22,12 @@ constexpr int64_t kFragments = 2;
 // Within a host, ranks wait for those that talk to other hosts: no longer than a piece takes.
 constexpr int64_t kPieceBytes = int64_t{32} << 20;
 
-// The shares of a row of tensors, cut into fragments.
+// The shares of a sequence of tensors, cut into fragments.
 class Fragments {
  public:
   // `shares` of `ranks` have one. No fragment of a share is longer than `largest`.
   Fragments(int64_t nbytes, int shares, int ranks, int64_t largest)
-      : shares_(CutAtLines({0, nbytes}, shares)),
+      : shares_(SplitAtCacheLines({0, nbytes}, shares)),
         room_(std::min(shares_[0].count(), largest)),
         size_((shares_[0].count() + room_ - 1) / room_) {
     shares_.resize(ranks);
@@ -37,11 +37,11 @@ class Fragments {
   // Bytes of the longest.
   int64_t room() const { return room_; }
   // The whole share of a rank.
-  const Share& share(int rank) const { return shares_[rank]; }
+  const Range& share(int rank) const { return shares_[rank]; }
   // The same fragment of all shares.
-  std::vector<Share> operator[](int64_t fragment) const {
-    std::vector<Share> all = shares_;
-    for (Share& one : all) {
+  std::vector<Range> operator[](int64_t fragment) const {
+    std::vector<Range> all = shares_;
+    for (Range& one : all) {
       one.begin = std::min(one.begin + fragment * room_, one.end);
       one.end = std::min(one.begin + room_, one.end);
     }
@@ -49,20 +49,20 @@ class Fragments {
   }
 
  private:
-  std::vector<Share> shares_;
+  std::vector<Range> shares_;
   const int64_t room_, size_;
 };
 
 // At its end, however that comes, nothing is under way between the hosts.
-class NetworkUse {
+class NetworkGuard {
  public:
-  NetworkUse(Worker* worker, Transport* transport) : worker_(worker), transport_(transport) {}
-  NetworkUse(const NetworkUse&) = delete;
-  ~NetworkUse() {
+  NetworkGuard(Worker* worker, Transport* transport) : worker_(worker), transport_(transport) {}
+  NetworkGuard(const NetworkGuard&) = delete;
+  ~NetworkGuard() {
     if (worker_ == nullptr || worker_->pending() == 0) return;
     transport_->Interrupt();
     Status status;
-    while (worker_->pending() > 0) (void)worker_->Await(kLookAroundS, &status);
+    while (worker_->pending() > 0) (void)worker_->Await(kLivenessCheckS, &status);
   }
 
  private:
@@ -70,7 +70,7 @@ class NetworkUse {
   Transport* const transport_;
 };
 
-std::vector<std::vector<int>> RanksOf(const std::vector<int>& hosts) {
+std::vector<std::vector<int>> RanksByHost(const std::vector<int>& hosts) {
   std::vector<std::vector<int>> ranks(*std::max_element(hosts.begin(), hosts.end()) + 1);
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
     ranks[hosts[rank]].push_back(static_cast<int>(rank));
@@ -82,86 +82,86 @@ std::vector<std::vector<int>> RanksOf(const std::vector<int>& hosts) {
 
 HostsCommunicator::HostsCommunicator(std::unique_ptr<Communicator> base,
                                      std::unique_ptr<HostMemory> memory,
-                                     std::unique_ptr<Transport> column, int shares,
+                                     std::unique_ptr<Transport> cross_host, int shares,
                                      std::vector<int> hosts)
     : base_(std::move(base)),
       memory_(std::move(memory)),
-      column_(std::move(column)),
+      cross_host_(std::move(cross_host)),
       shares_(shares),
       hosts_(std::move(hosts)),
-      barrier_(base_.get(), RanksOf(hosts_), memory_->group->timeout_s()) {}
+      barrier_(base_.get(), RanksByHost(hosts_), memory_->group->timeout_s()) {}
 
-Status HostsCommunicator::Send(int peer, std::string message, Channel channel) {
+Status HostsCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  return base_->Send(peer, std::move(message), channel);
+  return base_->Send(peer, std::move(message), tag);
 }
 
 Status HostsCommunicator::TryReceive(int peer, std::string* message, bool* received,
-                                     Channel channel) {
+                                     MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  return base_->TryReceive(peer, message, received, channel);
+  return base_->TryReceive(peer, message, received, tag);
 }
 
-Status HostsCommunicator::TryReceiveAny(int* peer, std::string* message, Channel channel) {
+Status HostsCommunicator::TryReceiveAny(int* peer, std::string* message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
-  return base_->TryReceiveAny(peer, message, channel);
+  return base_->TryReceiveAny(peer, message, tag);
 }
 
-Status HostsCommunicator::Meet(const Offer& offer, Met* met) {
+Status HostsCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {
   DDL_RETURN_IF_ERROR(broken_);
-  const Status status = MeetInTurn(offer, met);
+  const Status status = HierarchicalBarrier(arrival, result);
   if (!status.ok()) barrier_.Break(status);
   return status;
 }
 
-Status HostsCommunicator::MeetInTurn(const Offer& offer, Met* met) {
+Status HostsCommunicator::HierarchicalBarrier(const Arrival& arrival, BarrierResult* result) {
   barrier_.Begin();
   HostGroup* group = memory_->group.get();
-  const Pauses wait(0);
-  Offer within = offer;
+  const Backoff backoff(0);
+  Arrival within = arrival;
   within.count = 0;
-  within.waiting = [&](const std::vector<bool>& here) {
-    const auto first = std::find(here.begin(), here.end(), true) - here.begin();
+  within.while_waiting = [&](const std::vector<bool>& arrived) {
+    const auto first = std::find(arrived.begin(), arrived.end(), true) - arrived.begin();
     if (first == group->rank()) {
       std::vector<int> missing;
       for (int rank = 0; rank < group->size(); ++rank) {
-        if (!here[rank]) missing.push_back(group->name(rank));
+        if (!arrived[rank]) missing.push_back(group->global_rank(rank));
       }
-      DDL_RETURN_IF_ERROR(barrier_.Report(missing, wait.elapsed_s()));
+      DDL_RETURN_IF_ERROR(barrier_.ReportMissing(missing, backoff.elapsed_s()));
     }
-    return barrier_.leads() ? barrier_.Heard() : Status();
+    return barrier_.is_leader() ? barrier_.Poll() : Status();
   };
-  Met outcome = Met::kAlike;
-  DDL_RETURN_IF_ERROR(ddl::Meet(group, within, &outcome));
-  if (barrier_.leads()) {
+  BarrierResult outcome = BarrierResult::kMatch;
+  DDL_RETURN_IF_ERROR(ddl::HostBarrier(group, within, &outcome));
+  if (barrier_.is_leader()) {
     // Another rank of this host may fail meanwhile.
-    within.waiting = [group](const std::vector<bool>&) { return group->status(); };
-    const Status met_without = barrier_.Meet(within, outcome, &outcome);
-    if (!met_without.ok()) return group->Break(met_without, 0);
+    within.while_waiting = [group](const std::vector<bool>&) { return group->status(); };
+    const Status between = barrier_.ArriveAndWait(within, outcome, &outcome);
+    if (!between.ok()) return group->Break(between, 0);
   }
-  // What has come of it. The others wait for the leader, and tell it whether it may wait for ever.
-  Offer told;
-  told.leaving = offer.leaving;
-  told.asks_nothing = true;
-  told.limited = [] { return false; };
-  told.title = offer.title;
-  told.waiting = [&](const std::vector<bool>&) {
-    if (offer.IsWithdrawn()) DDL_RETURN_IF_ERROR(barrier_.TakeBack());
-    if (barrier_.leads()) return Status();
-    return barrier_.ReportLimit(offer.IsLimited(), wait.elapsed_s());
+  // The result. The others wait for the leader, and tell it whether the timeout applies to them.
+  Arrival last;
+  last.leaving = arrival.leaving;
+  last.without_request = true;
+  last.limited = [] { return false; };
+  last.title = arrival.title;
+  last.while_waiting = [&](const std::vector<bool>&) {
+    if (arrival.IsCancelled()) DDL_RETURN_IF_ERROR(barrier_.Cancel());
+    if (barrier_.is_leader()) return Status();
+    return barrier_.ReportLimit(arrival.IsLimited(), backoff.elapsed_s());
   };
-  told.withdraws = barrier_.leads() && outcome == Met::kWithdrawn;
-  told.digest[0] = barrier_.leads() && outcome == Met::kDifferent;
-  DDL_RETURN_IF_ERROR(ddl::Meet(group, told, met));
-  if (barrier_.leads()) *met = outcome;
+  last.cancels = barrier_.is_leader() && outcome == BarrierResult::kCancelled;
+  last.digest[0] = barrier_.is_leader() && outcome == BarrierResult::kMismatch;
+  DDL_RETURN_IF_ERROR(ddl::HostBarrier(group, last, result));
+  if (barrier_.is_leader()) *result = outcome;
   return Status();
 }
 
-Status HostsCommunicator::Kept(Status status) {
-  // At once for the others on this host, and for hosts that meet; those that wait for tensors find
-  // out by waiting.
+Status HostsCommunicator::KeepError(Status status) {
+  // At once for the others on this host, and for hosts at a barrier; those that wait for tensors
+  // find out by waiting.
   if (!status.ok()) {
-    broken_ = memory_->lanes->Break(status);
+    broken_ = memory_->channels->Break(status);
     barrier_.Break(broken_);
     base_->Break(broken_);
   }
@@ -176,19 +176,19 @@ Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DT
 Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
                                      int divisor) {
   DDL_RETURN_IF_ERROR(broken_);
-  const TensorList row(tensors, static_cast<int64_t>(DTypeSize(dtype)));
-  if (row.nbytes() == 0) return Status();
-  return Kept(AllReduceRow(row, dtype, divisor));
+  const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
+  if (list.nbytes() == 0) return Status();
+  return KeepError(AllReduceTensors(list, dtype, divisor));
 }
 
-Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, int divisor) {
-  const int place = memory_->group->rank();
+Status HostsCommunicator::AllReduceTensors(const TensorList& tensors, DType dtype, int divisor) {
+  const int rank_on_host = memory_->group->rank();
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   const int64_t hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end());
   const Fragments fragments(tensors.nbytes(), shares_, memory_->group->size(),
                             std::max(kFragmentBytes, kFragmentBytesOfHost * hosts));
   const int64_t nbytes = std::min(fragments.size(), kFragments) * fragments.room();
-  if (column_ && nbytes > static_cast<int64_t>(fragments_.size())) fragments_.resize(nbytes);
+  if (cross_host_ && nbytes > static_cast<int64_t>(fragments_.size())) fragments_.resize(nbytes);
   const auto own = [&](int64_t fragment) {
     return fragments_.data() + fragment % kFragments * fragments.room();
   };
@@ -196,19 +196,19 @@ Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, i
   // could be too large for a half where the average is not.
   const int within = IsHalf(dtype) ? divisor : 1;
   const auto between = [&](int64_t fragment) {
-    return NetworkAllReduce(column_.get(), own(fragment), own(fragment),
-                            fragments[fragment][place].count() / element, dtype, divisor / within,
-                            fragments.share(place).count() / element);
+    return NetworkAllReduce(cross_host_.get(), own(fragment), own(fragment),
+                            fragments[fragment][rank_on_host].count() / element, dtype,
+                            divisor / within, fragments.share(rank_on_host).count() / element);
   };
-  const bool overlap = column_ && fragments.size() > 1;
-  if (overlap && !network_) network_ = std::make_unique<Worker>("ddl-network");
-  const NetworkUse use(network_.get(), column_.get());
+  const bool overlap = cross_host_ && fragments.size() > 1;
+  if (overlap && !network_thread_) network_thread_ = std::make_unique<Worker>("ddl-network");
+  const NetworkGuard use(network_thread_.get(), cross_host_.get());
   for (int64_t step = 0; step <= fragments.size(); ++step) {
     if (step < fragments.size()) {
       DDL_RETURN_IF_ERROR(Scatter(tensors, fragments[step], own(step), dtype, within));
       if (overlap) {
-        network_->Begin([&between, step] { return between(step); });
-      } else if (column_) {
+        network_thread_->Submit([&between, step] { return between(step); });
+      } else if (cross_host_) {
         DDL_RETURN_IF_ERROR(between(step));
       }
     }
@@ -219,28 +219,30 @@ Status HostsCommunicator::AllReduceRow(const TensorList& tensors, DType dtype, i
   return Status();
 }
 
-Status HostsCommunicator::Scatter(const TensorList& tensors, const std::vector<Share>& fragment,
+Status HostsCommunicator::Scatter(const TensorList& tensors, const std::vector<Range>& fragment,
                                   char* own, DType dtype, int divisor) {
-  return memory_->lanes->Run(Total(fragment), [&](HostGroup* group, int lane, int lanes) {
-    const std::vector<Share> parts = CutEachAtLines(fragment, lanes, lane);
-    char* const out = own + parts[group->rank()].begin - fragment[group->rank()].begin;
-    return ReduceScatterInPieces(group, tensors, parts, out, dtype, divisor);
-  });
+  return memory_->channels->Run(
+      TotalSize(fragment), [&](HostGroup* group, int channel, int channels) {
+        const std::vector<Range> parts = SplitEachAtCacheLines(fragment, channels, channel);
+        char* const out = own + parts[group->rank()].begin - fragment[group->rank()].begin;
+        return ReduceScatterInPieces(group, tensors, parts, out, dtype, divisor);
+      });
 }
 
-Status HostsCommunicator::Gather(const TensorList& tensors, const std::vector<Share>& fragment,
+Status HostsCommunicator::Gather(const TensorList& tensors, const std::vector<Range>& fragment,
                                  const char* own) {
-  return memory_->lanes->Run(Total(fragment), [&](HostGroup* group, int lane, int lanes) {
-    const std::vector<Share> parts = CutEachAtLines(fragment, lanes, lane);
-    const char* const in = own + parts[group->rank()].begin - fragment[group->rank()].begin;
-    return AllGatherInPieces(group, tensors, parts, in);
-  });
+  return memory_->channels->Run(
+      TotalSize(fragment), [&](HostGroup* group, int channel, int channels) {
+        const std::vector<Range> parts = SplitEachAtCacheLines(fragment, channels, channel);
+        const char* const in = own + parts[group->rank()].begin - fragment[group->rank()].begin;
+        return AllGatherInPieces(group, tensors, parts, in);
+      });
 }
 
 // For the oldest fragment.
 Status HostsCommunicator::AwaitNetwork() {
   Status status;
-  while (!network_->Await(kLookAroundS, &status)) {
+  while (!network_thread_->Await(kLivenessCheckS, &status)) {
     DDL_RETURN_IF_ERROR(memory_->group->status());
   }
   return status;
@@ -249,8 +251,8 @@ Status HostsCommunicator::AwaitNetwork() {
 Status HostsCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
   for (int64_t first = 0; first < nbytes; first += kPieceBytes) {
-    DDL_RETURN_IF_ERROR(Kept(BroadcastPiece(static_cast<char*>(buffer) + first,
-                                            std::min(kPieceBytes, nbytes - first), root)));
+    DDL_RETURN_IF_ERROR(KeepError(BroadcastPiece(static_cast<char*>(buffer) + first,
+                                                 std::min(kPieceBytes, nbytes - first), root)));
   }
   return Status();
 }
@@ -259,16 +261,17 @@ Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes, int root)
   const int host = hosts_[root];
   const bool at_root = hosts_[rank()] == host;
   // The root's host has it first; its first rank passes it on.
-  const auto place = at_root ? std::count(hosts_.begin(), hosts_.begin() + root, host) : 0;
+  const auto rank_on_host = at_root ? std::count(hosts_.begin(), hosts_.begin() + root, host) : 0;
   const auto between = [&] {
-    return memory_->group->rank() == 0 ? TreeBroadcast(column_.get(), buffer, nbytes, host)
+    return memory_->group->rank() == 0 ? TreeBroadcast(cross_host_.get(), buffer, nbytes, host)
                                        : Status();
   };
   if (!at_root) DDL_RETURN_IF_ERROR(between());
   DDL_RETURN_IF_ERROR(
-      memory_->lanes->Run(nbytes, [&](HostGroup* group, int lane, int lanes) {
-        return BroadcastInPieces(group, buffer, nbytes, CutAtLines({0, nbytes}, lanes)[lane],
-                                 static_cast<int>(place));
+      memory_->channels->Run(nbytes, [&](HostGroup* group, int channel, int channels) {
+        return BroadcastInPieces(group, buffer, nbytes,
+                                 SplitAtCacheLines({0, nbytes}, channels)[channel],
+                                 static_cast<int>(rank_on_host));
       }));
   return at_root ? between() : Status();
 }
@@ -276,7 +279,7 @@ Status HostsCommunicator::BroadcastPiece(char* buffer, int64_t nbytes, int root)
 Status HostsCommunicator::AllGather(const void* in, void* out,
                                     const std::vector<int64_t>& nbytes) {
   DDL_RETURN_IF_ERROR(broken_);
-  return Kept(base_->AllGather(in, out, nbytes));
+  return KeepError(base_->AllGather(in, out, nbytes));
 }
 
 }  // namespace ddl

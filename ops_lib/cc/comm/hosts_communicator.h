@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/share.h"
+#include "algorithms/range.h"
 #include "algorithms/tensor_list.h"
 #include "comm/communicator.h"
 #include "comm/dissemination_barrier.h"
@@ -21,62 +21,61 @@ namespace ddl {
 // holds its share, 1/L of L ranks, summed over the host; the ranks with the same share on all hosts
 // reduce it by messages (algorithms/network_allreduce.h); the ranks of a host gather the shares. Of
 // S bytes each of H hosts sends 2 (H - 1) / H * S, whatever L, L ranks at once. Where hosts have
-// different numbers of ranks, L is the smallest, and the other ranks have no share. Large shares go in
-// fragments, so that the steps overlap: while one is on its way between the hosts, the next is
-// scattered and the one before gathered. Halves travel as
-// halves: added in float32 within a host and rounded, then so between hosts, and rounded again.
-// Source: Cho et al., BlueConnect: Decomposing All-Reduce for Deep Learning on Heterogeneous Network
-// Hierarchy, 2019.
+// different numbers of ranks, L is the smallest, and the other ranks have no share. Large shares go
+// in fragments, so that the steps overlap: while one is on its way between the hosts, the next is
+// scattered and the one before gathered. Halves travel as halves: added in float32 within a host
+// and rounded, then so between hosts, and rounded again. Source: Cho et al., BlueConnect:
+// Decomposing All-Reduce for Deep Learning on Heterogeneous Network Hierarchy, 2019.
 //
-// Ranks meet on each host, then the first ranks of the hosts, which tell the others of theirs what
-// has come of it.
+// A barrier is one of each host's ranks, then one of the first ranks of the hosts, which tell the
+// other ranks of theirs the result.
 //
-// A broadcast goes from the root to the first rank of its host, from there to the first ranks of the
-// others, and on through shared memory.
+// A broadcast goes from the root to the first rank of its host, from there to the first ranks of
+// the others, and on through shared memory.
 class HostsCommunicator : public Communicator {
  public:
-  // `column` joins the ranks of all hosts that hold this rank's share, by host; null if it has none.
-  // `hosts`: the host of each rank. What is neither summed nor broadcast goes over `base`.
+  // `cross_host` joins the ranks of all hosts that hold this rank's share, by host; null if it has
+  // none. `hosts`: the host of each rank. What is neither summed nor broadcast goes over `base`.
   HostsCommunicator(std::unique_ptr<Communicator> base, std::unique_ptr<HostMemory> memory,
-                    std::unique_ptr<Transport> column, int shares, std::vector<int> hosts);
+                    std::unique_ptr<Transport> cross_host, int shares, std::vector<int> hosts);
 
   int rank() const override { return base_->rank(); }
   int size() const override { return base_->size(); }
   int local_rank() const override { return base_->local_rank(); }
   int local_size() const override { return base_->local_size(); }
 
-  const char* Means() const override { return "shared memory, and MPI between hosts"; }
-  Status Send(int peer, std::string message, Channel channel) override;
-  Status TryReceive(int peer, std::string* message, bool* received, Channel channel) override;
-  Status TryReceiveAny(int* peer, std::string* message, Channel channel) override;
-  Status Meet(const Offer& offer, Met* met) override;
+  const char* TransportName() const override { return "shared memory, and MPI between hosts"; }
+  Status Send(int peer, std::string message, MessageTag tag) override;
+  Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
+  Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  void Break(const Status& reason) override { (void)Kept(reason); }
+  void Break(const Status& reason) override { (void)KeepError(reason); }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
   Baseline* baseline() override { return base_->baseline(); }
 
  private:
-  // Meets on this host, with the others through its first rank, and on this host again.
-  Status MeetInTurn(const Offer& offer, Met* met);
-  Status AllReduceRow(const TensorList& tensors, DType dtype, int divisor);
+  // A barrier on this host, one with the other hosts by its first rank, and one on this host again.
+  Status HierarchicalBarrier(const Arrival& arrival, BarrierResult* result);
+  Status AllReduceTensors(const TensorList& tensors, DType dtype, int divisor);
   // The first and the last step of a fragment; `own` is this rank's part of it.
-  Status Scatter(const TensorList& tensors, const std::vector<Share>& fragment, char* own,
+  Status Scatter(const TensorList& tensors, const std::vector<Range>& fragment, char* own,
                  DType dtype, int divisor);
-  Status Gather(const TensorList& tensors, const std::vector<Share>& fragment, const char* own);
+  Status Gather(const TensorList& tensors, const std::vector<Range>& fragment, const char* own);
   Status AwaitNetwork();
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
-  Status Kept(Status status);
+  Status KeepError(Status status);
 
   std::unique_ptr<Communicator> base_;
   std::unique_ptr<HostMemory> memory_;
-  // Fragments of this rank's share, between the steps. Messages point to them, as long as `column_`
-  // lives.
+  // Fragments of this rank's share, between the steps. Messages point to them, as long as
+  // `cross_host_` lives.
   std::vector<char> fragments_;
-  std::unique_ptr<Transport> column_;
-  // Uses `column_` while there are several fragments. Made when first there are.
-  std::unique_ptr<Worker> network_;
+  std::unique_ptr<Transport> cross_host_;
+  // Uses `cross_host_` while there are several fragments. Made when first there are.
+  std::unique_ptr<Worker> network_thread_;
   const int shares_;
   const std::vector<int> hosts_;
   DisseminationBarrier barrier_;

@@ -8,8 +8,8 @@
 
 namespace ddl {
 
-// Whose messages they are; those of one never get among those of another.
-enum class Channel { kAgreement, kBarrier };
+// What messages belong to; those of one tag are never received as those of another.
+enum class MessageTag { kAgreement, kBarrier };
 
 // Short messages between the ranks of a job, by which they agree. One thread uses it.
 class Messenger {
@@ -19,22 +19,22 @@ class Messenger {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Hands `message` over and returns at once; messages to one peer over one channel
+  // Hands `message` over and returns at once; messages with one tag to one peer
   // arrive in order.
-  virtual Status Send(int peer, std::string message, Channel channel) = 0;
+  virtual Status Send(int peer, std::string message, MessageTag tag) = 0;
 
   // Takes the next message of `peer` if one is there. Never waits.
-  virtual Status TryReceive(int peer, std::string* message, bool* received, Channel channel) = 0;
+  virtual Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) = 0;
 
-  // The same of any peer, whose messages nobody takes one by one over this channel; `peer` is -1 if
+  // The same of any peer, whose messages with this tag nobody takes one by one; `peer` is -1 if
   // there is none.
-  virtual Status TryReceiveAny(int* peer, std::string* message, Channel channel) = 0;
+  virtual Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) = 0;
 
   Status Send(int peer, std::string message) {
-    return Send(peer, std::move(message), Channel::kAgreement);
+    return Send(peer, std::move(message), MessageTag::kAgreement);
   }
   Status TryReceive(int peer, std::string* message, bool* received) {
-    return TryReceive(peer, message, received, Channel::kAgreement);
+    return TryReceive(peer, message, received, MessageTag::kAgreement);
   }
 };
 

@@ -11,7 +11,7 @@ namespace ddl {
 
 class MpiBaseline : public Baseline {
  public:
-  // Both belong to somebody who lives longer. Once `broken` is an error, it answers every call.
+  // Both must outlive this object. Once `broken` is an error, it answers every call.
   MpiBaseline(const MPI_Comm* comm, const Status* broken) : comm_(*comm), broken_(*broken) {}
 
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype) override;

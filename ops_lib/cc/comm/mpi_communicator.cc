@@ -33,12 +33,12 @@ Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s,
   std::iota(made->order_.begin(), made->order_.end(), 0);
   std::stable_sort(made->order_.begin(), made->order_.end(),
                    [&](int a, int b) { return made->hosts_[a] < made->hosts_[b]; });
-  const auto place = std::find(made->order_.begin(), made->order_.end(), made->rank_);
+  const auto position = std::find(made->order_.begin(), made->order_.end(), made->rank_);
   DDL_RETURN_IF_ERROR(
-      made->Join(0, static_cast<int>(place - made->order_.begin()), &made->all_));
-  std::vector<std::vector<int>> alone;
-  for (int rank = 0; rank < made->size_; ++rank) alone.push_back({rank});
-  made->barrier_ = std::make_unique<DisseminationBarrier>(made.get(), std::move(alone), timeout_s);
+      made->Join(0, static_cast<int>(position - made->order_.begin()), &made->all_));
+  std::vector<std::vector<int>> groups;
+  for (int rank = 0; rank < made->size_; ++rank) groups.push_back({rank});
+  made->barrier_ = std::make_unique<DisseminationBarrier>(made.get(), std::move(groups), timeout_s);
   *communicator = std::move(made);
   return Status();
 }
@@ -76,10 +76,10 @@ Status MpiCommunicator::Join(int group, int position, std::unique_ptr<Transport>
   if (comm == MPI_COMM_NULL) return Status();
   int size = 0;
   MPI_Comm_size(comm, &size);
-  std::vector<int> names(size);
-  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Allgather(&rank_, 1, MPI_INT, names.data(), 1, MPI_INT, comm),
-                                "MPI_Allgather"));
-  *transport = std::make_unique<MpiTransport>(comm, std::move(names), timeout_s_);
+  std::vector<int> global_ranks(size);
+  DDL_RETURN_IF_ERROR(MpiStatus(
+      MPI_Allgather(&rank_, 1, MPI_INT, global_ranks.data(), 1, MPI_INT, comm), "MPI_Allgather"));
+  *transport = std::make_unique<MpiTransport>(comm, std::move(global_ranks), timeout_s_);
   return Status();
 }
 
@@ -103,43 +103,41 @@ Status MpiCommunicator::DropFinishedSends() {
 
 // A collective that failed has left messages under way, into and out of its tensors. MPI moves them
 // whenever it is called, so it is not called again.
-Status MpiCommunicator::Kept(Status status) {
+Status MpiCommunicator::KeepError(Status status) {
   if (broken_.ok()) broken_ = std::move(status);
   return broken_;
 }
 
-Status MpiCommunicator::Send(int peer, std::string message, Channel channel) {
+Status MpiCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
   sends_.push_back({std::move(message), MPI_REQUEST_NULL});
   PendingSend& send = sends_.back();
-  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()),
-                                      MPI_BYTE, peer, static_cast<int>(channel), comm_,
-                                      &send.request),
-                            "MPI_Isend"));
+  DDL_RETURN_IF_ERROR(
+      MpiStatus(MPI_Isend(send.message.data(), static_cast<int>(send.message.size()), MPI_BYTE,
+                          peer, static_cast<int>(tag), comm_, &send.request),
+                "MPI_Isend"));
   return DropFinishedSends();
 }
 
-Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received,
-                                   Channel channel) {
-  DDL_RETURN_IF_ERROR(Probe(peer, &peer, message, channel));
+Status MpiCommunicator::TryReceive(int peer, std::string* message, bool* received, MessageTag tag) {
+  DDL_RETURN_IF_ERROR(Probe(peer, &peer, message, tag));
   *received = peer >= 0;
   return Status();
 }
 
-Status MpiCommunicator::TryReceiveAny(int* peer, std::string* message, Channel channel) {
-  return Probe(MPI_ANY_SOURCE, peer, message, channel);
+Status MpiCommunicator::TryReceiveAny(int* peer, std::string* message, MessageTag tag) {
+  return Probe(MPI_ANY_SOURCE, peer, message, tag);
 }
 
-Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Channel channel) {
+Status MpiCommunicator::Probe(int source, int* peer, std::string* message, MessageTag tag) {
   *peer = -1;
   DDL_RETURN_IF_ERROR(broken_);
   if (!sends_.empty()) DDL_RETURN_IF_ERROR(DropFinishedSends());
   int found = 0, nbytes = 0;
   MPI_Message handle;
   MPI_Status status;
-  DDL_RETURN_IF_ERROR(
-      MpiStatus(MPI_Improbe(source, static_cast<int>(channel), comm_, &found, &handle,
-                            &status), "MPI_Improbe"));
+  DDL_RETURN_IF_ERROR(MpiStatus(
+      MPI_Improbe(source, static_cast<int>(tag), comm_, &found, &handle, &status), "MPI_Improbe"));
   if (!found) return Status();
   MPI_Get_count(&status, MPI_BYTE, &nbytes);
   message->resize(nbytes);
@@ -149,16 +147,16 @@ Status MpiCommunicator::Probe(int source, int* peer, std::string* message, Chann
   return Status();
 }
 
-Status MpiCommunicator::Meet(const Offer& offer, Met* met) {
+Status MpiCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {
   DDL_RETURN_IF_ERROR(broken_);
   barrier_->Begin();
-  return barrier_->Meet(offer, Met::kAlike, met);
+  return barrier_->ArriveAndWait(arrival, BarrierResult::kMatch, result);
 }
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
                                   int divisor) {
   DDL_RETURN_IF_ERROR(broken_);
-  return Kept(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
+  return KeepError(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
 }
 
 Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
@@ -170,17 +168,17 @@ Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType
 
 Status MpiCommunicator::Broadcast(void* buffer, int64_t nbytes, int root) {
   DDL_RETURN_IF_ERROR(broken_);
-  const auto place = std::find(order_.begin(), order_.end(), root) - order_.begin();
-  return Kept(TreeBroadcast(all_.get(), buffer, nbytes, static_cast<int>(place)));
+  const auto position = std::find(order_.begin(), order_.end(), root) - order_.begin();
+  return KeepError(TreeBroadcast(all_.get(), buffer, nbytes, static_cast<int>(position)));
 }
 
 Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) {
   DDL_RETURN_IF_ERROR(broken_);
   std::vector<int64_t> begins(size_ + 1, 0);
   std::partial_sum(nbytes.begin(), nbytes.end(), begins.begin() + 1);
-  std::vector<Share> places;
-  for (const int rank : order_) places.push_back({begins[rank], begins[rank + 1]});
-  return Kept(RingAllGather(all_.get(), in, out, std::move(places)));
+  std::vector<Range> ranges;
+  for (const int rank : order_) ranges.push_back({begins[rank], begins[rank + 1]});
+  return KeepError(RingAllGather(all_.get(), in, out, std::move(ranges)));
 }
 
 }  // namespace ddl

@@ -16,9 +16,9 @@
 
 namespace ddl {
 
-// All ranks of the job over MPI communicators of its own, so that our messages never meet those of
-// the user's script. Tensors travel by our algorithms, in an order of the ranks in which those of
-// one host are neighbours.
+// All ranks of the job over MPI communicators of its own, so that our messages never mix with those
+// of the user's script. Tensors travel by our algorithms, in an order of the ranks in which those
+// of one host are neighbours.
 class MpiCommunicator : public Communicator {
  public:
   // All ranks of MPI_COMM_WORLD; collective. `host_id` and `timeout_s`: see Config.
@@ -38,13 +38,13 @@ class MpiCommunicator : public Communicator {
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
 
-  const char* Means() const override { return "MPI"; }
-  Status Send(int peer, std::string message, Channel channel) override;
-  Status TryReceive(int peer, std::string* message, bool* received, Channel channel) override;
-  Status TryReceiveAny(int* peer, std::string* message, Channel channel) override;
-  Status Meet(const Offer& offer, Met* met) override;
+  const char* TransportName() const override { return "MPI"; }
+  Status Send(int peer, std::string message, MessageTag tag) override;
+  Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
+  Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
-  void Break(const Status& reason) override { (void)Kept(reason); }
+  void Break(const Status& reason) override { (void)KeepError(reason); }
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
@@ -57,10 +57,10 @@ class MpiCommunicator : public Communicator {
   };
 
   explicit MpiCommunicator(double timeout_s) : timeout_s_(timeout_s) {}
-  Status Kept(Status status);
+  Status KeepError(Status status);
   Status FindHosts(const std::string& host_id);
   Status DropFinishedSends();
-  Status Probe(int source, int* peer, std::string* message, Channel channel);
+  Status Probe(int source, int* peer, std::string* message, MessageTag tag);
 
   const double timeout_s_;
   MPI_Comm comm_ = MPI_COMM_NULL;

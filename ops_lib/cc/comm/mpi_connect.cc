@@ -44,11 +44,11 @@ Status CountThreads(const Config& config, MpiCommunicator* mpi, int* threads) {
   return Status();
 }
 
-void LogThreads(int rank, const HostMemory& memory, const Status& lack) {
-  const int threads = memory.lanes->size();
-  if (!lack.ok()) {
+void LogThreads(int rank, const HostMemory& memory, const Status& why) {
+  const int threads = memory.channels->size();
+  if (!why.ok()) {
     LogLine(rank, "no memory for more than " + std::to_string(threads) +
-                      " threads of each rank: " + lack.message());
+                      " threads of each rank: " + why.message());
   }
   if (threads > 1) LogLine(rank, "reduces with " + std::to_string(threads) + " threads");
 }
@@ -68,11 +68,11 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
                   "DDL_TRANSPORT differs among the ranks. Give all of them the same value.");
   }
   const std::vector<int>& hosts = mpi->hosts();
-  std::vector<int> ranks_on(*std::max_element(hosts.begin(), hosts.end()) + 1, 0);
-  std::vector<int> places;  // of the ranks on their hosts
-  for (const int host : hosts) places.push_back(ranks_on[host]++);
-  const auto [fewest, most] = std::minmax_element(ranks_on.begin(), ranks_on.end());
-  const bool one_host = ranks_on.size() == 1;
+  std::vector<int> host_sizes(*std::max_element(hosts.begin(), hosts.end()) + 1, 0);
+  std::vector<int> ranks_on_host;  // of each rank, its number on its host
+  for (const int host : hosts) ranks_on_host.push_back(host_sizes[host]++);
+  const auto [fewest, most] = std::minmax_element(host_sizes.begin(), host_sizes.end());
+  const bool one_host = host_sizes.size() == 1;
   const bool must = config.transport == TransportChoice::kShm;
   if (must && !one_host) {
     return Status(Code::kFailedPrecondition,
@@ -103,11 +103,11 @@ Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator
   } else if (one_host) {
     *communicator = std::make_unique<ShmCommunicator>(std::move(mpi), std::move(memory));
   } else {
-    std::unique_ptr<Transport> column;
-    DDL_RETURN_IF_ERROR(
-        mpi->Join(places[rank] < *fewest ? places[rank] : -1, hosts[rank], &column));
+    std::unique_ptr<Transport> cross_host;
+    DDL_RETURN_IF_ERROR(mpi->Join(ranks_on_host[rank] < *fewest ? ranks_on_host[rank] : -1,
+                                  hosts[rank], &cross_host));
     *communicator = std::make_unique<HostsCommunicator>(std::move(mpi), std::move(memory),
-                                                        std::move(column), *fewest, hosts);
+                                                        std::move(cross_host), *fewest, hosts);
   }
   return Status();
 }

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/log.h"
-#include "core/pause.h"
+#include "core/backoff.h"
 #include "core/stall.h"
 
 namespace ddl {
@@ -52,17 +52,17 @@ Status CanUseGpus(const Communicator& host, const NcclLibrary** library) {
 
 }  // namespace
 
-Status MarkReady(const NcclLibrary& library, GpuPlace* place) {
-  DDL_RETURN_IF_ERROR(CudaStatus(library, "cudaSetDevice", library.cudaSetDevice(place->gpu)));
-  if (place->ready == nullptr) {
+Status MarkReady(const NcclLibrary& library, GpuContext* context) {
+  DDL_RETURN_IF_ERROR(CudaStatus(library, "cudaSetDevice", library.cudaSetDevice(context->device)));
+  if (context->ready == nullptr) {
     CudaEvent event = nullptr;
     DDL_RETURN_IF_ERROR(
         CudaStatus(library, "cudaEventCreateWithFlags",
                    library.cudaEventCreateWithFlags(&event, kCudaEventDisableTiming)));
-    place->ready.reset(event, [&library](CudaEvent old) { library.cudaEventDestroy(old); });
+    context->ready.reset(event, [&library](CudaEvent old) { library.cudaEventDestroy(old); });
   }
   return CudaStatus(library, "cudaEventRecord",
-                    library.cudaEventRecord(place->ready.get(), place->stream));
+                    library.cudaEventRecord(context->ready.get(), context->stream));
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -72,9 +72,9 @@ NcclCommunicator::~NcclCommunicator() {
   if (stream_ != nullptr) library_.cudaStreamDestroy(stream_);
 }
 
-Status NcclCommunicator::AllReduce(const GpuPlace& place, const std::vector<Tensor>& tensors,
+Status NcclCommunicator::AllReduce(const GpuContext& context, const std::vector<Tensor>& tensors,
                                    DType dtype, bool average) {
-  return Run(place, [&] {
+  return Run(context, [&] {
     for (const Tensor& tensor : tensors) {
       if (tensor.count == 0) continue;
       const int result =
@@ -86,18 +86,18 @@ Status NcclCommunicator::AllReduce(const GpuPlace& place, const std::vector<Tens
   });
 }
 
-Status NcclCommunicator::Broadcast(const GpuPlace& place, const void* in, void* out,
+Status NcclCommunicator::Broadcast(const GpuContext& context, const void* in, void* out,
                                    int64_t nbytes, int root) {
-  return Run(place, [&] {
+  return Run(context, [&] {
     if (nbytes == 0) return kNcclSuccess;
     return library_.ncclBroadcast(in, out, nbytes, kNcclBytes, root, comm_, stream_);
   });
 }
 
-Status NcclCommunicator::AllGather(const GpuPlace& place, const void* in, void* out,
+Status NcclCommunicator::AllGather(const GpuContext& context, const void* in, void* out,
                                    const std::vector<int64_t>& nbytes) {
   // NCCL's own gather wants the same from each rank; its broadcasts in a group run together.
-  return Run(place, [&] {
+  return Run(context, [&] {
     char* to = static_cast<char*>(out);
     for (int root = 0; root < host_->size(); ++root) {
       if (nbytes[root] == 0) continue;
@@ -110,25 +110,25 @@ Status NcclCommunicator::AllGather(const GpuPlace& place, const void* in, void* 
   });
 }
 
-Status NcclCommunicator::Run(const GpuPlace& place, const std::function<int()>& enqueue) {
+Status NcclCommunicator::Run(const GpuContext& context, const std::function<int()>& enqueue) {
   DDL_RETURN_IF_ERROR(broken_);
-  broken_ = comm_ == nullptr ? Connect(place.gpu) : Status();
-  if (broken_.ok()) broken_ = RunGroup(place, enqueue);
+  broken_ = comm_ == nullptr ? Connect(context.device) : Status();
+  if (broken_.ok()) broken_ = RunGroup(context, enqueue);
   if (!broken_.ok()) Abort();
   return broken_;
 }
 
-Status NcclCommunicator::RunGroup(const GpuPlace& place, const std::function<int()>& enqueue) {
-  if (place.gpu != gpu_) {
+Status NcclCommunicator::RunGroup(const GpuContext& context, const std::function<int()>& enqueue) {
+  if (context.device != gpu_) {
     return Status(Code::kFailedPrecondition,
                   "rank " + std::to_string(host_->rank()) + " has a tensor on GPU " +
-                      std::to_string(place.gpu) + ", but NCCL started on its GPU " +
+                      std::to_string(context.device) + ", but NCCL started on its GPU " +
                       std::to_string(gpu_) +
                       ". Keep what is reduced on one GPU in each rank, or set DDL_GPU=host.");
   }
   DDL_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", library_.cudaSetDevice(gpu_)));
   DDL_RETURN_IF_ERROR(CheckCuda("cudaStreamWaitEvent",
-                                library_.cudaStreamWaitEvent(stream_, place.ready.get(), 0)));
+                                library_.cudaStreamWaitEvent(stream_, context.ready.get(), 0)));
   DDL_RETURN_IF_ERROR(Check("ncclGroupStart", library_.ncclGroupStart()));
   const int enqueued = enqueue();
   const int ended = library_.ncclGroupEnd();  // also after an error: this thread is in the group
@@ -181,7 +181,7 @@ Status NcclCommunicator::Vote(const Status& mine) {
 }
 
 Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
-  const Pauses pauses(0);  // the GPU is never there within a look
+  const Backoff backoff(0);  // the GPU is never there within a look
   WarningSchedule warnings(timeout_s_);
   while (true) {
     int state = kNcclSuccess;
@@ -192,7 +192,7 @@ Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
       const int reached = event == nullptr ? kCudaSuccess : library_.cudaEventQuery(event);
       if (reached != kCudaNotReady) return CheckCuda("cudaEventQuery", reached);
     }
-    const double elapsed = pauses.elapsed_s();
+    const double elapsed = backoff.elapsed_s();
     if (elapsed > timeout_s_) {
       return Status(Code::kDeadlineExceeded,
                     std::string(what) + " did not end within " + Seconds(timeout_s_) +
@@ -200,9 +200,9 @@ Status NcclCommunicator::WaitFor(const char* what, CudaEvent event) {
                         "way to it was lost. See the other ranks' output, and NCCL_DEBUG=INFO.");
     }
     if (warnings.Due(elapsed)) {
-      LogLine(host_->rank(), std::string(what) + " has not ended for " + Seconds(elapsed));
+      LogLine(host_->rank(), std::string(what) + " has not ended after " + Seconds(elapsed));
     }
-    pauses.Pause();
+    backoff.Pause();
   }
 }
 

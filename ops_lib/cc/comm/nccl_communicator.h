@@ -11,15 +11,15 @@
 #include "comm/nccl_library.h"
 #include "core/config.h"
 #include "core/dtype.h"
-#include "core/gpu_place.h"
+#include "core/gpu_context.h"
 #include "core/status.h"
 
 namespace ddl {
 
-// Marks the tensors of `place` as ready once the GPU has done what its stream holds now: the work
+// Marks the tensors of `context` as ready once the GPU has done what its stream holds now: the work
 // that makes the inputs, and the work that still uses memory which has become an output since.
 // TensorFlow gives memory away in the order of its stream, so mark after the last allocation.
-Status MarkReady(const NcclLibrary& library, GpuPlace* place);
+Status MarkReady(const NcclLibrary& library, GpuContext* context);
 
 // A group of ranks whose tensors lie on GPUs, a GPU of its own for each rank. One thread uses it.
 // Its collectives do not check that the ranks ask for the same thing: runtime/agreement does.
@@ -50,21 +50,21 @@ class NcclCommunicator {
   // The sum over the ranks of each tensor, or their average. float16, bfloat16, float32, float64.
   // In NCCL's arithmetic: halves are rounded at every addition, and an average multiplies by
   // 1 / ranks before it adds.
-  Status AllReduce(const GpuPlace& place, const std::vector<Tensor>& tensors, DType dtype,
+  Status AllReduce(const GpuContext& context, const std::vector<Tensor>& tensors, DType dtype,
                    bool average);
 
   // Fills `out` with the `nbytes` that rank `root` has in `in`.
-  Status Broadcast(const GpuPlace& place, const void* in, void* out, int64_t nbytes, int root);
+  Status Broadcast(const GpuContext& context, const void* in, void* out, int64_t nbytes, int root);
 
   // As Communicator::AllGather.
-  Status AllGather(const GpuPlace& place, const void* in, void* out,
+  Status AllGather(const GpuContext& context, const void* in, void* out,
                    const std::vector<int64_t>& nbytes);
 
  private:
   // Runs what `enqueue` asks of NCCL as one group; `enqueue` returns the first result that is an
   // error, or success.
-  Status Run(const GpuPlace& place, const std::function<int()>& enqueue);
-  Status RunGroup(const GpuPlace& place, const std::function<int()>& enqueue);
+  Status Run(const GpuContext& context, const std::function<int()>& enqueue);
+  Status RunGroup(const GpuContext& context, const std::function<int()>& enqueue);
   Status Connect(int gpu);
   Status Prepare(int gpu, NcclUniqueId* id);
   Status Vote(const Status& mine);

@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstddef>
 
-#include "core/gpu_place.h"
+#include "core/gpu_context.h"
 #include "core/status.h"
 
 // NCCL's own name, so that its handles and ours are one type.

@@ -21,12 +21,12 @@ class ShmCommunicator : public Communicator {
   int local_rank() const override { return base_->local_rank(); }
   int local_size() const override { return base_->local_size(); }
 
-  Status Send(int peer, std::string message, Channel channel) override;
-  Status TryReceive(int peer, std::string* message, bool* received, Channel channel) override;
-  Status TryReceiveAny(int* peer, std::string* message, Channel channel) override;
-  bool SumsOffers() const override { return true; }
-  const char* Means() const override { return "shared memory"; }
-  Status Meet(const Offer& offer, Met* met) override;
+  Status Send(int peer, std::string message, MessageTag tag) override;
+  Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
+  Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
+  bool ReducesInline() const override { return true; }
+  const char* TransportName() const override { return "shared memory"; }
+  Status Barrier(const Arrival& arrival, BarrierResult* result) override;
   Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
   void Break(const Status& reason) override;
   Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;

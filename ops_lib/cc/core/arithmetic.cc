@@ -33,13 +33,14 @@ int64_t CountDeviationsAs(const void* values, const void* expected, int64_t coun
 }
 
 template <typename T, typename Wide>
-void MixAs(const void* a, const void* b, void* out, int64_t count, double share) {
+void InterpolateAs(const void* a, const void* b, void* out, int64_t count, double weight) {
   const T* from = static_cast<const T*>(a);
   const T* to = static_cast<const T*>(b);
-  T* mixed = static_cast<T*>(out);
-  const Wide of_a = static_cast<Wide>(1 - share), of_b = static_cast<Wide>(share);
+  T* results = static_cast<T*>(out);
+  const Wide of_a = static_cast<Wide>(1 - weight), of_b = static_cast<Wide>(weight);
   for (int64_t i = 0; i < count; ++i) {
-    mixed[i] = static_cast<T>(of_a * static_cast<Wide>(from[i]) + of_b * static_cast<Wide>(to[i]));
+    results[i] =
+        static_cast<T>(of_a * static_cast<Wide>(from[i]) + of_b * static_cast<Wide>(to[i]));
   }
 }
 
@@ -72,19 +73,20 @@ int64_t CountDeviations(const void* values, const void* expected, int64_t count,
   }
 }
 
-void Mix(const void* a, const void* b, void* out, int64_t count, DType dtype, double share) {
+void Interpolate(const void* a, const void* b, void* out, int64_t count, DType dtype,
+                 double weight) {
   if (IsHalf(dtype)) {
     std::vector<float> from(count), to(count);
     Widen(a, from.data(), count, dtype);
     Widen(b, to.data(), count, dtype);
-    MixAs<float, float>(from.data(), to.data(), from.data(), count, share);
+    InterpolateAs<float, float>(from.data(), to.data(), from.data(), count, weight);
     return Narrow(from.data(), out, count, dtype);
   }
   switch (dtype) {
-    case DType::kFloat32: return MixAs<float, float>(a, b, out, count, share);
-    case DType::kFloat64: return MixAs<double, double>(a, b, out, count, share);
-    case DType::kInt32: return MixAs<int32_t, double>(a, b, out, count, share);
-    case DType::kInt64: return MixAs<int64_t, double>(a, b, out, count, share);
+    case DType::kFloat32: return InterpolateAs<float, float>(a, b, out, count, weight);
+    case DType::kFloat64: return InterpolateAs<double, double>(a, b, out, count, weight);
+    case DType::kInt32: return InterpolateAs<int32_t, double>(a, b, out, count, weight);
+    case DType::kInt64: return InterpolateAs<int64_t, double>(a, b, out, count, weight);
     default: return;
   }
 }

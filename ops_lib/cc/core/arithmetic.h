@@ -16,9 +16,10 @@ void Divide(void* values, int64_t count, DType dtype, int divisor);
 int64_t CountDeviations(const void* values, const void* expected, int64_t count, DType dtype,
                         double tolerance);
 
-// out = (1 - share) * a + share * b, element by element. `out` may be `a` or `b`. Integers are
-// mixed as float64 and truncate toward zero. Same dtypes as CountDeviations.
-void Mix(const void* a, const void* b, void* out, int64_t count, DType dtype, double share);
+// out = (1 - weight) * a + weight * b, element by element. `out` may be `a` or `b`. Integers are
+// interpolated as float64 and truncate toward zero. Same dtypes as CountDeviations.
+void Interpolate(const void* a, const void* b, void* out, int64_t count, DType dtype,
+                 double weight);
 
 }  // namespace ddl
 

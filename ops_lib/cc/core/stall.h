@@ -7,14 +7,15 @@
 
 namespace ddl {
 
-// How often a sleeping rank looks whether those that it waits for are alive.
-inline constexpr double kLookAroundS = 0.05;
+// How often a sleeping rank checks the liveness of those that it waits for.
+inline constexpr double kLivenessCheckS = 0.05;
 
-// Polls of a waiting rank between its limit and giving up, about 1 ms each: it may have slept through
-// the limit while a message lay ready, and nobody can be in step again once it has given up.
-inline constexpr int kLatePolls = 100;
+// The grace period of a waiting rank between its limit and giving up, in polls of about 1 ms: it
+// may have slept through the limit while a message lay ready, and the ranks cannot get back into
+// step once it has given up.
+inline constexpr int kGracePolls = 100;
 
-// Says when a wait has become worth a warning: after 10 s or half the timeout, then ever rarer.
+// When a wait is worth a warning: after 10 s or half the timeout, then less and less often.
 class WarningSchedule {
  public:
   explicit WarningSchedule(double timeout_s) : next_s_(std::min(10.0, timeout_s / 2)) {}

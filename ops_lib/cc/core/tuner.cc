@@ -4,33 +4,33 @@
 
 namespace ddl {
 
-void Tuner::Ran(double cost) {
-  const int other = 1 - way_;
-  const double rival = Record(other);
-  const bool in_trial = Record(way_) == 0 && rival > 0;
-  // One count for both ways: the runs of a trial follow each other, so they fill the window.
-  costs_[way_][runs_++ % kWindow] = cost;
+void Tuner::Observe(double cost) {
+  const int other = 1 - variant_;
+  const double other_best = BestCost(other);
+  const bool in_trial = BestCost(variant_) == 0 && other_best > 0;
+  // One count for both variants: the runs of a trial follow each other, so they fill the window.
+  costs_[variant_][runs_++ % kWindow] = cost;
   elapsed_ += cost;
   if (in_trial) {
     trial_ += cost;
-    if (cost > kHopeless * rival) {
-      costs_[way_].fill(cost);
-      way_ = other;
+    if (cost > kTrialLimit * other_best) {
+      costs_[variant_].fill(cost);
+      variant_ = other;
       return;
     }
   }
-  if (Record(way_) == 0) return;
-  if (elapsed_ >= kPatience * trial_) {
+  if (BestCost(variant_) == 0) return;
+  if (elapsed_ >= kTrialInterval * trial_) {
     costs_[other].fill(0);
     elapsed_ = trial_ = 0;
-    way_ = other;
-  } else if (rival < kGain * Record(way_)) {
-    way_ = other;
+    variant_ = other;
+  } else if (other_best < kMinGain * BestCost(variant_)) {
+    variant_ = other;
   }
 }
 
-double Tuner::Record(int way) const {
-  return *std::min_element(costs_[way].begin(), costs_[way].end());
+double Tuner::BestCost(int variant) const {
+  return *std::min_element(costs_[variant].begin(), costs_[variant].end());
 }
 
 }  // namespace ddl

@@ -41,7 +41,7 @@ struct AdditionOf<T, true> {
 // Only the assembler's name of the instruction is the same for all widths, so no intrinsic will do.
 // Plain stores elsewhere: what a hint like aarch64's STNP would gain has not been measured.
 template <typename V>
-DDL_INLINE void Stream(char* out, const V& value) {
+DDL_INLINE void StoreNonTemporal(char* out, const V& value) {
 #if !defined(__x86_64__)
   *reinterpret_cast<V*>(out) = value;
 #else
@@ -53,10 +53,10 @@ DDL_INLINE void Stream(char* out, const V& value) {
 #endif
 }
 
-template <bool kStream, typename V>
+template <bool kNonTemporal, typename V>
 DDL_INLINE void Store(char* out, const V& value) {
-  if constexpr (kStream) {
-    Stream(out, value);
+  if constexpr (kNonTemporal) {
+    StoreNonTemporal(out, value);
   } else {
     *reinterpret_cast<V*>(out) = value;
   }
@@ -64,18 +64,18 @@ DDL_INLINE void Store(char* out, const V& value) {
 
 // How far ahead input is fetched that is not in the caches: a page, the distance at which the
 // processor's own prefetchers stop. Of 1 to 8 KiB none was better (AMD Zen 4).
-constexpr int64_t kAheadBytes = 4096;
+constexpr int64_t kPrefetchBytes = 4096;
 
 // `nbytes` of it. No matter whether such memory exists: it is a hint that cannot fault.
 template <int64_t kBytes>
-DDL_INLINE void FetchAhead(const char* in) {
-  for (int64_t at = 0; at < kBytes; at += 64) __builtin_prefetch(in + kAheadBytes + at, 0, 2);
+DDL_INLINE void Prefetch(const char* in) {
+  for (int64_t at = 0; at < kBytes; at += 64) __builtin_prefetch(in + kPrefetchBytes + at, 0, 2);
 }
 
 // What becomes of Sum::copy.
-enum class CopyStore { kNone, kCached, kStreamed };
+enum class CopyStore { kNone, kCached, kNonTemporal };
 
-template <typename T, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
+template <typename T, int kWidth, bool kNonTemporal, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumLoop(const Sum& sum) {
   using A = typename AdditionOf<T>::Type;
   using V = typename VectorOf<A, kWidth>::Type;
@@ -85,12 +85,12 @@ DDL_INLINE void SumLoop(const Sum& sum) {
   const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
   char* out = static_cast<char*>(sum.out);
   char* copy = static_cast<char*>(sum.copy);
-  const char* ahead = sum.ahead < 0 ? nullptr : sources[sum.ahead];
+  const char* prefetched = sum.prefetch < 0 ? nullptr : sources[sum.prefetch];
   const T divisor = static_cast<T>(sum.divisor);
   int64_t i = 0;
   for (; i + kVectors * kLanes <= sum.count; i += kVectors * kLanes) {
     const int64_t at = i * static_cast<int64_t>(sizeof(T));
-    if (ahead != nullptr) FetchAhead<kVectors * kWidth>(ahead + at);
+    if (prefetched != nullptr) Prefetch<kVectors * kWidth>(prefetched + at);
     V total[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -107,9 +107,9 @@ DDL_INLINE void SumLoop(const Sum& sum) {
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kDivide) total[v] = (V)((S)total[v] / divisor);
       if constexpr (kCopy != CopyStore::kNone) {
-        Store<kCopy == CopyStore::kStreamed>(copy + at + v * kWidth, total[v]);
+        Store<kCopy == CopyStore::kNonTemporal>(copy + at + v * kWidth, total[v]);
       }
-      Store<kStream>(out + at + v * kWidth, total[v]);
+      Store<kNonTemporal>(out + at + v * kWidth, total[v]);
     }
   }
   for (; i < sum.count; ++i) {
@@ -238,7 +238,7 @@ void SumHalvesInBlocks(const Sum& sum, int64_t first) {
   }
 }
 
-template <typename Halves, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
+template <typename Halves, int kWidth, bool kNonTemporal, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumHalvesLoop(const Sum& sum) {
   using F = typename Halves::Floats;
   using W = typename Halves::Words;
@@ -247,12 +247,12 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
   const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
   char* out = static_cast<char*>(sum.out);
   char* copy = static_cast<char*>(sum.copy);
-  const char* ahead = sum.ahead < 0 ? nullptr : sources[sum.ahead];
+  const char* prefetched = sum.prefetch < 0 ? nullptr : sources[sum.prefetch];
   const float divisor = static_cast<float>(sum.divisor);
   int64_t i = 0;
   for (; i + kStep <= sum.count; i += kStep) {
     const int64_t at = i * static_cast<int64_t>(sizeof(uint16_t));
-    if (ahead != nullptr) FetchAhead<kVectors * kWidth>(ahead + at);
+    if (prefetched != nullptr) Prefetch<kVectors * kWidth>(prefetched + at);
     F total[2 * kVectors], next[2];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
@@ -275,39 +275,39 @@ DDL_INLINE void SumHalvesLoop(const Sum& sum) {
       W joined;
       Halves::Join(total[2 * v], total[2 * v + 1], &joined);
       if constexpr (kCopy != CopyStore::kNone) {
-        Store<kCopy == CopyStore::kStreamed>(copy + at + v * kWidth, joined);
+        Store<kCopy == CopyStore::kNonTemporal>(copy + at + v * kWidth, joined);
       }
-      Store<kStream>(out + at + v * kWidth, joined);
+      Store<kNonTemporal>(out + at + v * kWidth, joined);
     }
   }
   if (i < sum.count) SumHalvesInBlocks(sum, i);
 }
 
 // T is a type of C++, or one of those two.
-template <typename T, int kWidth, bool kStream, CopyStore kCopy, bool kDivide>
+template <typename T, int kWidth, bool kNonTemporal, CopyStore kCopy, bool kDivide>
 DDL_INLINE void SumOne(const Sum& sum) {
   if constexpr (std::is_arithmetic_v<T>) {
-    SumLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
+    SumLoop<T, kWidth, kNonTemporal, kCopy, kDivide>(sum);
   } else {
-    SumHalvesLoop<T, kWidth, kStream, kCopy, kDivide>(sum);
+    SumHalvesLoop<T, kWidth, kNonTemporal, kCopy, kDivide>(sum);
   }
 }
 
-template <typename T, int kWidth, bool kStream, CopyStore kCopy>
+template <typename T, int kWidth, bool kNonTemporal, CopyStore kCopy>
 DDL_INLINE void SumDivided(const Sum& sum) {
-  return sum.divisor == 1 ? SumOne<T, kWidth, kStream, kCopy, false>(sum)
-                          : SumOne<T, kWidth, kStream, kCopy, true>(sum);
+  return sum.divisor == 1 ? SumOne<T, kWidth, kNonTemporal, kCopy, false>(sum)
+                          : SumOne<T, kWidth, kNonTemporal, kCopy, true>(sum);
 }
 
 template <typename T, int kWidth>
 DDL_INLINE void SumAs(const Sum& sum) {
   if (sum.copy == nullptr) return SumDivided<T, kWidth, false, CopyStore::kNone>(sum);
-  if (sum.stream_copy) {
-    return sum.stream ? SumDivided<T, kWidth, true, CopyStore::kStreamed>(sum)
-                      : SumDivided<T, kWidth, false, CopyStore::kStreamed>(sum);
+  if (sum.non_temporal_copy) {
+    return sum.non_temporal ? SumDivided<T, kWidth, true, CopyStore::kNonTemporal>(sum)
+                            : SumDivided<T, kWidth, false, CopyStore::kNonTemporal>(sum);
   }
-  return sum.stream ? SumDivided<T, kWidth, true, CopyStore::kCached>(sum)
-                    : SumDivided<T, kWidth, false, CopyStore::kCached>(sum);
+  return sum.non_temporal ? SumDivided<T, kWidth, true, CopyStore::kCached>(sum)
+                          : SumDivided<T, kWidth, false, CopyStore::kCached>(sum);
 }
 
 template <int kWidth>
@@ -325,7 +325,7 @@ DDL_INLINE void SumAny(const Sum& sum) {
   }
 }
 
-template <int kWidth, bool kStream>
+template <int kWidth, bool kNonTemporal>
 DDL_INLINE void CopyLoop(char* out, const char* in, int64_t nbytes) {
   using V = typename VectorOf<char, kWidth>::Type;
   int64_t i = 0;
@@ -334,18 +334,19 @@ DDL_INLINE void CopyLoop(char* out, const char* in, int64_t nbytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) parts[v] = *reinterpret_cast<const V*>(in + i + v * kWidth);
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) Store<kStream>(out + i + v * kWidth, parts[v]);
+    for (int v = 0; v < 4; ++v) Store<kNonTemporal>(out + i + v * kWidth, parts[v]);
   }
   std::memcpy(out + i, in + i, nbytes - i);
 }
 
 template <int kWidth>
-DDL_INLINE void CopyAny(char* out, const char* in, int64_t nbytes, bool stream) {
-  return stream ? CopyLoop<kWidth, true>(out, in, nbytes) : CopyLoop<kWidth, false>(out, in, nbytes);
+DDL_INLINE void CopyAny(char* out, const char* in, int64_t nbytes, bool non_temporal) {
+  return non_temporal ? CopyLoop<kWidth, true>(out, in, nbytes)
+                      : CopyLoop<kWidth, false>(out, in, nbytes);
 }
 
 // As much as both have, in whole steps. Returns how much that was.
-template <int kWidth, bool kStreamFirst, bool kStreamSecond>
+template <int kWidth, bool kNonTemporalFirst, bool kNonTemporalSecond>
 DDL_INLINE int64_t CopyBothLoop(const Copy& first, const Copy& second) {
   using V = typename VectorOf<char, kWidth>::Type;
   constexpr int kVectors = 4;
@@ -355,7 +356,7 @@ DDL_INLINE int64_t CopyBothLoop(const Copy& first, const Copy& second) {
   const int64_t nbytes = std::min(first.nbytes, second.nbytes);
   int64_t i = 0;
   for (; i + kVectors * kWidth <= nbytes; i += kVectors * kWidth) {
-    FetchAhead<kVectors * kWidth>(ins[0] + i);
+    Prefetch<kVectors * kWidth>(ins[0] + i);
     V parts[2][kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < 2 * kVectors; ++v) {
@@ -364,26 +365,30 @@ DDL_INLINE int64_t CopyBothLoop(const Copy& first, const Copy& second) {
           *reinterpret_cast<const V*>(ins[which] + i + v % kVectors * kWidth);
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Store<kStreamFirst>(outs[0] + i + v * kWidth, parts[0][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      Store<kNonTemporalFirst>(outs[0] + i + v * kWidth, parts[0][v]);
+    }
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Store<kStreamSecond>(outs[1] + i + v * kWidth, parts[1][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      Store<kNonTemporalSecond>(outs[1] + i + v * kWidth, parts[1][v]);
+    }
   }
   return i;
 }
 
 template <int kWidth>
 DDL_INLINE int64_t CopyBothAny(const Copy& first, const Copy& second) {
-  if (first.stream) {
-    return second.stream ? CopyBothLoop<kWidth, true, true>(first, second)
-                         : CopyBothLoop<kWidth, true, false>(first, second);
+  if (first.non_temporal) {
+    return second.non_temporal ? CopyBothLoop<kWidth, true, true>(first, second)
+                               : CopyBothLoop<kWidth, true, false>(first, second);
   }
-  return second.stream ? CopyBothLoop<kWidth, false, true>(first, second)
-                       : CopyBothLoop<kWidth, false, false>(first, second);
+  return second.non_temporal ? CopyBothLoop<kWidth, false, true>(first, second)
+                             : CopyBothLoop<kWidth, false, false>(first, second);
 }
 
 void SumPlain(const Sum& sum) { SumAny<16>(sum); }
-void CopyPlain(char* out, const char* in, int64_t nbytes, bool stream) {
-  CopyAny<16>(out, in, nbytes, stream);
+void CopyPlain(char* out, const char* in, int64_t nbytes, bool non_temporal) {
+  CopyAny<16>(out, in, nbytes, non_temporal);
 }
 int64_t CopyBothPlain(const Copy& first, const Copy& second) {
   return CopyBothAny<16>(first, second);
@@ -393,11 +398,13 @@ int64_t CopyBothPlain(const Copy& first, const Copy& second) {
 [[gnu::target("avx2")]] void SumAvx2(const Sum& sum) { SumAny<32>(sum); }
 [[gnu::target("avx512f")]] void SumAvx512(const Sum& sum) { SumAny<64>(sum); }
 
-[[gnu::target("avx2")]] void CopyAvx2(char* out, const char* in, int64_t nbytes, bool stream) {
-  CopyAny<32>(out, in, nbytes, stream);
+[[gnu::target("avx2")]] void CopyAvx2(char* out, const char* in, int64_t nbytes,
+                                      bool non_temporal) {
+  CopyAny<32>(out, in, nbytes, non_temporal);
 }
-[[gnu::target("avx512f")]] void CopyAvx512(char* out, const char* in, int64_t nbytes, bool stream) {
-  CopyAny<64>(out, in, nbytes, stream);
+[[gnu::target("avx512f")]] void CopyAvx512(char* out, const char* in, int64_t nbytes,
+                                           bool non_temporal) {
+  CopyAny<64>(out, in, nbytes, non_temporal);
 }
 
 [[gnu::target("avx2")]] int64_t CopyBothAvx2(const Copy& first, const Copy& second) {
@@ -443,43 +450,44 @@ const Loops*& Chosen() {
 }
 
 // These stores fault where they are not aligned to the vector.
-bool CanStream(const void* out) { return reinterpret_cast<uintptr_t>(out) % 64 == 0; }
+bool CanStoreNonTemporal(const void* out) { return reinterpret_cast<uintptr_t>(out) % 64 == 0; }
 
 }  // namespace
 
 void Compute(const Sum& sum) {
   Sum possible = sum;
-  possible.stream = sum.stream && CanStream(sum.out);
-  possible.stream_copy = sum.stream_copy && CanStream(sum.copy);
+  possible.non_temporal = sum.non_temporal && CanStoreNonTemporal(sum.out);
+  possible.non_temporal_copy = sum.non_temporal_copy && CanStoreNonTemporal(sum.copy);
   Chosen()->sum(possible);
 }
 
-void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream) {
+void CopyBytes(void* out, const void* in, int64_t nbytes, bool non_temporal) {
   if (nbytes == 0) return;
   char* to = static_cast<char*>(out);
   const char* from = static_cast<const char*>(in);
-  if (stream && !CanStream(to)) {
+  if (non_temporal && !CanStoreNonTemporal(to)) {
     const int64_t head = std::min<int64_t>(nbytes, 64 - reinterpret_cast<uintptr_t>(to) % 64);
     std::memcpy(to, from, head);
     to += head;
     from += head;
     nbytes -= head;
   }
-  Chosen()->copy(to, from, nbytes, stream);
+  Chosen()->copy(to, from, nbytes, non_temporal);
 }
 
 void CopyBoth(const Copy& first, const Copy& second) {
   int64_t done = 0;
-  if ((!first.stream || CanStream(first.out)) && (!second.stream || CanStream(second.out))) {
+  if ((!first.non_temporal || CanStoreNonTemporal(first.out)) &&
+      (!second.non_temporal || CanStoreNonTemporal(second.out))) {
     done = Chosen()->copy_both(first, second);
   }
   for (const Copy& rest : {first, second}) {
     CopyBytes(static_cast<char*>(rest.out) + done, static_cast<const char*>(rest.in) + done,
-              rest.nbytes - done, rest.stream);
+              rest.nbytes - done, rest.non_temporal);
   }
 }
 
-void FinishStreams() {
+void FenceNonTemporalStores() {
 #if defined(__x86_64__)
   _mm_sfence();  // elsewhere they are plain stores, which the next store that releases orders
 #endif

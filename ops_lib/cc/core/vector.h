@@ -11,8 +11,8 @@ namespace ddl {
 // One pass over memory:
 //   out[i] = ((sources[0][i] + sources[1][i]) + ... + sources[sources - 1][i]) / divisor
 // The additions are in the order of the sources, so the result does not depend on who computes it.
-// Integers wrap around. float16 and bfloat16 are added and divided in float32 and rounded once, with
-// the bits of core/half.
+// Integers wrap around. float16 and bfloat16 are added and divided in float32 and rounded once,
+// with the bits of core/half.
 struct Sum {
   const void* const* sources = nullptr;  // one of them may equal `out`; else they do not overlap
   int num_sources = 0;
@@ -20,28 +20,28 @@ struct Sum {
   void* copy = nullptr;  // receives the same as `out` if not null
   int64_t count = 0;     // elements
   DType dtype = DType::kFloat32;
-  int divisor = 1;           // integers truncate toward zero
-  bool stream = false;       // write `out` past the caches, see CopyBytes
-  bool stream_copy = false;  // and `copy`
-  int ahead = -1;            // the source to fetch ahead, see CopyBoth; -1: none
+  int divisor = 1;  // integers truncate toward zero
+  bool non_temporal = false;       // write `out` past the caches, see CopyBytes
+  bool non_temporal_copy = false;  // and `copy`
+  int prefetch = -1;               // the source to prefetch, see CopyBoth; -1: none
 };
 
 // Computes `sum`; its dtype is float16, bfloat16, float32, float64, int32 or int64.
 void Compute(const Sum& sum);
 
 // memcpy in vectors, which from the caches of another processor is faster than the string
-// instruction that memcpy may be. With `stream` the stores bypass the caches, which saves the read
-// of every line before it is written: for buffers that do not fit in the caches and are not read
-// again at once. Only the calling thread sees them in order: call FinishStreams before telling
-// another one.
-void CopyBytes(void* out, const void* in, int64_t nbytes, bool stream);
-void FinishStreams();
+// instruction that memcpy may be. With `non_temporal` the stores bypass the caches, which saves the
+// read of every line before it is written: for buffers that do not fit in the caches and are not
+// read again at once. Only the calling thread sees them in order: call FenceNonTemporalStores
+// before signalling another one.
+void CopyBytes(void* out, const void* in, int64_t nbytes, bool non_temporal);
+void FenceNonTemporalStores();
 
 struct Copy {
   void* out = nullptr;
   const void* in = nullptr;
   int64_t nbytes = 0;
-  bool stream = false;  // as CopyBytes
+  bool non_temporal = false;  // as CopyBytes
 };
 
 // Two copies that do not overlap, a little of each in turn: one that waits for its input to come

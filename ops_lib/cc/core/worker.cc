@@ -8,7 +8,7 @@
 #include <exception>
 #include <utility>
 
-#include "core/pause.h"
+#include "core/backoff.h"
 
 namespace ddl {
 namespace {
@@ -46,17 +46,17 @@ Worker::~Worker() {
   thread_.join();
 }
 
-void Worker::Begin(Work work) {
+void Worker::Submit(Task task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(std::move(work));
+    queue_.push_back(std::move(task));
   }
-  ++begun_;
+  ++submitted_;
   changed_.notify_all();
 }
 
 bool Worker::Await(double at_most_s, Status* status) {
-  for (int i = 0; i < kSpins && done_.load() <= awaited_; ++i) RelaxCore();
+  for (int i = 0; i < kSpins && done_.load() <= awaited_; ++i) CpuRelax();
   std::unique_lock<std::mutex> lock(mutex_);
   if (!changed_.wait_for(lock, std::chrono::duration<double>(at_most_s),
                          [this] { return !statuses_.empty(); })) {
@@ -73,12 +73,12 @@ void Worker::Run() {
   while (true) {
     changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    const Work work = std::move(queue_.front());
+    const Task task = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     Status status;
     try {
-      status = work();
+      status = task();
     } catch (const std::exception& error) {
       status = Status(Code::kInternal, std::string("a thread could not go on: ") + error.what());
     }

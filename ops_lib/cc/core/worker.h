@@ -14,13 +14,13 @@
 
 namespace ddl {
 
-// A thread that helps another one: it does what that hands over, one after the other, and sleeps
-// meanwhile. It gets no signals, which are for the threads of the script. One thread uses it.
+// A thread that runs the tasks of another one, one after the other, and sleeps between them. It
+// gets no signals, which are for the threads of the script. One thread uses it.
 //
 // fork copies the memory, not the thread: in a child it does nothing, and must not be destroyed.
 class Worker {
  public:
-  using Work = std::function<Status()>;
+  using Task = std::function<Status()>;
 
   // `name`: of the thread, as ps and top show it; at most 15 characters.
   explicit Worker(const std::string& name);
@@ -28,25 +28,25 @@ class Worker {
   // Waits until all is done.
   ~Worker();
 
-  // Hands `work` over and returns at once.
-  void Begin(Work work);
+  // Hands `task` over and returns at once.
+  void Submit(Task task);
 
   // How many were handed over and not awaited.
-  int64_t pending() const { return begun_ - awaited_; }
+  int64_t pending() const { return submitted_ - awaited_; }
 
-  // Waits for the oldest of these, for so long at most. False: in vain. `status`: what it has
-  // returned; Internal if it has thrown.
+  // Waits for the oldest of these, for so long at most. False: it is not done. `status`: what it
+  // has returned; Internal if it has thrown.
   bool Await(double at_most_s, Status* status);
 
  private:
   void Run();
 
-  int64_t begun_ = 0, awaited_ = 0;
+  int64_t submitted_ = 0, awaited_ = 0;
   std::atomic<int64_t> done_{0};
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
-  std::deque<Work> queue_;
+  std::deque<Task> queue_;
   std::deque<Status> statuses_;  // of what is done and not awaited
   bool ending_ = false;
   std::thread thread_;

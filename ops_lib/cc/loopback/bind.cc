@@ -2,8 +2,8 @@
 // addresses listens on the loopback one. TensorFlow's parameter servers, and mpirun, listen on all
 // whatever they are told, and ask nobody who they are.
 //
-// Not a wall: a program that calls the kernel by itself, or is started without LD_PRELOAD, goes
-// around it.
+// Not a security boundary: a program that calls the kernel by itself, or is started without
+// LD_PRELOAD, goes around it.
 //
 // Source: bind(2), listen(2), ip(7), ipv6(7); RFC 4291, 2.5.5.2 for addresses of both families.
 

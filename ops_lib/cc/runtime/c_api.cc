@@ -20,7 +20,7 @@ extern "C" __attribute__((visibility("default"), used)) const char ddl_built_for
 namespace {
 
 // Puts the message into the caller's memory, and returns the code.
-int Tell(const ddl::Status& status, char* message, int message_size) {
+int ReturnStatus(const ddl::Status& status, char* message, int message_size) {
   std::snprintf(message, message_size, "%s", status.message().c_str());
   return static_cast<int>(status.code());
 }
@@ -39,7 +39,7 @@ int Run(ddl::Request request, char* message, int message_size) {
   std::promise<ddl::Status> ended;
   request.done = [&ended](const ddl::Status& status) { ended.set_value(status); };
   ddl::Engine::Get().Submit(std::move(request));
-  return Tell(ended.get_future().get(), message, message_size);
+  return ReturnStatus(ended.get_future().get(), message, message_size);
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ __attribute__((visibility("default"))) int ddl_init(int topology[4], char* messa
 
 // Whether collectives may be put on GPUs: 1 or 0. Known after ddl_init.
 __attribute__((visibility("default"))) int ddl_device_collectives() {
-  return ddl::Engine::Get().ReachesGpus() ? 1 : 0;
+  return ddl::Engine::Get().UsesNccl() ? 1 : 0;
 }
 
 // Whether messages may still point to what a collective that ended with an error was given, which
@@ -74,14 +74,14 @@ __attribute__((visibility("default"))) int ddl_has_abandoned_messages() {
 // Sums (or averages) `count` elements over the ranks in place, and waits for that. `stream`: see
 // Request. `dtype` is a DType. Returns a Code, with a message if it is not 0.
 __attribute__((visibility("default"))) int ddl_all_reduce(const char* name, const char* stream,
-                                                          int dtype, int average, int gives_way,
+                                                          int dtype, int average, int optional,
                                                           void* values, int64_t count,
                                                           char* message, int message_size) {
   ddl::Request request = NewRequest("AllReduce", name, stream, dtype);
   request.average = average != 0;
-  // What gives way may be asked for by one rank alone, so it has no place among the ordered ones.
-  request.ordered = gives_way == 0;
-  request.gives_way = gives_way != 0;
+  // One rank alone may ask for what is optional, so it has no position among the ordered ones.
+  request.ordered = optional == 0;
+  request.optional = optional != 0;
   request.tensors.push_back({values, values, count, {count}});
   return Run(std::move(request), message, message_size);
 }
@@ -98,8 +98,8 @@ __attribute__((visibility("default"))) int ddl_broadcast(const char* name, const
   return Run(std::move(request), message, message_size);
 }
 
-// Waits until all ranks are at the barrier of that name. `hint`: what to do where another rank is at
-// something else. Returns as ddl_all_reduce.
+// Waits until all ranks are at the barrier of that name. `hint`: what to do where another rank is
+// at something else. Returns as ddl_all_reduce.
 __attribute__((visibility("default"))) int ddl_barrier(const char* name, const char* stream,
                                                        const char* hint, char* message,
                                                        int message_size) {
@@ -133,7 +133,7 @@ __attribute__((visibility("default"))) int ddl_configure_team(int team, int smoo
                                                               int64_t report_every, char* message,
                                                               int message_size) {
   const ddl::TeamPlan plan{smooth != 0, ksteps, max_steps, report_every};
-  return Tell(ddl::ProcessTeams().Configure(team, plan), message, message_size);
+  return ReturnStatus(ddl::ProcessTeams().Configure(team, plan), message, message_size);
 }
 
 // One step of a team, see Teams::Step: reads `tensors` arrays `in` of `counts` elements, and writes
@@ -161,7 +161,7 @@ __attribute__((visibility("default"))) int ddl_team_gradients(int team, const ch
                              }
                              ended.set_value(gradients.status);
                            });
-  return Tell(ended.get_future().get(), message, message_size);
+  return ReturnStatus(ended.get_future().get(), message, message_size);
 }
 
 // The DType of that name, as NumPy has it; -1: there is none.

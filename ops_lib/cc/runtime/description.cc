@@ -58,7 +58,7 @@ std::string TensorLine(const Request& request, size_t tensor) {
     if (i > 0) text += ",";
     text += std::to_string(dims[i]);
   }
-  return text + (request.place == nullptr ? "]" : kOnGpu);
+  return text + (request.gpu == nullptr ? "]" : kOnGpu);
 }
 
 // "float32[5,3]" -> "float32[?,3]"; a scalar, "float32[]", stays as it is.
@@ -154,7 +154,7 @@ Status Parse(const std::string& description, Request* request) {
   return Status();
 }
 
-std::shared_ptr<const Signature> Sign(const Request& request) {
+std::shared_ptr<const Signature> MakeSignature(const Request& request) {
   auto made = std::make_shared<Signature>();
   for (size_t i = 0; i < request.tensors.size(); ++i) made->dims.push_back(request.dims(i));
   MixText(Constant(request), made->digest);
@@ -163,7 +163,7 @@ std::shared_ptr<const Signature> Sign(const Request& request) {
 
 void Digest(const Request& request, int64_t generation, uint64_t digest[2]) {
   const std::shared_ptr<const Signature> signature =
-      request.signature != nullptr ? request.signature : Sign(request);
+      request.signature != nullptr ? request.signature : MakeSignature(request);
   digest[0] = signature->digest[0];
   digest[1] = signature->digest[1];
   if (!request.instance.empty()) MixText(request.instance, digest);
@@ -186,7 +186,7 @@ std::string StreamOf(const std::string& description) {
   return SplitLines(description)[kStreamLine];
 }
 
-bool Fit(const std::string& one, const std::string& other) {
+bool Compatible(const std::string& one, const std::string& other) {
   if (one == other) return true;
   const std::vector<std::string> a = SplitLines(one), b = SplitLines(other);
   const bool gathered = a[kOptionsLine] == kFirstDimensionIsFree;
@@ -199,8 +199,8 @@ bool Fit(const std::string& one, const std::string& other) {
   return true;
 }
 
-Status Difference(int rank, const std::string& their_text, int reference,
-                  const std::string& our_text) {
+Status MismatchError(int rank, const std::string& their_text, int reference,
+                     const std::string& our_text) {
   const std::vector<std::string> theirs = SplitLines(their_text), ours = SplitLines(our_text);
   const std::string who = "rank " + std::to_string(rank);
   const std::string whom = "rank " + std::to_string(reference);

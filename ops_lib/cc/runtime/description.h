@@ -19,9 +19,9 @@ Status Parse(const std::string& description, Request* request);
 
 // What of a request does not change from step to step. Of tensors that are gathered the first
 // dimension is left out of the digest, because it may differ.
-std::shared_ptr<const Signature> Sign(const Request& request);
+std::shared_ptr<const Signature> MakeSignature(const Request& request);
 
-// 128 bits that differ where requests do not fit each other, or their generations differ (see
+// 128 bits that differ where requests do not match, or their generations differ (see
 // runtime/agreement.h). Some nanoseconds where the request has a signature.
 void Digest(const Request& request, int64_t generation, uint64_t digest[2]);
 
@@ -32,13 +32,13 @@ std::string Title(const Request& request);
 // The stream of a request.
 std::string StreamOf(const std::string& description);
 
-// Whether both fit one collective: they are equal, but for the first dimensions of tensors that are
-// gathered.
-bool Fit(const std::string& one, const std::string& other);
+// Whether both describe one collective: they are equal, but for the first dimensions of tensors
+// that are gathered.
+bool Compatible(const std::string& one, const std::string& other);
 
-// The first difference between what two ranks ask for, as InvalidArgument: which tensor, which rank,
-// what each of them asked for.
-Status Difference(int rank, const std::string& theirs, int reference, const std::string& ours);
+// The first difference between what two ranks ask for, as InvalidArgument: which tensor, which
+// rank, what each of them asked for.
+Status MismatchError(int rank, const std::string& theirs, int reference, const std::string& ours);
 
 // One line: what users name must not break the lines of a description.
 std::string OneLine(std::string text);

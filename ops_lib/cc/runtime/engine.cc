@@ -30,9 +30,9 @@ using Clock = std::chrono::steady_clock;
 
 // How long a request that is expected next may keep another waiting: about what it costs to agree
 // on another order, so that at worst a wrong guess costs that twice.
-constexpr std::chrono::microseconds kPatience{200};
-// How often a rank that lacks rank 0's choice looks whether the others still wait for it.
-constexpr std::chrono::milliseconds kLackPeriod{1};
+constexpr std::chrono::microseconds kExpectedWait{200};
+// How often a rank that lacks rank 0's choice polls whether the others still wait for it.
+constexpr std::chrono::milliseconds kMissingPollPeriod{1};
 
 // Requests of a run that has failed may still be submitted, by an executor that does not know yet.
 constexpr size_t kRunsRemembered = 256;
@@ -48,16 +48,16 @@ const Status& ChildIsNoRank() {
   return status;
 }
 
-// Answers a request also if it gets lost, because there was no memory to keep it.
-class Answer {
+// Completes a request once, also if it is lost because there was no memory to keep it.
+class Completion {
  public:
-  explicit Answer(std::function<void(const Status&)> done) : done_(std::move(done)) {}
-  Answer(const Answer&) = delete;
-  ~Answer() {
+  explicit Completion(std::function<void(const Status&)> done) : done_(std::move(done)) {}
+  Completion(const Completion&) = delete;
+  ~Completion() {
     if (done_) done_(Status(Code::kInternal, "no memory"));
   }
 
-  void Give(const Status& status) { std::exchange(done_, nullptr)(status); }
+  void Complete(const Status& status) { std::exchange(done_, nullptr)(status); }
 
  private:
   std::function<void(const Status&)> done_;
@@ -87,8 +87,8 @@ Engine& Engine::Get() {
 }
 
 Engine::Engine() : session_([this] { Leave(); }) {
-  notice_.kind = Request::Kind::kNotice;
-  notice_.op_name = "Notice";
+  cancel_notice_.kind = Request::Kind::kCancelNotice;
+  cancel_notice_.op_name = "Notice";
   pthread_atfork(nullptr, nullptr, [] { in_child.store(true); });
 }
 
@@ -117,10 +117,10 @@ bool Engine::Started(Topology* topology) {
   return true;
 }
 
-bool Engine::ReachesGpus() {
+bool Engine::UsesNccl() {
   if (in_child.load()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
-  return opened_ && state_ == State::kRunning && reaches_gpus_;
+  return opened_ && state_ == State::kRunning && uses_nccl_;
 }
 
 void Engine::Submit(Request request) {
@@ -128,15 +128,15 @@ void Engine::Submit(Request request) {
     request.done(Status(ChildIsNoRank().code(), Title(request) + ": " + ChildIsNoRank().message()));
     return;
   }
-  if (request.signature == nullptr) request.signature = Sign(request);
+  if (request.signature == nullptr) request.signature = MakeSignature(request);
   Status why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kRunning) {
       request.submitted = Clock::now();
-      const auto answer = std::make_shared<Answer>(std::move(request.done));
-      request.done = [answer](const Status& status) { answer->Give(status); };
-      queue_.push_back(std::move(request));
+      const auto completion = std::make_shared<Completion>(std::move(request.done));
+      request.done = [completion](const Status& status) { completion->Complete(status); };
+      submitted_.push_back(std::move(request));
       changed_.notify_all();
       return;
     }
@@ -151,10 +151,10 @@ void Engine::Submit(Request request) {
   request.done(why);
 }
 
-void Engine::Withdraw() {
+void Engine::NotifyCancelled() {
   if (in_child.load()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  withdrawals_ = true;
+  cancellations_ = true;
   changed_.notify_all();
 }
 
@@ -186,14 +186,14 @@ void Engine::Run() {
     std::lock_guard<std::mutex> lock(mutex_);
     start_status_ = opened;
     opened_ = true;
-    reaches_gpus_ = gpus_ != nullptr;
+    uses_nccl_ = gpus_ != nullptr;
     if (!opened.ok()) state_ = State::kFailed;
     changed_.notify_all();
   }
   if (opened.ok()) {
     Serve();
   } else {
-    Refuse(opened);
+    Reject(opened);
   }
   gpus_.reset();
   if (MpiSession::HasAbandonedMessages()) (void)communicator_.release();
@@ -201,13 +201,13 @@ void Engine::Run() {
   session_.Close();
 }
 
-void Engine::Refuse(const Status& status) {
-  std::deque<Request> refused;
+void Engine::Reject(const Status& status) {
+  std::deque<Request> rejected;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    refused.swap(queue_);
+    rejected.swap(submitted_);
   }
-  for (Request& request : refused) request.done(status);
+  for (Request& request : rejected) request.done(status);
 }
 
 Status Engine::Open() {
@@ -223,24 +223,24 @@ Status Engine::Open() {
     LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
                                 std::to_string(topology_.local_size) + ", over " +
-                                communicator_->Means());
+                                communicator_->TransportName());
     LogLine(topology_.rank, gpus_ != nullptr
                                 ? "tensors of GPUs over NCCL"
                                 : "tensors of GPUs through the host's memory: " + no_gpus);
   }
   DDL_RETURN_IF_ERROR(recorder_.Open(config_, communicator_.get()));
-  negotiator_ = std::make_unique<Negotiator>(topology_.size == 1);
-  agreement_ = std::make_unique<Agreement>(
-      communicator_.get(), negotiator_.get(), config_.stall_timeout_s, [this] {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return !queue_.empty();
-      });
+  request_queue_ = std::make_unique<RequestQueue>(topology_.size == 1);
+  agreement_ = std::make_unique<Agreement>(communicator_.get(), request_queue_.get(),
+                                           config_.stall_timeout_s, [this] {
+                                             std::lock_guard<std::mutex> lock(mutex_);
+                                             return !submitted_.empty();
+                                           });
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
-  could_not_go_on_ = "rank " + std::to_string(topology_.rank) + " could not go on";
+  failure_text_ = "rank " + std::to_string(topology_.rank) + " could not go on";
   return Status();
 }
 
-void Engine::Persist(const std::function<void()>& step) {
+void Engine::RetryOnException(const std::function<void()>& step) {
   Status failure;
   while (true) {
     try {
@@ -251,27 +251,27 @@ void Engine::Persist(const std::function<void()>& step) {
       }
       return step();
     } catch (const std::exception& error) {
-      // Something of a request may be lost, so this rank cannot be in step again.
-      failure = Failure(could_not_go_on_.c_str(), error);
+      // Something of a request may be lost, so this rank cannot get back into step.
+      failure = Failure(failure_text_.c_str(), error);
       usleep(1000);  // memory may come back
     }
   }
 }
 
 void Engine::Serve() {
-  std::optional<Clock::time_point> first_shown;
-  Persist([this, &first_shown] {
-    while (Request* shown = NextTurn()) ServeTurn(shown, &first_shown);
+  std::optional<Clock::time_point> first_proposed;
+  RetryOnException([this, &first_proposed] {
+    while (Request* next = NextRequest()) ServeRequest(next, &first_proposed);
   });
-  Status left;  // an error is for those who stay
-  Persist([this, &left] {
+  Status left;  // an error is for ranks that stay
+  RetryOnException([this, &left] {
     recorder_.Flush();
     left = agreement_->Leave();
   });
   if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
   allreduce_.reset();
   agreement_.reset();
-  negotiator_.reset();
+  request_queue_.reset();
   try {
     recorder_.Close(left.ok());
   } catch (const std::bad_alloc&) {
@@ -279,44 +279,45 @@ void Engine::Serve() {
   }
 }
 
-void Engine::ServeTurn(Request* shown, std::optional<Clock::time_point>* first_shown) {
-  if (shown == &notice_) {
-    Accord accord;
-    (void)agreement_->Agree(notice_, nullptr, &accord);  // an error meets every request as well
+void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first_proposed) {
+  if (next == &cancel_notice_) {
+    Action action;
+    // An error is that of every request as well.
+    (void)agreement_->Agree(cancel_notice_, nullptr, &action);
     return;
   }
-  if (!*first_shown) *first_shown = Clock::now();
-  Passage passage{*shown};
-  // Where rank 0 had to choose, its choice is what all were waiting for; but a rank that had not
-  // submitted it yet was not waiting.
-  passage.turn = std::max(**first_shown, shown->submitted);
-  Accord accord;
-  passage.status = RunTogether(shown, &passage, &accord);
-  if (passage.status.ok() && accord.kind == Accord::Kind::kAgain) {
-    LogChoice(*shown);
+  if (!*first_proposed) *first_proposed = Clock::now();
+  CollectiveRecord record{*next};
+  // Where rank 0 had to choose, its choice is what all were waiting for; but a rank to which it had
+  // not been submitted yet was not waiting.
+  record.start = std::max(**first_proposed, next->submitted);
+  Action action;
+  record.status = RunCollective(next, &record, &action);
+  if (record.status.ok() && action.kind == Action::Kind::kRetry) {
+    LogChoice(*next);
     return;
   }
-  if (passage.status.ok() && shown->kind == Request::Kind::kJoin &&
-      accord.kind != Accord::Kind::kAllJoined) {
+  if (record.status.ok() && next->kind == Request::Kind::kJoin &&
+      action.kind != Action::Kind::kAllJoined) {
     return;
   }
-  if (shown->kind == Request::Kind::kJoin && passage.status.ok()) {
-    shown->joined(accord.last_joined);
+  if (next->kind == Request::Kind::kJoin && record.status.ok()) {
+    next->joined(action.last_joined);
   }
-  passage.end = Clock::now();
-  first_shown->reset();
-  if (shown->kind != Request::Kind::kJoin) recorder_.Add(passage);
-  const std::function<void(const Status&)> done = [this, &passage] {
-    Request request = negotiator_->Take();
+  record.end = Clock::now();
+  first_proposed->reset();
+  if (next->kind != Request::Kind::kJoin) recorder_.Add(record);
+  const std::function<void(const Status&)> done = [this, &record] {
+    Request request = request_queue_->Take();
     if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
-    if (!passage.status.ok()) {
-      FailRun(request.run, passage.status);
-    } else if (request.IsWithdrawn()) {
-      GiveUp(request);  // too late for this one, but the others may still have more of the run
+    if (!record.status.ok()) {
+      FailRun(request.run, record.status);
+    } else if (request.IsCancelled()) {
+      CancelRun(request);  // too late for this one, but the others may still have more of the run
     }
     return std::move(request.done);  // first nothing holds the tensors any more
   }();
-  done(passage.status);
+  done(record.status);
 }
 
 bool Engine::HasFailed(int64_t run) const {
@@ -328,47 +329,48 @@ void Engine::FailRun(int64_t run, const Status& status) {
   if (run == 0 || HasFailed(run)) return;
   failed_runs_.push_back({run, status});
   if (failed_runs_.size() > kRunsRemembered) failed_runs_.pop_front();
-  for (Request& request : negotiator_->Extract([run](const Request& r) { return r.run == run; })) {
+  for (Request& request :
+       request_queue_->Extract([run](const Request& r) { return r.run == run; })) {
     request.done(status);
   }
 }
 
 void Engine::TakeSubmitted() {
   std::deque<Request> submitted;
-  bool withdrawals = false;
+  bool cancellations = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    submitted.swap(queue_);
-    std::swap(withdrawals, withdrawals_);
+    submitted.swap(submitted_);
+    std::swap(cancellations, cancellations_);
   }
   for (Request& request : submitted) {
     if (!HasFailed(request.run)) {
-      withdrawals = withdrawals || request.IsWithdrawn();
-      negotiator_->Add(std::move(request));
+      cancellations = cancellations || request.IsCancelled();
+      request_queue_->Add(std::move(request));
       continue;
     }
     for (const FailedRun& failed : failed_runs_) {
       if (failed.run == request.run) request.done(failed.status);
     }
   }
-  if (withdrawals) DropWithdrawn();
+  if (cancellations) DropCancelled();
 }
 
-void Engine::DropWithdrawn() {
+void Engine::DropCancelled() {
   for (Request& request :
-       negotiator_->Extract([](const Request& waiting) { return waiting.IsWithdrawn(); })) {
-    GiveUp(request);
-    request.done(Status(Code::kCancelled, Title(request) + ": its run was given up."));
+       request_queue_->Extract([](const Request& waiting) { return waiting.IsCancelled(); })) {
+    CancelRun(request);
+    request.done(Status(Code::kCancelled, Title(request) + ": its run was cancelled."));
   }
 }
 
-void Engine::GiveUp(const Request& request) {
+void Engine::CancelRun(const Request& request) {
   if (HasFailed(request.run)) return;
-  agreement_->Withdraw("rank " + std::to_string(topology_.rank) + " has given up " +
-                       Title(request) +
-                       ", because something else failed in that step or cancelled it. See that "
-                       "rank's log for the reason.");
-  FailRun(request.run, Status(Code::kCancelled, Title(request) + ": its run was given up."));
+  agreement_->CancelRun("rank " + std::to_string(topology_.rank) + " has cancelled " +
+                        Title(request) +
+                        ", because something else failed in that step or cancelled it. See that "
+                        "rank's log for the reason.");
+  FailRun(request.run, Status(Code::kCancelled, Title(request) + ": its run was cancelled."));
 }
 
 bool Engine::Leaving() {
@@ -376,101 +378,101 @@ bool Engine::Leaving() {
   return state_ == State::kLeaving;
 }
 
-bool Engine::HasNews() const { return !queue_.empty() || withdrawals_; }
+bool Engine::HasWork() const { return !submitted_.empty() || cancellations_; }
 
 bool Engine::AwaitSubmission(std::optional<Clock::time_point> until) {
-  const auto news = [this] { return HasNews() || state_ == State::kLeaving; };
+  const auto has_work = [this] { return HasWork() || state_ == State::kLeaving; };
   std::unique_lock<std::mutex> lock(mutex_);
   if (until) {
-    changed_.wait_until(lock, *until, news);
+    changed_.wait_until(lock, *until, has_work);
   } else {
-    changed_.wait(lock, news);
+    changed_.wait(lock, has_work);
   }
-  return HasNews();
+  return HasWork();
 }
 
-Request* Engine::NextTurn() {
-  if (negotiator_->HasChoice()) {
-    if (Request* chosen = ChosenTurn()) return chosen;
-    negotiator_->Follow({});
+Request* Engine::NextRequest() {
+  if (request_queue_->HasChoice()) {
+    if (Request* chosen = ChosenRequest()) return chosen;
+    request_queue_->Follow({});
   }
   while (true) {
     TakeSubmitted();
-    if (negotiator_->empty()) {
-      // Whoever leaves says enough by that.
-      if (agreement_->HasNotice() && !Leaving()) return &notice_;
+    if (request_queue_->empty()) {
+      // A rank that leaves needs no notice.
+      if (agreement_->HasCancelNotice() && !Leaving()) return &cancel_notice_;
       if (!AwaitSubmission(std::nullopt)) return nullptr;
       continue;
     }
-    const Clock::time_point impatient = Clock::now() + kPatience;
-    while (!negotiator_->empty()) {
-      if (Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
-      if (!AwaitSubmission(impatient)) return negotiator_->Show(/*patient=*/false);
+    const Clock::time_point deadline = Clock::now() + kExpectedWait;
+    while (!request_queue_->empty()) {
+      if (Request* next = request_queue_->Next(/*wait_for_expected=*/true)) return next;
+      if (!AwaitSubmission(deadline)) return request_queue_->Next(/*wait_for_expected=*/false);
       TakeSubmitted();
     }
   }
 }
 
-Request* Engine::ChosenTurn() {
+Request* Engine::ChosenRequest() {
   while (true) {
     const bool leaving = Leaving();  // then nothing more will be submitted
     TakeSubmitted();
-    if (Request* shown = negotiator_->Show(/*patient=*/true)) return shown;
-    if (agreement_->HasNotice()) return &notice_;  // it may be what was chosen
+    if (Request* next = request_queue_->Next(/*wait_for_expected=*/true)) return next;
+    if (agreement_->HasCancelNotice()) return &cancel_notice_;  // it may be what was chosen
     if (leaving) {
       (void)agreement_->Leave();
       return nullptr;
     }
-    if (!agreement_->Lack().ok()) return nullptr;
+    if (!agreement_->PollWhileMissing().ok()) return nullptr;
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait_for(lock, kLackPeriod, [this] { return HasNews(); });
+    changed_.wait_for(lock, kMissingPollPeriod, [this] { return HasWork(); });
   }
 }
 
-void Engine::LogChoice(const Request& shown) const {
-  if (!config_.log_info || !negotiator_->HasChoice()) return;
-  const std::string ours = Title(shown);
-  if (ours == negotiator_->choice().title) return;
-  LogLine(topology_.rank, "order: " + negotiator_->choice().title + " of rank 0 before " + ours);
+void Engine::LogChoice(const Request& next) const {
+  if (!config_.log_info || !request_queue_->HasChoice()) return;
+  const std::string ours = Title(next);
+  if (ours == request_queue_->choice().title) return;
+  LogLine(topology_.rank, "order: " + request_queue_->choice().title + " of rank 0 before " + ours);
 }
 
-Status Engine::RunTogether(Request* request, Passage* passage, Accord* accord) {
+Status Engine::RunCollective(Request* request, CollectiveRecord* record, Action* action) {
   try {
-    return RunAgreed(request, passage, accord);
+    return AgreeAndRun(request, record, action);
   } catch (const std::exception& error) {
     // The other ranks are in the middle of it, or will be.
     const Status status(Code::kInternal,
-                        Title(*request) + ": " + could_not_go_on_ + ": " + error.what());
+                        Title(*request) + ": " + failure_text_ + ": " + error.what());
     communicator_->Break(status);
     agreement_->Break(status);
     return status;
   }
 }
 
-Status Engine::RunAgreed(Request* request, Passage* passage, Accord* accord) {
-  SmallTensor small;
+Status Engine::AgreeAndRun(Request* request, CollectiveRecord* record, Action* action) {
+  InlineTensor small;
   const bool packed = allreduce_->Pack(*request, &small);
-  const Status agreed = agreement_->Agree(*request, packed ? &small : nullptr, accord);
-  passage->agreed = Clock::now();
-  passage->nbytes = Nbytes(*request);
-  passage->packed = agreed.ok() && accord->kind == Accord::Kind::kSummed;
-  if (passage->packed) {
+  const Status agreed = agreement_->Agree(*request, packed ? &small : nullptr, action);
+  record->agreed = Clock::now();
+  record->nbytes = Nbytes(*request);
+  record->inlined = agreed.ok() && action->kind == Action::Kind::kReduced;
+  if (record->inlined) {
     allreduce_->Unpack(*request);
     return agreed;
   }
-  if (!agreed.ok() || accord->kind != Accord::Kind::kRun) return agreed;
-  if (request->kind == Request::Kind::kJoin) return Contribute(*accord);
-  request->contributors = accord->contributors;
-  return Move(*request, &passage->nbytes);
+  if (!agreed.ok() || action->kind != Action::Kind::kRun) return agreed;
+  if (request->kind == Request::Kind::kJoin) return Contribute(*action);
+  request->contributors = action->contributors;
+  return Execute(*request, &record->nbytes);
 }
 
-Status Engine::Contribute(const Accord& accord) {
+Status Engine::Contribute(const Action& action) {
   Request theirs;
-  if (const Status parsed = Parse(accord.description, &theirs); !parsed.ok()) {
+  if (const Status parsed = Parse(action.description, &theirs); !parsed.ok()) {
     communicator_->Break(parsed);
     return parsed;
   }
-  theirs.contributors = accord.contributors;
+  theirs.contributors = action.contributors;
   const int64_t element = static_cast<int64_t>(DTypeSize(theirs.dtype));
   if (theirs.kind == Request::Kind::kAllGather) {
     for (TensorBuffer& tensor : theirs.tensors) {  // no rows of its own
@@ -495,13 +497,13 @@ Status Engine::Contribute(const Accord& accord) {
     }
   }
   int64_t nbytes = Nbytes(theirs);
-  // An error is for those who asked. This rank goes on until all have joined; what is final meets it
-  // in the next round.
-  (void)Move(theirs, &nbytes);
+  // An error is for those who asked. This rank goes on until all have joined; an error that
+  // breaks the group reaches it in the next round.
+  (void)Execute(theirs, &nbytes);
   return Status();
 }
 
-Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
+Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
   const TensorBuffer& first = request.tensors[0];
   if (gpus_ == nullptr) {
     return Status(Code::kFailedPrecondition,
@@ -510,19 +512,19 @@ Status Engine::MoveOnGpus(const Request& request, int64_t* nbytes) {
   }
   switch (request.kind) {
     case Request::Kind::kBroadcast:
-      return gpus_->Broadcast(*request.place, first.in, first.out, *nbytes, request.root);
+      return gpus_->Broadcast(*request.gpu, first.in, first.out, *nbytes, request.root);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     default: break;
   }
   std::vector<NcclCommunicator::Tensor> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
-  return gpus_->AllReduce(*request.place, tensors, request.dtype, request.average);
+  return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average);
 }
 
-Status Engine::Move(const Request& request, int64_t* nbytes) {
-  if (request.place != nullptr) {
-    const Status moved = MoveOnGpus(request, nbytes);
+Status Engine::Execute(const Request& request, int64_t* nbytes) {
+  if (request.gpu != nullptr) {
+    const Status moved = ExecuteOnGpus(request, nbytes);
     if (moved.ok() || moved.message().rfind(Title(request), 0) == 0) return moved;
     return Status(moved.code(), Title(request) + " on the GPU of rank " +
                                     std::to_string(topology_.rank) + ": " + moved.message());

@@ -9,15 +9,15 @@
 
 namespace ddl {
 
-bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
-  if (!communicator_->SumsOffers() || request.kind != Request::Kind::kAllReduce || request.unfused ||
-      request.tolerance > 0 || request.place != nullptr) {
+bool FusedAllReduce::Pack(const Request& request, InlineTensor* tensor) {
+  if (!communicator_->ReducesInline() || request.kind != Request::Kind::kAllReduce ||
+      request.unfused || request.tolerance > 0 || request.gpu != nullptr) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
   int64_t nbytes = 0;
   for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
-  if (nbytes > kMaxOfferBytes) return false;
+  if (nbytes > kMaxInlineBytes) return false;
   tensor->count = nbytes / element;
   tensor->dtype = request.dtype;
   tensor->divisor = Divisor(request);
@@ -26,7 +26,7 @@ bool FusedAllReduce::Pack(const Request& request, SmallTensor* tensor) {
     tensor->out = request.tensors[0].out;
     return true;
   }
-  buffer_.resize(kMaxOfferBytes);
+  buffer_.resize(kMaxInlineBytes);
   char* to = buffer_.data();
   for (const TensorBuffer& one : request.tensors) {
     if (one.count > 0) std::memcpy(to, one.in, one.count * element);

@@ -22,7 +22,7 @@ class FusedAllReduce {
 
   // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
   // and once it is summed, Unpack fills every `out`. Else Run does the work.
-  bool Pack(const Request& request, SmallTensor* tensor);
+  bool Pack(const Request& request, InlineTensor* tensor);
   void Unpack(const Request& request);
 
   // Fills every `out`. Internal if the request asks for a check and the result deviates.

@@ -49,8 +49,8 @@ Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request&
                       static_cast<int64_t>(DTypeSize(request.dtype)), std::multiplies<int64_t>());
   for (int64_t& size : sizes) size *= row_nbytes;
   *nbytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  return request.place == nullptr ? communicator->AllGather(tensor.in, out, sizes)
-                                  : gpus->AllGather(*request.place, tensor.in, out, sizes);
+  return request.gpu == nullptr ? communicator->AllGather(tensor.in, out, sizes)
+                                : gpus->AllGather(*request.gpu, tensor.in, out, sizes);
 }
 
 }  // namespace ddl

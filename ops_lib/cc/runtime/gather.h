@@ -13,7 +13,7 @@ namespace ddl {
 // Joins the tensors of all ranks along the first dimension, in the order of the ranks.
 //
 // Three steps: the ranks exchange their first dimensions; each allocates the result, and they tell
-// each other whether they could, so that none waits for one that gave up; then the tensors travel.
+// each other whether they could, so that none waits for one that failed; then the tensors travel.
 // The ranks have agreed on all but the first dimensions before. On every rank:
 //   InvalidArgument  the tensor is a scalar
 //   Internal         a rank could not allocate the result

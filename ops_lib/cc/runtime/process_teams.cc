@@ -5,7 +5,7 @@
 namespace ddl {
 
 Teams& ProcessTeams() {
-  // Never destroyed: the engine's thread may still land a flight when the process exits.
+  // Never destroyed: the engine's thread may still complete a reduction when the process exits.
   static Teams* teams = new Teams([](Request request) { Engine::Get().Submit(std::move(request)); },
                                   [](const std::string& line) {
                                     Topology topology;

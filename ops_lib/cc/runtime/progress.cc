@@ -30,19 +30,19 @@ Status ProgressWriter::Open(const std::string& path) {
                                                ". Name a file in a folder that is writable.");
 }
 
-void ProgressWriter::Add(const Passage& passage) {
-  if (file_ < 0 || !passage.status.ok()) return;
-  const Request& request = passage.request;
+void ProgressWriter::Add(const CollectiveRecord& record) {
+  if (file_ < 0 || !record.status.ok()) return;
+  const Request& request = record.request;
   if (request.op_name == "AllReduceN" || request.op_name == "AllReduceAtStep" ||
       request.op_name == "TeamGradients") {
     if (runs_.size() >= kMostNames) runs_.clear();
     step_ = std::max(step_, ++runs_[request.name]);
   }
-  if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += passage.nbytes;
-  comm_s_ += std::chrono::duration<double>(passage.end - passage.turn).count();
-  wait_s_ += std::chrono::duration<double>(passage.agreed - passage.turn).count();
+  if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += record.nbytes;
+  comm_s_ += std::chrono::duration<double>(record.end - record.start).count();
+  wait_s_ += std::chrono::duration<double>(record.agreed - record.start).count();
   unwritten_ = true;
-  if (passage.end - written_at_ >= std::chrono::seconds(1)) Flush();
+  if (record.end - written_at_ >= std::chrono::seconds(1)) Flush();
 }
 
 void ProgressWriter::Flush() {

@@ -15,7 +15,7 @@ namespace ddl {
 //   {"t": unix seconds, "source": "ops", "step": n, "comm_s": seconds, "wait_s": seconds,
 //    "bytes_reduced": n}
 // A step is one run of the AllReduceN that ran most often. comm_s counts the time from a request's
-// turn to its end; wait_s is the part of it until all ranks were there.
+// start to its end; wait_s is the part of it until all ranks were there.
 class ProgressWriter {
  public:
   ProgressWriter() = default;
@@ -25,7 +25,7 @@ class ProgressWriter {
   Status Open(const std::string& path);
 
   // Counts one collective, if it succeeded; writes a line if the last one is a second old.
-  void Add(const Passage& passage);
+  void Add(const CollectiveRecord& record);
 
   // Writes what has not been written yet.
   void Flush();

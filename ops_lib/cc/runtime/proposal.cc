@@ -43,20 +43,20 @@ std::string Proposal::title() const {
   switch (kind) {
     case Kind::kJoin: return "Join";
     case Kind::kLeave: return "Leave";
-    case Kind::kNotice: return "Notice";
+    case Kind::kCancelNotice: return "Notice";
     default: return Title(description);
   }
 }
 
 std::string Proposal::Encode() const {
-  return std::string(1, static_cast<char>(kind)) + (joins_now ? "1" : "0") +
+  return std::string(1, static_cast<char>(kind)) + (newly_joined ? "1" : "0") +
          std::to_string(generation) + "\n" + OneLine(reason) + "\n" + description;
 }
 
 Proposal Proposal::Decode(const std::string& message) {
   Proposal proposal;
   proposal.kind = static_cast<Kind>(message[0]);
-  proposal.joins_now = message[1] == '1';
+  proposal.newly_joined = message[1] == '1';
   proposal.generation = std::atoll(message.c_str() + 2);
   const size_t reason = message.find('\n') + 1;
   const size_t description = message.find('\n', reason) + 1;
@@ -71,16 +71,16 @@ Decision Decide(const std::vector<Proposal>& proposals) {
     decision.generation = std::max(decision.generation, one.generation);
   }
   bool all_current = true, noticed = false;
-  decision.settled = true;
+  decision.converged = true;
   for (const Proposal& one : proposals) {
-    noticed = noticed || one.kind == Proposal::Kind::kNotice;
+    noticed = noticed || one.kind == Proposal::Kind::kCancelNotice;
     if (one.generation == decision.generation) {
       if (decision.reason.empty()) decision.reason = one.reason;
       continue;
     }
     all_current = false;
-    // A rank gives up one run at a time, as those have that are ahead.
-    if (one.asks() && one.generation + 1 < decision.generation) decision.settled = false;
+    // A rank cancels one run at a time, as those that are ahead have done.
+    if (one.has_request() && one.generation + 1 < decision.generation) decision.converged = false;
   }
   if (!all_current || noticed) {
     decision.kind = Decision::Kind::kStale;
@@ -89,10 +89,10 @@ Decision Decide(const std::vector<Proposal>& proposals) {
 
   decision.first = -1;
   for (size_t rank = 0; rank < proposals.size(); ++rank) {
-    if (proposals[rank].asks()) {
+    if (proposals[rank].has_request()) {
       if (decision.first < 0) decision.first = static_cast<int>(rank);
       ++decision.contributors;
-    } else if (proposals[rank].joins_now) {
+    } else if (proposals[rank].newly_joined) {
       decision.last_joined = static_cast<int>(rank);
     }
   }
@@ -103,15 +103,15 @@ Decision Decide(const std::vector<Proposal>& proposals) {
   const Proposal& reference = proposals[decision.first];
   for (size_t rank = decision.first + 1; rank < proposals.size(); ++rank) {
     const Proposal& one = proposals[rank];
-    if (!one.asks() || Fit(one.description, reference.description)) continue;
+    if (!one.has_request() || Compatible(one.description, reference.description)) continue;
     if (DifferInOrder(one, reference)) {
       decision.kind = Decision::Kind::kReorder;
       return decision;
     }
     if (decision.kind == Decision::Kind::kFail) continue;
     decision.kind = Decision::Kind::kFail;
-    decision.status = Difference(static_cast<int>(rank), one.description, decision.first,
-                                 reference.description);
+    decision.status = MismatchError(static_cast<int>(rank), one.description, decision.first,
+                                    reference.description);
   }
   if (decision.kind == Decision::Kind::kFail) return decision;
   if (decision.contributors < static_cast<int>(proposals.size())) {

@@ -9,30 +9,30 @@
 
 namespace ddl {
 
-// What a rank says it would do next, in the form in which it travels.
+// What a rank would do next, in the form in which it is sent.
 struct Proposal {
   enum class Kind : char {
     kOrdered = 'O',    // the described collective; its stream keeps the order
     kUnordered = 'U',  // the same; ranks know it by its title
     kJoin = 'J',       // nothing of its own: zeros for what the others reduce
-    kNotice = 'N',     // nothing: it says that its generation is a new one
+    kCancelNotice = 'N',  // nothing: its generation is a new one
     kLeave = 'L',      // nothing more, ever
   };
 
   Kind kind = Kind::kOrdered;
-  bool joins_now = false;  // a kJoin that is proposed for the first time
-  // How many runs this rank has given up that the others may not know of; see runtime/agreement.h.
+  bool newly_joined = false;  // a kJoin that is proposed for the first time
+  // How many runs this rank has cancelled that the others may not know of; see runtime/agreement.h.
   int64_t generation = 0;
   std::string reason;       // for the last of them
   std::string description;  // of kOrdered and kUnordered
 
-  bool asks() const { return kind == Kind::kOrdered || kind == Kind::kUnordered; }
+  bool has_request() const { return kind == Kind::kOrdered || kind == Kind::kUnordered; }
   std::string title() const;
   std::string Encode() const;
   static Proposal Decode(const std::string& message);
 };
 
-// What comes of the proposals of all ranks: the same on every rank.
+// What follows from the proposals of all ranks: the same on every rank.
 struct Decision {
   enum class Kind {
     kRun,      // the one collective that is proposed, `contributors` ranks bringing tensors
@@ -49,13 +49,13 @@ struct Decision {
   int contributors = 0;
   int last_joined = 0;
   int64_t generation = 0;
-  bool settled = false;  // all ranks will be of that generation
+  bool converged = false;  // all ranks will be of that generation
   std::string reason;
 };
 
 // `proposals`: one for each rank, none of them kLeave. Pure.
 //
-// Requests fit if they describe one collective. Two ordered ones of one stream that do not fit, or
+// Requests match if they describe one collective. Two ordered ones of one stream that do not, or
 // two of one title, are an error. Any others differ in order alone.
 Decision Decide(const std::vector<Proposal>& proposals);
 

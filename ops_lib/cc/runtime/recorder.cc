@@ -67,10 +67,10 @@ Status Recorder::OpenTimeline() {
   return timeline_path_.empty() ? Status() : timeline_.Open(timeline_path_, rank, host_);
 }
 
-void Recorder::Add(const Passage& passage) {
-  statistics_.Add(passage);
-  progress_.Add(passage);
-  timeline_.Add(passage);
+void Recorder::Add(const CollectiveRecord& record) {
+  statistics_.Add(record);
+  progress_.Add(record);
+  timeline_.Add(record);
 }
 
 void Recorder::Flush() {

@@ -20,7 +20,7 @@ class Recorder {
   // written, or if the ranks cannot share the timeline's.
   Status Open(const Config& config, Communicator* communicator);
 
-  void Add(const Passage& passage);
+  void Add(const CollectiveRecord& record);
 
   // Writes what is still in memory. To be called before this rank leaves the group: whoever ends
   // the timeline must come last.

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/gpu_place.h"
+#include "core/gpu_context.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -23,8 +23,8 @@ struct TensorBuffer {
   std::vector<int64_t> dims;  // not needed where the request has a signature
 };
 
-// What ranks compare of a request, in the form in which they do: see runtime/description.h. It stays
-// the same from step to step, so a kernel makes it once for the shapes that it has.
+// What ranks compare of a request, in the form in which they do: see runtime/description.h. It
+// stays the same from step to step, so a kernel makes it once for the shapes that it has.
 struct Signature {
   uint64_t digest[2] = {0, 0};
   std::vector<std::vector<int64_t>> dims;  // of each tensor
@@ -36,16 +36,16 @@ struct Request {
     kBroadcast,
     kAllReduce,
     kAllGather,
-    kJoin,    // contribute zeros to whatever the other ranks reduce, until all have joined
-    kNotice,  // the engine's own: tell the others of a request that was withdrawn
+    kJoin,          // contribute zeros to whatever the other ranks reduce, until all have joined
+    kCancelNotice,  // the engine's own: tells the others of a request that was cancelled
   };
 
   Kind kind = Kind::kAllReduce;
   std::string op_name;   // as users know it: "AllReduceN"
   std::string name;      // the same on every rank
   std::string instance;  // which of several runs of the op in one graph, where loops run it
-  // All ranks submit this one at the same place among the ordered ones of its stream, because
-  // something above keeps the order. Else they find out which comes first.
+  // All ranks submit this one at the same position among the ordered ones of its stream, because
+  // something above keeps the order. Else they agree which comes first.
   bool ordered = true;
   // Who asks, and keeps the order where there is one: the name of a thread of the program, the same
   // on every rank. Empty: the main thread, or a request that is known by its name alone.
@@ -55,9 +55,9 @@ struct Request {
   // Process-wide; 0: this one fails alone.
   int64_t run = 0;
   std::string hint;  // what to do where another rank asks for something else in its place
-  // Not worth a stall: fails with Unavailable, and the group goes on, if rank 0 asks for it and all
-  // ranks that do not are seen to wait with something else.
-  bool gives_way = false;
+  // Instead of a stall it fails with Unavailable, and the group goes on, if rank 0 asks for it and
+  // all ranks that do not have reported that they wait for something else.
+  bool optional = false;
   DType dtype = DType::kFloat32;
   int root = 0;            // whose values are broadcast
   bool average = false;    // divide the sum by the number of ranks that contribute
@@ -65,14 +65,14 @@ struct Request {
   double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;
   std::shared_ptr<const Signature> signature;  // null: the engine makes it
-  std::shared_ptr<void> memory;     // keeps what the tensors point to, also after a withdrawal
-  std::shared_ptr<GpuPlace> place;  // of all tensors; null: the host's memory
+  std::shared_ptr<void> memory;  // keeps what the tensors point to, also after a cancellation
+  std::shared_ptr<GpuContext> gpu;  // of all tensors; null: the host's memory
   // For kAllGather, whose one tensor has no `out`: called once, by the engine's thread, when the
   // first dimensions of all ranks are known; sets `out` to memory for all of them.
   std::function<Status(const std::vector<int64_t>& sizes, void** out)> allocate;
-  // Set by whoever does not want it any more, and then does not wait for `done`; see
-  // Engine::Withdraw. Null: it is never withdrawn.
-  std::shared_ptr<std::atomic<bool>> withdrawn;
+  // Set by whoever cancels it, and then does not wait for `done`; see
+  // Engine::NotifyCancelled. Null: it is never cancelled.
+  std::shared_ptr<std::atomic<bool>> cancelled;
   // For kJoin: gets the last rank that joined, before `done`.
   std::function<void(int last)> joined;
   std::function<void(const Status&)> done;  // called once, by the engine's thread
@@ -80,23 +80,23 @@ struct Request {
   std::chrono::steady_clock::time_point submitted;
   int contributors = 0;  // ranks that do not just add zeros; 0: all
 
-  bool IsWithdrawn() const { return withdrawn != nullptr && withdrawn->load(); }
+  bool IsCancelled() const { return cancelled != nullptr && cancelled->load(); }
   const std::vector<int64_t>& dims(size_t tensor) const {
     return signature != nullptr ? signature->dims[tensor] : tensors[tensor].dims;
   }
 };
 
-// One collective's way through the engine.
-struct Passage {
+// How one collective went through the engine, for timeline, statistics and progress.
+struct CollectiveRecord {
   using Time = std::chrono::steady_clock::time_point;
 
   const Request& request;
   Status status = {};   // how it ended
-  Time turn = {};       // nothing is before it any more
+  Time start = {};  // nothing is before it any more
   Time agreed = {};     // all ranks are at it
   Time end = {};
   int64_t nbytes = 0;   // of the result
-  bool packed = false;  // its tensors went with the agreement: nothing was left to do after it
+  bool inlined = false;  // reduced inline, with the agreement: nothing was left to do after it
 };
 
 }  // namespace ddl

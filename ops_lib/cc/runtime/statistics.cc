@@ -12,7 +12,7 @@
 namespace ddl {
 namespace {
 
-double SecondsBetween(Passage::Time begin, Passage::Time end) {
+double SecondsBetween(CollectiveRecord::Time begin, CollectiveRecord::Time end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
@@ -31,34 +31,34 @@ std::string Format(const char* format, Arguments... arguments) {
 
 }  // namespace
 
-void Statistics::Add(const Passage& passage) {
-  if (sums_.collectives++ == 0) first_turn_ = passage.turn;
-  last_end_ = passage.end;
-  if (!passage.status.ok()) {
+void Statistics::Add(const CollectiveRecord& record) {
+  if (sums_.collectives++ == 0) first_start_ = record.start;
+  last_end_ = record.end;
+  if (!record.status.ok()) {
     ++sums_.failed;
     return;
   }
-  sums_.tensors += static_cast<int64_t>(passage.request.tensors.size());
-  switch (passage.request.kind) {
-    case Request::Kind::kAllReduce: sums_.bytes_reduced += passage.nbytes; break;
-    case Request::Kind::kBroadcast: sums_.bytes_broadcast += passage.nbytes; break;
-    case Request::Kind::kAllGather: sums_.bytes_gathered += passage.nbytes; break;
+  sums_.tensors += static_cast<int64_t>(record.request.tensors.size());
+  switch (record.request.kind) {
+    case Request::Kind::kAllReduce: sums_.bytes_reduced += record.nbytes; break;
+    case Request::Kind::kBroadcast: sums_.bytes_broadcast += record.nbytes; break;
+    case Request::Kind::kAllGather: sums_.bytes_gathered += record.nbytes; break;
     default: break;
   }
-  const double wait_s = SecondsBetween(passage.turn, passage.agreed);
-  sums_.comm_s += SecondsBetween(passage.turn, passage.end);
+  const double wait_s = SecondsBetween(record.start, record.agreed);
+  sums_.comm_s += SecondsBetween(record.start, record.end);
   sums_.wait_s += wait_s;
   sums_.max_wait_s = std::max(sums_.max_wait_s, wait_s);
-  if (!passage.packed) {
-    sums_.transfer_bytes += passage.nbytes;
-    sums_.transfer_s += SecondsBetween(passage.agreed, passage.end);
+  if (!record.inlined) {
+    sums_.transfer_bytes += record.nbytes;
+    sums_.transfer_s += SecondsBetween(record.agreed, record.end);
   }
 }
 
 RankStatistics Statistics::Result(const std::string& host) const {
   RankStatistics result = sums_;
   std::snprintf(result.host, sizeof(result.host), "%s", host.c_str());
-  result.run_s = SecondsBetween(first_turn_, last_end_);
+  result.run_s = SecondsBetween(first_start_, last_end_);
   return result;
 }
 

@@ -19,8 +19,8 @@ struct RankStatistics {
   int64_t bytes_reduced = 0;
   int64_t bytes_broadcast = 0;
   int64_t bytes_gathered = 0;
-  double run_s = 0;       // from the turn of the first collective to the end of the last
-  double comm_s = 0;      // from the turn of each to its end
+  double run_s = 0;       // from the start of the first collective to the end of the last
+  double comm_s = 0;      // from the start of each to its end
   double wait_s = 0;      // of comm_s, until all ranks were there
   double max_wait_s = 0;  // for one collective
   // Of the collectives that took time after all were there, which small tensors do not.
@@ -31,14 +31,14 @@ struct RankStatistics {
 // Sums up the collectives of this rank. For each a few additions.
 class Statistics {
  public:
-  void Add(const Passage& passage);
+  void Add(const CollectiveRecord& record);
 
   // So far. A host's name is cut to what fits.
   RankStatistics Result(const std::string& host) const;
 
  private:
   RankStatistics sums_;
-  Passage::Time first_turn_, last_end_;
+  CollectiveRecord::Time first_start_, last_end_;
 };
 
 // The rank that waited least: the others wait for it, because whoever comes last to a collective

@@ -20,13 +20,13 @@ bool SameShapes(const std::vector<TensorBuffer>& a, const std::vector<TensorBuff
                     [](const TensorBuffer& x, const TensorBuffer& y) { return x.dims == y.dims; });
 }
 
-const char* PhaseName(double share) {
-  return share == 0 ? "blocking" : share == 1 ? "pipelined" : "in transition";
+const char* PhaseName(double weight) {
+  return weight == 0 ? "blocking" : weight == 1 ? "pipelined" : "in transition";
 }
 
 }  // namespace
 
-double ShareOfBefore(const TeamPlan& plan, int64_t step) {
+double WeightOfPrevious(const TeamPlan& plan, int64_t step) {
   if (plan.ksteps >= 0 && plan.ksteps >= plan.max_steps) return 0;
   const int64_t into_second = step - std::abs(plan.ksteps);
   double second = into_second > 0 ? 1 : 0;
@@ -36,22 +36,22 @@ double ShareOfBefore(const TeamPlan& plan, int64_t step) {
   return plan.ksteps >= 0 ? second : 1 - second;
 }
 
-void Flight::Land(const Status& status) {
+void AsyncReduction::Complete(const Status& status) {
   std::vector<std::function<void(const Status&)>> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    landed_ = true;
-    landed_at_ = Clock::now();
+    complete_ = true;
+    completed_at_ = Clock::now();
     status_ = status;
     waiting.swap(waiting_);
   }
   for (const auto& then : waiting) then(status);
 }
 
-void Flight::WhenLanded(std::function<void(const Status&)> then) {
+void AsyncReduction::OnComplete(std::function<void(const Status&)> then) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!landed_) {
+    if (!complete_) {
       waiting_.push_back(std::move(then));
       return;
     }
@@ -60,13 +60,13 @@ void Flight::WhenLanded(std::function<void(const Status&)> then) {
 }
 
 void StepGradients::Write(size_t index, int64_t count, DType dtype, void* out) const {
-  const void* fresh = own ? own->tensors()[index].out : nullptr;
-  const void* late = before ? before->tensors()[index].out : nullptr;
+  const void* current = own ? own->tensors()[index].out : nullptr;
+  const void* earlier = previous ? previous->tensors()[index].out : nullptr;
   const size_t nbytes = count * DTypeSize(dtype);
   if (nbytes == 0) return;
-  if (fresh != nullptr && late != nullptr) {
-    Mix(fresh, late, out, count, dtype, share);
-  } else if (const void* only = fresh != nullptr ? fresh : late) {
+  if (current != nullptr && earlier != nullptr) {
+    Interpolate(current, earlier, out, count, dtype, weight);
+  } else if (const void* only = current != nullptr ? current : earlier) {
     std::memcpy(out, only, nbytes);
   } else {
     std::memset(out, 0, nbytes);
@@ -93,12 +93,12 @@ Status Teams::Configure(int team, const TeamPlan& plan) {
                       ", which count from 0.");
   }
   plans_[team] = plan;
-  streams_.erase(streams_.lower_bound({team, "", ""}), streams_.lower_bound({team + 1, "", ""}));
+  series_.erase(series_.lower_bound({team, "", ""}), series_.lower_bound({team + 1, "", ""}));
   return Status();
 }
 
 Status Teams::Begin(const Key& key, const Request& request, std::shared_ptr<void> outputs,
-                    TeamPlan* plan, int64_t* step, std::shared_ptr<Flight>* started,
+                    TeamPlan* plan, int64_t* step, std::shared_ptr<AsyncReduction>* started,
                     StepGradients* gradients) {
   const std::string what = "dl_comm.gradients(), \"" + request.name + "\": ";
   std::lock_guard<std::mutex> lock(mutex_);
@@ -119,26 +119,26 @@ Status Teams::Begin(const Key& key, const Request& request, std::shared_ptr<void
                       " at most. Give init the number of elements of the model, not of its "
                       "variables.");
   }
-  Stream& stream = streams_[key];
+  Series& series = series_[key];
   *plan = planned->second;
-  *step = ++stream.step;
-  gradients->share = ShareOfBefore(*plan, *step);
-  const double next = ShareOfBefore(*plan, *step + 1);
+  *step = ++series.step;
+  gradients->weight = WeightOfPrevious(*plan, *step);
+  const double next = WeightOfPrevious(*plan, *step + 1);
   // What was applied as a whole is not applied once more: an abrupt start of the pipelined phase
   // finds nothing before it.
-  const bool next_needs_it = next > 0 && (gradients->share > 0 || next < 1);
-  if (gradients->share > 0) gradients->before = std::move(stream.before);
-  stream.before = nullptr;
-  if (gradients->before && !SameShapes(gradients->before->tensors(), request.tensors)) {
+  const bool next_needs_it = next > 0 && (gradients->weight > 0 || next < 1);
+  if (gradients->weight > 0) gradients->previous = std::move(series.previous);
+  series.previous = nullptr;
+  if (gradients->previous && !SameShapes(gradients->previous->tensors(), request.tensors)) {
     return Status(Code::kInvalidArgument,
                   what + "the tensors have other shapes than those of the step before, which are "
                          "still to be applied. Give each model a team of its own, or call "
                          "config_team again.");
   }
-  if (gradients->share == 1 && !next_needs_it) return Status();  // nobody will ask for them
-  *started = std::make_shared<Flight>(request.tensors, std::move(outputs));
-  if (next_needs_it) stream.before = *started;
-  if (gradients->share < 1) gradients->own = *started;
+  if (gradients->weight == 1 && !next_needs_it) return Status();  // no step will apply them
+  *started = std::make_shared<AsyncReduction>(request.tensors, std::move(outputs));
+  if (next_needs_it) series.previous = *started;
+  if (gradients->weight < 1) gradients->own = *started;
   return Status();
 }
 
@@ -149,7 +149,7 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
   const int64_t nbytes = Elements(request.tensors) * static_cast<int64_t>(DTypeSize(request.dtype));
   TeamPlan plan;
   int64_t step = 0;
-  std::shared_ptr<Flight> started;
+  std::shared_ptr<AsyncReduction> started;
   StepGradients gradients;
   // Both, because messages may point to either.
   request.memory = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
@@ -162,7 +162,7 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
   if (started) {
     request.average = true;
     request.step = step;
-    request.done = [started](const Status& status) { started->Land(status); };
+    request.done = [started](const Status& status) { started->Complete(status); };
     submit_(std::move(request));
   }
   const auto finish = [this, key, plan, step, begin, nbytes, then = std::move(then)](
@@ -171,35 +171,35 @@ void Teams::Step(int team, Request request, std::shared_ptr<void> inputs,
     if (status.ok()) Account(key, plan, step, begin, nbytes, result);
     then(result);
   };
-  const auto after_before = [gradients, finish](const Status& status) {
+  const auto after_previous = [gradients, finish](const Status& status) {
     if (!status.ok() || !gradients.own) return finish(gradients, status);
-    gradients.own->WhenLanded([gradients, finish](const Status& own) { finish(gradients, own); });
+    gradients.own->OnComplete([gradients, finish](const Status& own) { finish(gradients, own); });
   };
-  if (!gradients.before) return after_before(Status());
-  gradients.before->WhenLanded(after_before);
+  if (!gradients.previous) return after_previous(Status());
+  gradients.previous->OnComplete(after_previous);
 }
 
 void Teams::Account(const Key& key, const TeamPlan& plan, int64_t step, Clock::time_point begin,
                     int64_t nbytes, const StepGradients& gradients) {
   if (plan.report_every <= 0) return;
   const double waited_s = std::chrono::duration<double>(Clock::now() - begin).count();
-  const Flight* flight = gradients.own ? gradients.own.get() : gradients.before.get();
+  const AsyncReduction* reduction = gradients.own ? gradients.own.get() : gradients.previous.get();
   char line[320];
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Stream& stream = streams_[key];
-    stream.waited_s += waited_s;
-    stream.communicating_s += std::max(flight != nullptr ? flight->seconds() : 0, waited_s);
+    Series& series = series_[key];
+    series.waited_s += waited_s;
+    series.communicating_s += std::max(reduction != nullptr ? reduction->seconds() : 0, waited_s);
     if (step % plan.report_every != 0) return;
     const double per_step_ms = 1e3 / static_cast<double>(plan.report_every);
     std::snprintf(line, sizeof(line),
                   "dl_comm team %d \"%.100s\": step %lld of %lld, %s: %.3f MB a step, "
                   "communication %.3f ms a step, %.3f ms of it hidden behind computing",
                   std::get<0>(key), std::get<2>(key).c_str(), static_cast<long long>(step),
-                  static_cast<long long>(plan.max_steps), PhaseName(gradients.share),
-                  static_cast<double>(nbytes) / 1e6, stream.communicating_s * per_step_ms,
-                  (stream.communicating_s - stream.waited_s) * per_step_ms);
-    stream.communicating_s = stream.waited_s = 0;
+                  static_cast<long long>(plan.max_steps), PhaseName(gradients.weight),
+                  static_cast<double>(nbytes) / 1e6, series.communicating_s * per_step_ms,
+                  (series.communicating_s - series.waited_s) * per_step_ms);
+    series.communicating_s = series.waited_s = 0;
   }
   report_(line);
 }

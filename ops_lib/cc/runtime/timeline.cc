@@ -97,54 +97,54 @@ Status Timeline::Open(const std::string& path, int rank, const std::string& host
   return Status();
 }
 
-void Timeline::Add(const Passage& passage) {
+void Timeline::Add(const CollectiveRecord& record) {
   if (file_ < 0) return;
-  AddQueued(passage);
-  const Request& request = passage.request;
-  Span(request.name, request.op_name, kCollectivesRow, passage.turn, passage.end);
+  AddQueued(record);
+  const Request& request = record.request;
+  Span(request.name, request.op_name, kCollectivesRow, record.start, record.end);
   batch_ += ",\"args\":{\"n\":";
   AppendNumber(&batch_, ++collectives_);
   batch_ += ",\"bytes\":";
-  AppendNumber(&batch_, passage.nbytes);
+  AppendNumber(&batch_, record.nbytes);
   batch_ += ",\"dtype\":\"";
   batch_ += DTypeName(request.dtype);
   batch_ += "\",\"tensors\":";
   AppendNumber(&batch_, static_cast<int64_t>(request.tensors.size()));
-  if (!passage.status.ok()) {
+  if (!record.status.ok()) {
     batch_ += ",\"error\":";
-    AppendQuoted(&batch_, passage.status.message());
+    AppendQuoted(&batch_, record.status.message());
   }
   batch_ += "}},\n";
-  Span(passage.packed ? "wait and reduce" : "wait for others", "part", kCollectivesRow,
-       passage.turn, passage.agreed);
+  Span(record.inlined ? "wait and reduce" : "wait for others", "part", kCollectivesRow,
+       record.start, record.agreed);
   batch_ += "},\n";
-  if (!passage.packed && passage.agreed < passage.end) {
-    Span(TransferOf(request.kind), "part", kCollectivesRow, passage.agreed, passage.end);
+  if (!record.inlined && record.agreed < record.end) {
+    Span(TransferOf(request.kind), "part", kCollectivesRow, record.agreed, record.end);
     batch_ += "},\n";
   }
   // After an error the job may end in any way.
-  if (batch_.size() >= kBatchBytes || !passage.status.ok() ||
-      passage.end - written_at_ >= std::chrono::seconds(1)) {
+  if (batch_.size() >= kBatchBytes || !record.status.ok() ||
+      record.end - written_at_ >= std::chrono::seconds(1)) {
     Flush();
   }
 }
 
-void Timeline::AddQueued(const Passage& passage) {
-  const Passage::Time submitted = passage.request.submitted;
+void Timeline::AddQueued(const CollectiveRecord& record) {
+  const CollectiveRecord::Time submitted = record.request.submitted;
   size_t row = 0;
   while (row < queue_rows_.size() && queue_rows_[row] > submitted) ++row;
   if (row == queue_rows_.size()) {
     queue_rows_.emplace_back();
     Row(kCollectivesRow + 1 + static_cast<int>(row), "queue " + std::to_string(row + 1));
   }
-  queue_rows_[row] = passage.turn;
-  Span(passage.request.name, "queued", kCollectivesRow + 1 + static_cast<int>(row), submitted,
-       passage.turn);
+  queue_rows_[row] = record.start;
+  Span(record.request.name, "queued", kCollectivesRow + 1 + static_cast<int>(row), submitted,
+       record.start);
   batch_ += "},\n";
 }
 
-void Timeline::Span(std::string_view name, std::string_view category, int row, Passage::Time begin,
-                    Passage::Time end) {
+void Timeline::Span(std::string_view name, std::string_view category, int row,
+                    CollectiveRecord::Time begin, CollectiveRecord::Time end) {
   batch_ += "{\"name\":";
   AppendQuoted(&batch_, name);
   batch_ += ",\"cat\":\"";

@@ -19,7 +19,7 @@ namespace tf = tensorflow;
 namespace {
 
 // Null for the host's memory, which is all that a kernel on a CPU sees.
-Status FindPlace(tf::OpKernelContext* context, std::shared_ptr<GpuPlace>* place) {
+Status FindGpu(tf::OpKernelContext* context, std::shared_ptr<GpuContext>* gpu) {
   const auto* device = context->device()->tensorflow_accelerator_device_info();
   if (device == nullptr) return Status();
   // The stream that the executor gave this op, where it gave one.
@@ -27,19 +27,19 @@ Status FindPlace(tf::OpKernelContext* context, std::shared_ptr<GpuPlace>* place)
   stream_executor::Stream* stream = own != nullptr ? own->stream() : device->stream;
   const NcclLibrary* library = nullptr;
   DDL_RETURN_IF_ERROR(LoadNccl(&library));
-  *place = std::make_shared<GpuPlace>();
-  (*place)->gpu = stream->parent()->device_ordinal();
-  (*place)->stream = static_cast<CudaStream>(stream->platform_specific_handle().stream);
-  return MarkReady(*library, place->get());
+  *gpu = std::make_shared<GpuContext>();
+  (*gpu)->device = stream->parent()->device_ordinal();
+  (*gpu)->stream = static_cast<CudaStream>(stream->platform_specific_handle().stream);
+  return MarkReady(*library, gpu->get());
 }
 
 }  // namespace
 
-void Ending::End(Status status) {
+void KernelCompletion::Complete(Status status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (ended_) return;
-    ended_ = true;
+    if (complete_) return;
+    complete_ = true;
   }
   if (status.code() != Code::kCancelled && deregister_) deregister_();
   if (status.code() == Code::kInvalidArgument) status = Status(mismatch_, status.message());
@@ -48,10 +48,10 @@ void Ending::End(Status status) {
   done();
 }
 
-absl::Status Ending::WithContext(
+absl::Status KernelCompletion::WithContext(
     const std::function<absl::Status(tf::OpKernelContext*)>& use) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return use(ended_ ? nullptr : context_);
+  return use(complete_ ? nullptr : context_);
 }
 
 bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFactory create) {
@@ -133,8 +133,9 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
   request.kind = kind;
   request.op_name = type_string();
   request.name = request_;
-  // TensorFlow runs iterations of a loop in parallel: without this, one of ours could meet another
-  // one of theirs. The frame's number is a hash of names and iterations, the same on every rank.
+  // TensorFlow runs iterations of a loop in parallel: without this, one of ours could be matched
+  // with another one of theirs. The frame's number is a hash of names and iterations, the same on
+  // every rank.
   if (const tf::FrameAndIter loop = context->frame_iter(); loop.frame_id != 0) {
     request.instance = " iteration " + std::to_string(loop.iter_id) + " of loop " +
                        std::to_string(loop.frame_id);
@@ -146,12 +147,13 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
   return request;
 }
 
-std::shared_ptr<Ending> CollectiveKernel::NewEnding(tf::OpKernelContext* context,
-                                                    DoneCallback done) const {
-  return std::make_shared<Ending>(context, std::move(done), mismatch_);
+std::shared_ptr<KernelCompletion> CollectiveKernel::NewCompletion(tf::OpKernelContext* context,
+                                                                  DoneCallback done) const {
+  return std::make_shared<KernelCompletion>(context, std::move(done), mismatch_);
 }
 
-void CollectiveKernel::Sign(Request* request, const std::vector<const tf::Tensor*>& shaped) {
+void CollectiveKernel::SetSignature(Request* request,
+                                    const std::vector<const tf::Tensor*>& shaped) {
   const auto same = [&](const Signature& signature) {
     if (signature.dims.size() != shaped.size()) return false;
     for (size_t i = 0; i < shaped.size(); ++i) {
@@ -169,53 +171,54 @@ void CollectiveKernel::Sign(Request* request, const std::vector<const tf::Tensor
       std::vector<int64_t>* dims = &request->tensors[i].dims;
       for (int d = 0; d < shaped[i]->dims(); ++d) dims->push_back(shaped[i]->dim_size(d));
     }
-    signature_ = ddl::Sign(*request);
+    signature_ = ddl::MakeSignature(*request);
   }
   request->signature = signature_;
 }
 
 void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
                               const std::vector<const tf::Tensor*>& shaped,
-                              std::shared_ptr<Tensors> memory, std::shared_ptr<Ending> ending) {
-  if (const Status found = FindPlace(context, &request.place); !found.ok()) {
-    ending->End(found);
+                              std::shared_ptr<Tensors> memory,
+                              std::shared_ptr<KernelCompletion> completion) {
+  if (const Status found = FindGpu(context, &request.gpu); !found.ok()) {
+    completion->Complete(found);
     return;
   }
-  Sign(&request, shaped);
+  SetSignature(&request, shaped);
   request.memory = std::move(memory);
-  request.done = [ending](const Status& status) { ending->End(status); };
-  if (request.place != nullptr) {
+  request.done = [completion](const Status& status) { completion->Complete(status); };
+  if (request.gpu != nullptr) {
     if (request.allocate != nullptr) {
-      request.allocate = [allocate = std::move(request.allocate), place = request.place](
+      request.allocate = [allocate = std::move(request.allocate), gpu = request.gpu](
                              const std::vector<int64_t>& sizes, void** out) {
         DDL_RETURN_IF_ERROR(allocate(sizes, out));
         const NcclLibrary* library = nullptr;
         DDL_RETURN_IF_ERROR(LoadNccl(&library));
-        return MarkReady(*library, place.get());  // again, behind what used that memory before
+        return MarkReady(*library, gpu.get());  // again, behind what used that memory before
       };
     }
     // Its memory belongs to the device's streams: there it runs to its end.
     Engine::Get().Submit(std::move(request));
     return;
   }
-  const auto withdrawn = std::make_shared<std::atomic<bool>>(false);
-  const auto withdraw = [withdrawn, ending, title = Title(request)] {
-    withdrawn->store(true);
-    Engine::Get().Withdraw();
-    ending->End(Status(Code::kCancelled, title + ": cancelled with its step."));
+  const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  const auto cancel = [cancelled, completion, title = Title(request)] {
+    cancelled->store(true);
+    Engine::Get().NotifyCancelled();
+    completion->Complete(Status(Code::kCancelled, title + ": cancelled with its step."));
   };
-  request.withdrawn = withdrawn;
-  const bool in_time = OnCancellation(context, ending.get(), withdraw);
+  request.cancelled = cancelled;
+  const bool in_time = OnCancellation(context, completion.get(), cancel);
   Engine::Get().Submit(std::move(request));
-  if (!in_time) withdraw();  // the other ranks must know that it does not come
+  if (!in_time) cancel();  // the other ranks must know that it does not come
 }
 
-bool CollectiveKernel::OnCancellation(tf::OpKernelContext* context, Ending* ending,
+bool CollectiveKernel::OnCancellation(tf::OpKernelContext* context, KernelCompletion* completion,
                                       const std::function<void()>& cancel) {
   tf::CancellationManager* manager = context->cancellation_manager();
   if (manager == nullptr) return true;
   const tf::CancellationToken token = manager->get_cancellation_token();
-  ending->set_deregister([manager, token] { (void)manager->TryDeregisterCallback(token); });
+  completion->set_deregister([manager, token] { (void)manager->TryDeregisterCallback(token); });
   return manager->RegisterCallback(token, cancel);
 }
 

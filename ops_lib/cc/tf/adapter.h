@@ -30,21 +30,22 @@ inline constexpr char kStreamAttribute[] = "stream: string = ''";
 inline constexpr char kMismatchAttribute[] =
     "mismatch: {'invalid_argument', 'failed_precondition'} = 'invalid_argument'";
 
-// The end of one run of a kernel: by the engine or by TensorFlow's cancellation, whichever is first.
-class Ending {
+// Completes one run of a kernel: for the engine or for TensorFlow's cancellation, whichever is
+// first.
+class KernelCompletion {
  public:
-  Ending(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done,
-         Code mismatch)
+  KernelCompletion(tensorflow::OpKernelContext* context,
+                   tensorflow::AsyncOpKernel::DoneCallback done, Code mismatch)
       : context_(context), done_(std::move(done)), mismatch_(mismatch) {}
 
   // Ends the kernel, once; later calls do nothing.
-  void End(Status status);
+  void Complete(Status status);
 
   // Calls `use` with the context, unless the kernel has ended or ends; then with null.
   absl::Status WithContext(
       const std::function<absl::Status(tensorflow::OpKernelContext*)>& use);
 
-  // To be called before the kernel ends, unless that is a cancellation.
+  // To be called before the kernel ends, unless that is by a cancellation.
   void set_deregister(std::function<void()> deregister) { deregister_ = std::move(deregister); }
 
  private:
@@ -52,8 +53,8 @@ class Ending {
   tensorflow::AsyncOpKernel::DoneCallback done_;
   const Code mismatch_;
   std::function<void()> deregister_;
-  std::mutex mutex_;  // guards ended_, and the context's use
-  bool ended_ = false;
+  std::mutex mutex_;  // guards complete_, and the context's use
+  bool complete_ = false;
 };
 
 // A kernel of a collective: knows the attributes that all have.
@@ -61,8 +62,8 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* construction);
 
-  // Refuses a second thread that runs the same ordered op meanwhile. The op knows the thread in which
-  // its tf.function was traced, so the ranks would take one thread's tensors for the other's.
+  // Refuses a second thread that runs the same ordered op meanwhile. The op knows the thread in
+  // which its tf.function was traced, so the ranks would take one thread's tensors for the other's.
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final;
 
  protected:
@@ -75,22 +76,23 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   Request NewRequest(Request::Kind kind, tensorflow::OpKernelContext* context) const;
 
   // That the kernel ends with the status of its request.
-  std::shared_ptr<Ending> NewEnding(tensorflow::OpKernelContext* context, DoneCallback done) const;
+  std::shared_ptr<KernelCompletion> NewCompletion(tensorflow::OpKernelContext* context,
+                                                  DoneCallback done) const;
 
-  // Hands `request` to the engine, with the place of its tensors where this kernel runs on a GPU.
+  // Hands `request` to the engine, with the GPU of its tensors where this kernel runs on one.
   // `shaped` have the shapes of its tensors. `memory` holds all that they point to: it stays where
   // TensorFlow cancels the step, and with it this kernel, while the engine is at work.
   void Submit(tensorflow::OpKernelContext* context, Request request,
-              const std::vector<const tensorflow::Tensor*>& shaped,
-              std::shared_ptr<Tensors> memory, std::shared_ptr<Ending> ending);
+              const std::vector<const tensorflow::Tensor*>& shaped, std::shared_ptr<Tensors> memory,
+              std::shared_ptr<KernelCompletion> completion);
 
   // Lets TensorFlow's cancellation call `cancel`. Returns whether that is in time, else it is not
   // called.
-  static bool OnCancellation(tensorflow::OpKernelContext* context, Ending* ending,
+  static bool OnCancellation(tensorflow::OpKernelContext* context, KernelCompletion* completion,
                              const std::function<void()>& cancel);
 
   // Gives `request` its signature: the one of the run before if the shapes are the same.
-  void Sign(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
+  void SetSignature(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
 
  private:
   bool ordered_ = false;

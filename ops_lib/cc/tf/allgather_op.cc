@@ -81,16 +81,15 @@ class AllGatherOp : public CollectiveKernel {
     request.tensors.push_back(ToBuffer(input.data(), input));
     request.tensors[0].out = nullptr;
     const auto memory = std::make_shared<Tensors>(Tensors{input});
-    const std::shared_ptr<Ending> ending = NewEnding(context, std::move(done));
-    request.allocate = [memory, ending](const std::vector<int64_t>& sizes, void** out) {
-      const absl::Status status = ending->WithContext([&](tf::OpKernelContext* open) {
-        return AllocateOutputs(open, sizes, memory.get());
-      });
+    const std::shared_ptr<KernelCompletion> completion = NewCompletion(context, std::move(done));
+    request.allocate = [memory, completion](const std::vector<int64_t>& sizes, void** out) {
+      const absl::Status status = completion->WithContext(
+          [&](tf::OpKernelContext* open) { return AllocateOutputs(open, sizes, memory.get()); });
       if (!status.ok()) return Status(Code::kInternal, std::string(status.message()));
       *out = memory->back().data();
       return Status();
     };
-    Submit(context, std::move(request), {&input}, memory, ending);
+    Submit(context, std::move(request), {&input}, memory, completion);
   }
 };
 

@@ -55,7 +55,7 @@ void AllReduceKernel::Start(tf::OpKernelContext* context, DoneCallback done) {
   request.average = average_;
   request.unfused = unfused_;
   request.tolerance = tolerance_;
-  Submit(context, std::move(request), outputs, memory, NewEnding(context, std::move(done)));
+  Submit(context, std::move(request), outputs, memory, NewCompletion(context, std::move(done)));
 }
 
 }  // namespace ddl

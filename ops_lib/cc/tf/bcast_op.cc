@@ -66,7 +66,8 @@ class BcastOp : public CollectiveKernel {
     request.root = root_;
     request.tensors.push_back(ToBuffer(input.data(), *output));
     Submit(context, std::move(request), {output},
-           std::make_shared<Tensors>(Tensors{input, *output}), NewEnding(context, std::move(done)));
+           std::make_shared<Tensors>(Tensors{input, *output}),
+           NewCompletion(context, std::move(done)));
   }
 
  private:

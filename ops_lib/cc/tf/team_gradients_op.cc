@@ -80,29 +80,30 @@ class TeamGradientsOp : public CollectiveKernel {
       shaped.push_back(&output);
     }
     request.average = true;
-    Sign(&request, shaped);
+    SetSignature(&request, shaped);
     for (size_t i = 0; i < shaped.size(); ++i) {
-      request.tensors[i].dims = request.signature->dims[i];  // compared with those of the step before
+      // Compared with those of the previous step.
+      request.tensors[i].dims = request.signature->dims[i];
     }
-    const std::shared_ptr<Ending> ending = NewEnding(context, std::move(done));
+    const std::shared_ptr<KernelCompletion> completion = NewCompletion(context, std::move(done));
     // The reduction itself goes on: the other ranks count on it, and maybe this rank's next step.
-    const auto cancel = [ending, title = Title(request)] {
-      ending->End(Status(Code::kCancelled, title + ": cancelled with its step."));
+    const auto cancel = [completion, title = Title(request)] {
+      completion->Complete(Status(Code::kCancelled, title + ": cancelled with its step."));
     };
-    if (!OnCancellation(context, ending.get(), cancel)) cancel();
+    if (!OnCancellation(context, completion.get(), cancel)) cancel();
     ProcessTeams().Step(team_, std::move(request), inputs, outputs,
-                        [ending, shapes = std::move(shapes)](const StepGradients& gradients) {
+                        [completion, shapes = std::move(shapes)](const StepGradients& gradients) {
                           Status status = gradients.status;
                           if (status.ok()) {
                             const absl::Status set =
-                                ending->WithContext([&](tf::OpKernelContext* context) {
+                                completion->WithContext([&](tf::OpKernelContext* context) {
                                   return SetOutputs(context, shapes, gradients);
                                 });
                             if (!set.ok()) {
                               status = Status(Code::kInternal, std::string(set.message()));
                             }
                           }
-                          ending->End(status);
+                          completion->Complete(status);
                         });
   }
 
@@ -111,9 +112,9 @@ class TeamGradientsOp : public CollectiveKernel {
                                  const std::vector<tf::TensorShape>& shapes,
                                  const StepGradients& gradients) {
     if (context == nullptr) return absl::OkStatus();  // cancelled: nobody looks at them
-    if (!gradients.own != !gradients.before) {  // one of them: its tensors are the outputs
-      const Flight& flight = gradients.own ? *gradients.own : *gradients.before;
-      const auto tensors = std::static_pointer_cast<std::vector<tf::Tensor>>(flight.outputs());
+    if (!gradients.own != !gradients.previous) {  // one of them: its tensors are the outputs
+      const AsyncReduction& reduction = gradients.own ? *gradients.own : *gradients.previous;
+      const auto tensors = std::static_pointer_cast<std::vector<tf::Tensor>>(reduction.outputs());
       for (size_t i = 0; i < tensors->size(); ++i) context->set_output(i, (*tensors)[i]);
       return absl::OkStatus();
     }

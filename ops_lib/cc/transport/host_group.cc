@@ -30,15 +30,15 @@ int64_t RoundUp(int64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
 struct HostGroup::Layout {
   explicit Layout(int size)
       : waiters(sizeof(Outcome)),
-        lifetimes(waiters + size * sizeof(Waiter)),
-        errors(lifetimes + size * sizeof(Lifetime)),
-        progress(errors + size * sizeof(Error)),
-        states(RoundUp(progress + size * sizeof(Progress))),
+        liveness(waiters + size * sizeof(Waiter)),
+        errors(liveness + size * sizeof(Liveness)),
+        counters(errors + size * sizeof(Error)),
+        states(RoundUp(counters + size * sizeof(PieceCounters))),
         slots(states + size * kStateBytes),
-        areas(RoundUp(slots + size * kTurns * sizeof(Slot))),
+        areas(RoundUp(slots + size * kSlotsPerRank * sizeof(Slot))),
         end(areas + kBuffers * size * kPieceBytes) {}
 
-  int64_t waiters, lifetimes, errors, progress, states, slots, areas, end;
+  int64_t waiters, liveness, errors, counters, states, slots, areas, end;
 };
 
 int64_t HostGroup::Nbytes(int size) { return Layout(size).end; }
@@ -52,29 +52,30 @@ void HostGroup::Format(void* base, int size) {
   pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
   pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
   for (int rank = 0; rank < size; ++rank) {
-    Lifetime* lifetime = reinterpret_cast<Lifetime*>(memory + layout.lifetimes) + rank;
-    pthread_mutex_init(&lifetime->held, &attributes);
+    Liveness* liveness = reinterpret_cast<Liveness*>(memory + layout.liveness) + rank;
+    pthread_mutex_init(&liveness->held, &attributes);
   }
   pthread_mutexattr_destroy(&attributes);
 }
 
-HostGroup::HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names)
-    : rank_(rank), size_(size), timeout_s_(timeout_s), names_(std::move(names)) {
+HostGroup::HostGroup(void* base, int rank, int size, double timeout_s,
+                     std::vector<int> global_ranks)
+    : rank_(rank), size_(size), timeout_s_(timeout_s), global_ranks_(std::move(global_ranks)) {
   const Layout layout(size);
   char* memory = static_cast<char*>(base);
   outcome_ = reinterpret_cast<Outcome*>(memory);
   waiters_ = reinterpret_cast<Waiter*>(memory + layout.waiters);
-  lifetimes_ = reinterpret_cast<Lifetime*>(memory + layout.lifetimes);
+  liveness_ = reinterpret_cast<Liveness*>(memory + layout.liveness);
   errors_ = reinterpret_cast<Error*>(memory + layout.errors);
-  progress_ = reinterpret_cast<Progress*>(memory + layout.progress);
+  counters_ = reinterpret_cast<PieceCounters*>(memory + layout.counters);
   states_ = memory + layout.states;
   slots_ = reinterpret_cast<Slot*>(memory + layout.slots);
   areas_ = memory + layout.areas;
-  pthread_mutex_lock(&lifetimes_[rank].held);
-  lifetimes_[rank].joined.store(1);
+  pthread_mutex_lock(&liveness_[rank].held);
+  liveness_[rank].joined.store(1);
 }
 
-HostGroup::~HostGroup() { pthread_mutex_unlock(&lifetimes_[rank_].held); }
+HostGroup::~HostGroup() { pthread_mutex_unlock(&liveness_[rank_].held); }
 
 void HostGroup::Yield() { sched_yield(); }
 
@@ -108,8 +109,8 @@ void HostGroup::Sleep(int peer, const std::function<bool()>& ready, double at_mo
 }
 
 bool HostGroup::HasDied(int rank) {
-  if (lifetimes_[rank].joined.load() == 0) return false;
-  pthread_mutex_t* held = &lifetimes_[rank].held;
+  if (liveness_[rank].joined.load() == 0) return false;
+  pthread_mutex_t* held = &liveness_[rank].held;
   switch (pthread_mutex_trylock(held)) {
     case EBUSY: return false;
     case 0:           // it has left in good order, which a rank that waits for it did not expect
@@ -123,10 +124,10 @@ bool HostGroup::HasDied(int rank) {
 Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
   const Clock::time_point start = Clock::now();
   while (true) {
-    Sleep(peer, ready, std::min(kLookAroundS, timeout_s_));
+    Sleep(peer, ready, std::min(kLivenessCheckS, timeout_s_));
     if (ready()) return Status();
     DDL_RETURN_IF_ERROR(status());
-    const std::string who = "rank " + std::to_string(name(peer));
+    const std::string who = "rank " + std::to_string(global_rank(peer));
     if (HasDied(peer)) {
       // It may have published this just before.
       if (ready()) return Status();
@@ -144,16 +145,16 @@ Status HostGroup::AwaitAsleep(int peer, const std::function<bool()>& ready) {
   }
 }
 
-bool HostGroup::Commit(uint64_t meeting) {
+bool HostGroup::Commit(uint64_t barrier) {
   uint64_t now = outcome_->word.load();
-  // A later meeting means that this one was held.
-  while (!(now & kBroken) && now < meeting) {
-    if (outcome_->word.compare_exchange_weak(now, meeting)) return true;
+  // A later barrier means that this one is complete.
+  while (!(now & kBroken) && now < barrier) {
+    if (outcome_->word.compare_exchange_weak(now, barrier)) return true;
   }
   return !(now & kBroken);
 }
 
-Status HostGroup::Break(const Status& reason, uint64_t meeting) {
+Status HostGroup::Break(const Status& reason, uint64_t barrier) {
   const std::lock_guard<std::mutex> lock(breaking_);  // one of this rank writes its error
   Error& error = errors_[rank_];
   uint64_t now = outcome_->word.load();
@@ -162,7 +163,7 @@ Status HostGroup::Break(const Status& reason, uint64_t meeting) {
   error.length = static_cast<uint32_t>(std::min(reason.message().size(), sizeof(error.text)));
   std::memcpy(error.text, reason.message().data(), error.length);
   while (!(now & kBroken)) {
-    if (meeting > 0 && now >= meeting) return Status();
+    if (barrier > 0 && now >= barrier) return Status();
     if (outcome_->word.compare_exchange_weak(now, kBroken | static_cast<uint64_t>(rank_))) {
       for (int rank = 0; rank < size_; ++rank) {
         if (waiters_[rank].awaited.load() != 0) Wake(rank);

@@ -10,63 +10,63 @@
 #include <string>
 #include <vector>
 
-#include "core/pause.h"
+#include "core/backoff.h"
 #include "core/status.h"
 
 namespace ddl {
 
-// The ranks of one host around shared memory: what they write for each other, and how they wait.
-// It moves no tensor; algorithms/ does. One thread of each rank uses it, and destroys it.
+// The shared memory of the ranks of one host: what they write for each other, and how they wait. It
+// moves no tensor; algorithms/ does. One thread of each rank uses it, and destroys it.
 //
 // Every variable has one writer, but for the outcome of the group, and only ever grows: a reader
 // that is late or early sees an old value, never a wrong one, and nothing is reset between
 // collectives. Stores of variables release and loads acquire, so whoever sees one sees all that was
 // written before it, on every processor.
 //
-// Waiting: a short spin, because peers of one training mostly come at the same time; then yields;
+// Waiting: a short spin, because peers of one training mostly arrive at the same time; then yields;
 // then a futex, because the core belongs to the training and perhaps to the late peer itself. A
 // rank that publishes something makes a system call only for those that sleep and wait for it.
 //
-// Death: each rank holds a robust mutex in the segment, which the kernel releases when its thread
-// ends, however it ends. It is looked at by ranks that sleep, so it costs nothing otherwise.
+// Liveness: each rank holds a robust mutex in the segment, which the kernel releases when its
+// thread ends, however it ends. Only ranks that sleep check it, so it costs nothing otherwise.
 class HostGroup {
  public:
   static constexpr int kAnyone = -1;
   static constexpr int64_t kLineBytes = 128;  // processors fetch cache lines in pairs
-  static constexpr int kTurns = 2;            // of a slot: one is written while the other is read
+  static constexpr int kSlotsPerRank = 2;     // one is written while the other is read
   static constexpr int64_t kSlotBytes = int64_t{32} << 10;
   static constexpr int kBuffers = 6;  // pieces under way at once
   static constexpr int64_t kPieceBytes = int64_t{256} << 10;
   static constexpr int64_t kStateBytes = int64_t{8} << 10;
 
-  // Where a rank shows what it is about to do, and small tensors with it.
+  // Where a rank arrives at a barrier: the digest of what it is about to do, and a small tensor.
   struct alignas(kLineBytes) Slot {
-    std::atomic<uint64_t> state;  // number of the meeting << kFlagBits | flags, written last
+    std::atomic<uint64_t> state;  // number of the barrier << kFlagBits | flags, written last
     uint64_t digest[2];
     char payload[kSlotBytes - 24];  // begins in the state's line, so a few elements come with it
   };
-  static constexpr uint64_t kDoubt = 1;  // this rank considers giving up
-  static constexpr uint64_t kLeave = 2;  // this rank's script has ended
-  // This rank takes back what it shows, if not all are here yet; then one of the next two.
-  static constexpr uint64_t kTakesBack = 4;
-  static constexpr uint64_t kTaken = 8;
-  static constexpr uint64_t kTooLate = 16;
+  static constexpr uint64_t kSuspect = 1;  // this rank suspects that another one is lost
+  static constexpr uint64_t kLeaving = 2;  // this rank's script has ended
+  // This rank cancels its request, if not all have arrived yet; then one of the next two.
+  static constexpr uint64_t kCancelling = 4;
+  static constexpr uint64_t kCancelled = 8;
+  static constexpr uint64_t kCancelTooLate = 16;
   static constexpr int kFlagBits = 5;
 
   // How far a rank is with the pieces of large tensors, counted from the beginning.
-  struct alignas(kLineBytes) Progress {
-    std::atomic<int64_t> copied;   // its contributions lie ready
-    std::atomic<int64_t> reduced;  // its share is summed
-    std::atomic<int64_t> taken;    // it has read all results
+  struct alignas(kLineBytes) PieceCounters {
+    std::atomic<int64_t> copied;    // its contributions lie ready
+    std::atomic<int64_t> reduced;   // its share is summed
+    std::atomic<int64_t> consumed;  // it has read all results
   };
 
   // What `size` ranks need, and its initial state: once, before anybody joins.
   static int64_t Nbytes(int size);
   static void Format(void* base, int size);
 
-  // Joins. `base` outlives this object. `names` are the ranks of the job that these are, for
+  // Joins. `base` outlives this object. `global_ranks` are the ranks of the job that these are, for
   // messages; empty: the same.
-  HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> names = {});
+  HostGroup(void* base, int rank, int size, double timeout_s, std::vector<int> global_ranks = {});
   HostGroup(const HostGroup&) = delete;
   ~HostGroup();
 
@@ -74,10 +74,12 @@ class HostGroup {
   int size() const { return size_; }
   double timeout_s() const { return timeout_s_; }
   // The rank of the job that `rank` is.
-  int name(int rank) const { return names_.empty() ? rank : names_[rank]; }
+  int global_rank(int rank) const { return global_ranks_.empty() ? rank : global_ranks_[rank]; }
 
-  Slot& slot(int rank, uint64_t meeting) { return slots_[rank * kTurns + meeting % kTurns]; }
-  Progress& progress(int rank) { return progress_[rank]; }
+  Slot& slot(int rank, uint64_t barrier) {
+    return slots_[rank * kSlotsPerRank + barrier % kSlotsPerRank];
+  }
+  PieceCounters& counters(int rank) { return counters_[rank]; }
   // Bytes that `rank` writes for the others; kPieceBytes of them.
   char* area(int rank, int64_t piece) {
     return areas_ + (piece % kBuffers * size_ + rank) * kPieceBytes;
@@ -87,23 +89,23 @@ class HostGroup {
   // that rank writes there.
   char* state(int rank) { return states_ + rank * kStateBytes; }
 
-  // The number of the next meeting, and of the first of `count` more pieces: the same on all ranks.
-  uint64_t NextMeeting() { return ++meetings_; }
+  // The number of the next barrier, and of the first of `count` more pieces: the same on all ranks.
+  uint64_t NextBarrier() { return ++barriers_; }
   int64_t NextPieces(int64_t count) {
     pieces_ += count;
     return pieces_ - count;
   }
 
-  // Call after each change of slot or progress: wakes those who wait for this rank. After a store
+  // Call after each change of slot or counters: wakes those who wait for this rank. After a store
   // that was not sequentially consistent it may miss one who falls asleep at that moment, until it
   // is called again after a fence.
   void Notify();
   // Others see what this rank has stored before it sees what they have: of two ranks that each
   // store, fence, and load what the other stores, at least one sees the other's. One of them may do
   // without the fence if its store and load are sequentially consistent, as in Sleep. C++ promises
-  // that of a sequentially consistent fence, on every processor (C++20, [atomics.order] 4). On x86-64
-  // any locked instruction is one, also on a variable that nobody shares, and ThreadSanitizer, which
-  // does not know the fence, knows that; on aarch64 it would not do.
+  // that of a sequentially consistent fence, on every processor (C++20, [atomics.order] 4). On
+  // x86-64 any locked instruction is one, also on a variable that nobody shares, and
+  // ThreadSanitizer, which does not know the fence, knows that; on aarch64 it would not do.
   void Fence() {
 #if defined(__x86_64__)
     fence_.fetch_add(1);
@@ -124,7 +126,7 @@ class HostGroup {
   bool SpinUntil(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {
       if (ready()) return true;
-      RelaxCore();
+      CpuRelax();
     }
     return YieldUntil(ready);
   }
@@ -132,14 +134,14 @@ class HostGroup {
   bool HasDied(int rank);
 
   // The outcome of the group is one word, so that all ranks come to the same end whoever is faster:
-  // either a meeting was held or the group is broken, never both.
+  // either a barrier is complete or the group is broken, never both.
   //
-  // Whether `meeting` was held in the end: this rank has seen all others there.
-  bool Commit(uint64_t meeting);
-  // Breaks the group for this reason unless it is broken already or the meeting was committed; 0 for
-  // none. The answer is why the group is broken, or ok if it is not. Any thread of the rank may call
-  // it.
-  Status Break(const Status& reason, uint64_t meeting);
+  // This rank has seen all others at `barrier`: commits it. Returns false if the group was broken
+  // before.
+  bool Commit(uint64_t barrier);
+  // Breaks the group for this reason unless it is broken already or `barrier` is committed; 0 for
+  // none. Returns why the group is broken, or ok if it is not. Any thread of the rank may call it.
+  Status Break(const Status& reason, uint64_t barrier);
   // Ok, or why it is broken.
   Status status() const;
 
@@ -148,7 +150,7 @@ class HostGroup {
     std::atomic<uint32_t> wakeups;  // the futex
     std::atomic<uint32_t> awaited;  // 0: awake; else whom this rank waits for
   };
-  struct alignas(kLineBytes) Lifetime {
+  struct alignas(kLineBytes) Liveness {
     pthread_mutex_t held;
     std::atomic<uint32_t> joined;
   };
@@ -157,7 +159,7 @@ class HostGroup {
     uint32_t length;
     char text[1016];
   };
-  // Committed: the number of the meeting. Broken: the top bit and the rank whose error says why.
+  // Committed: the number of the barrier. Broken: the top bit and the rank whose error says why.
   struct alignas(kLineBytes) Outcome {
     std::atomic<uint64_t> word;
   };
@@ -184,19 +186,19 @@ class HostGroup {
   const int rank_;
   const int size_;
   const double timeout_s_;
-  const std::vector<int> names_;
+  const std::vector<int> global_ranks_;
 #if defined(__x86_64__)
   std::atomic<uint32_t> fence_{0};
 #endif
   std::mutex breaking_;
-  uint64_t meetings_ = 0;
+  uint64_t barriers_ = 0;
   int64_t pieces_ = 0;
 
   Outcome* outcome_;
   Waiter* waiters_;
-  Lifetime* lifetimes_;
+  Liveness* liveness_;
   Error* errors_;
-  Progress* progress_;
+  PieceCounters* counters_;
   char* states_;
   Slot* slots_;
   char* areas_;

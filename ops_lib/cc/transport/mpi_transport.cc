@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/pause.h"
+#include "core/backoff.h"
 #include "core/stall.h"
 
 namespace ddl {
@@ -30,8 +30,8 @@ Status MpiStatus(int result, const char* call) {
                                      ". See mpirun's output for the rank or host that was lost.");
 }
 
-MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> names, double timeout_s)
-    : comm_(comm), names_(std::move(names)), timeout_s_(timeout_s) {
+MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> global_ranks, double timeout_s)
+    : comm_(comm), global_ranks_(std::move(global_ranks)), timeout_s_(timeout_s) {
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(comm_, &rank_);
 }
@@ -48,7 +48,7 @@ MpiTransport::~MpiTransport() {
 
 bool MpiTransport::HasAbandonedMessages() { return has_abandoned_messages.load(); }
 
-Status MpiTransport::Kept(Status status) {
+Status MpiTransport::KeepError(Status status) {
   if (status.ok() || !broken_.ok()) return status;
   broken_ = std::move(status);
   if (!sends_.empty() || !receives_.empty()) has_abandoned_messages.store(true);
@@ -71,7 +71,7 @@ Status MpiTransport::Post(std::deque<Part>* queue, int peer, int64_t nbytes, Beg
     part.peer = peer;
     part.nbytes = static_cast<int>(std::min(kMaxCount, nbytes - first));
     part.last = first + part.nbytes == nbytes;
-    if (part.nbytes > 0) DDL_RETURN_IF_ERROR(Kept(begin(first, &part)));
+    if (part.nbytes > 0) DDL_RETURN_IF_ERROR(KeepError(begin(first, &part)));
     queue->push_back(part);
     first += part.nbytes;
   } while (first < nbytes);
@@ -111,31 +111,31 @@ Status MpiTransport::Await(const char* what, std::deque<Part>* queue) {
     Part& part = queue->front();
     last = part.last;
     if (part.nbytes == 0) continue;
-    const Pauses pauses(kYieldS);
+    const Backoff backoff(kYieldS);
     MPI_Status status;
     while (true) {
       int done = 0;
-      DDL_RETURN_IF_ERROR(Kept(MpiStatus(MPI_Test(&part.request, &done, &status), what)));
+      DDL_RETURN_IF_ERROR(KeepError(MpiStatus(MPI_Test(&part.request, &done, &status), what)));
       if (done) break;
-      if (interrupted_.load()) return Kept(Interrupted());
-      if (pauses.elapsed_s() > timeout_s_) {
-        return Kept(Status(Code::kDeadlineExceeded,
-                           "rank " + std::to_string(names_[part.peer]) +
-                               " stopped in the middle of a collective and did not go on "
-                               "within " + Seconds(timeout_s_) + ". Look for what blocks it."));
+      if (interrupted_.load()) return KeepError(Interrupted());
+      if (backoff.elapsed_s() > timeout_s_) {
+        return KeepError(Status(Code::kDeadlineExceeded,
+                                "rank " + std::to_string(global_ranks_[part.peer]) +
+                                    " stopped in the middle of a collective and did not go on "
+                                    "within " +
+                                    Seconds(timeout_s_) + ". Look for what blocks it."));
       }
-      pauses.Pause();
+      backoff.Pause();
     }
     if (queue != &receives_) continue;
     int got = 0;
     MPI_Get_count(&status, MPI_BYTE, &got);
     if (got != part.nbytes) {
-      return Kept(Status(Code::kInternal,
-                         "rank " + std::to_string(names_[part.peer]) + " sent " +
-                             std::to_string(got) + " bytes where rank " +
-                             std::to_string(names_[rank_]) + " expected " +
-                             std::to_string(part.nbytes) +
-                             ". Do all ranks run the same build of ddl?"));
+      return KeepError(Status(
+          Code::kInternal,
+          "rank " + std::to_string(global_ranks_[part.peer]) + " sent " + std::to_string(got) +
+              " bytes where rank " + std::to_string(global_ranks_[rank_]) + " expected " +
+              std::to_string(part.nbytes) + ". Do all ranks run the same build of ddl?"));
     }
   }
   return Status();

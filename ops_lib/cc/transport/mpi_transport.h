@@ -22,18 +22,18 @@ Status MpiStatus(int result, const char* call);
 // this rank first.
 class MpiTransport : public Transport {
  public:
-  // Takes `comm` over, which carries no other messages. `names` are the ranks of its members as
-  // users know them.
-  MpiTransport(MPI_Comm comm, std::vector<int> names, double timeout_s);
+  // Takes `comm` over, which carries no other messages. `global_ranks` are the ranks of its members
+  // as users know them.
+  MpiTransport(MPI_Comm comm, std::vector<int> global_ranks, double timeout_s);
   MpiTransport(const MpiTransport&) = delete;
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(names_.size()); }
+  int size() const override { return static_cast<int>(global_ranks_.size()); }
 
   Status Send(int peer, const void* bytes, int64_t nbytes) override;
   Status Receive(int peer, void* bytes, int64_t nbytes) override;
-  // Whether in this process messages have been given up that MPI may still move: then the memory
+  // Whether in this process messages have been abandoned that MPI may still move: then the memory
   // they point to must stay, and MPI must not be asked to end.
   static bool HasAbandonedMessages();
 
@@ -53,12 +53,13 @@ class MpiTransport : public Transport {
   template <typename Begin>
   Status Post(std::deque<Part>* queue, int peer, int64_t nbytes, Begin begin);
   Status Await(const char* what, std::deque<Part>* queue);
-  // Keeps the first error. From then on nothing is received into memory that callers may have freed.
-  Status Kept(Status status);
+  // Keeps the first error. From then on nothing is received into memory that callers may have
+  // freed.
+  Status KeepError(Status status);
 
   MPI_Comm comm_;
   int rank_ = 0;
-  const std::vector<int> names_;
+  const std::vector<int> global_ranks_;
   const double timeout_s_;
   std::deque<Part> sends_, receives_;
   int64_t pending_sends_ = 0;

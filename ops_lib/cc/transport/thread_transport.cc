@@ -16,8 +16,8 @@ class ThreadTransport : public Transport {
     std::lock_guard<std::mutex> lock(network_.mutex_);
     // Nobody may touch this rank's memory from now on.
     for (int peer = 0; peer < size(); ++peer) {
-      network_.channel(rank_, peer).sent.clear();
-      network_.channel(peer, rank_).awaited.clear();
+      network_.link(rank_, peer).sent.clear();
+      network_.link(peer, rank_).awaited.clear();
     }
     network_.ended_[rank_] = true;
     network_.changed_.notify_all();
@@ -32,8 +32,8 @@ class ThreadTransport : public Transport {
     sends_.push_back(Post(const_cast<void*>(bytes), nbytes, peer));
     if (nbytes == 0) return Status();
     std::lock_guard<std::mutex> lock(network_.mutex_);
-    network_.channel(rank_, peer).sent.push_back(sends_.back());
-    return Kept(network_.Match(rank_, peer));
+    network_.link(rank_, peer).sent.push_back(sends_.back());
+    return KeepError(network_.Match(rank_, peer));
   }
 
   Status Receive(int peer, void* bytes, int64_t nbytes) override {
@@ -41,8 +41,8 @@ class ThreadTransport : public Transport {
     receives_.push_back(Post(bytes, nbytes, peer));
     if (nbytes == 0) return Status();
     std::lock_guard<std::mutex> lock(network_.mutex_);
-    network_.channel(peer, rank_).awaited.push_back(receives_.back());
-    return Kept(network_.Match(peer, rank_));
+    network_.link(peer, rank_).awaited.push_back(receives_.back());
+    return KeepError(network_.Match(peer, rank_));
   }
 
   Status AwaitReceive() override {
@@ -87,15 +87,18 @@ class ThreadTransport : public Transport {
     const bool in_time = network_.changed_.wait_for(
         lock, std::chrono::duration<double>(network_.timeout_s_), settled);
     if (message.done) return Status();
-    if (interrupted_) return Kept(Interrupted());
+    if (interrupted_) return KeepError(Interrupted());
     const std::string who = "rank " + std::to_string(message.peer);
-    if (in_time) return Kept(Status(Code::kAborted, who + " has ended in the middle of a collective."));
-    return Kept(Status(Code::kDeadlineExceeded,
-                       who + " stopped in the middle of a collective and did not go on within " +
-                           Seconds(network_.timeout_s_) + "."));
+    if (in_time) {
+      return KeepError(Status(Code::kAborted, who + " has ended in the middle of a collective."));
+    }
+    return KeepError(Status(Code::kDeadlineExceeded,
+                            who +
+                                " stopped in the middle of a collective and did not go on within " +
+                                Seconds(network_.timeout_s_) + "."));
   }
 
-  Status Kept(Status status) { return broken_ = std::move(status); }
+  Status KeepError(Status status) { return broken_ = std::move(status); }
 
   ThreadNetwork& network_;
   const int rank_;
@@ -104,7 +107,7 @@ class ThreadTransport : public Transport {
 };
 
 ThreadNetwork::ThreadNetwork(int size, double timeout_s)
-    : size_(size), timeout_s_(timeout_s), channels_(size * size), ended_(size), sent_nbytes_(size) {}
+    : size_(size), timeout_s_(timeout_s), links_(size * size), ended_(size), sent_nbytes_(size) {}
 
 std::unique_ptr<Transport> ThreadNetwork::Join(int rank) {
   return std::make_unique<ThreadTransport>(this, rank);
@@ -116,7 +119,7 @@ int64_t ThreadNetwork::SentBytes(int rank) {
 }
 
 Status ThreadNetwork::Match(int from, int to) {
-  Channel& both = channel(from, to);
+  Link& both = link(from, to);
   while (!both.sent.empty() && !both.awaited.empty()) {
     Message& sent = *both.sent.front();
     Message& awaited = *both.awaited.front();

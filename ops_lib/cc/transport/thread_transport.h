@@ -37,19 +37,19 @@ class ThreadNetwork {
     int peer = 0;
     bool done = false;
   };
-  // From one rank to another, oldest first: only one of the two holds something.
-  struct Channel {
+  // The messages from one rank to another, oldest first: only one of the two holds any.
+  struct Link {
     std::deque<std::shared_ptr<Message>> sent, awaited;
   };
 
-  Channel& channel(int from, int to) { return channels_[from * size_ + to]; }
+  Link& link(int from, int to) { return links_[from * size_ + to]; }
   Status Match(int from, int to);
 
   const int size_;
   const double timeout_s_;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::vector<Channel> channels_;
+  std::vector<Link> links_;
   std::vector<bool> ended_;
   std::vector<int64_t> sent_nbytes_;
 };

@@ -23,9 +23,9 @@ namespace ddl {
 //   DeadlineExceeded  the peer did nothing for as long as the timeout
 //   Internal          messages and what was expected differ, or the network failed
 //   Cancelled         another thread of this rank has called Interrupt
-// After an error nothing can be in step again: every later call answers with that error, and the
-// bytes of messages under way may still be read and written until the transport is destroyed, or
-// the process ends.
+// After an error the ranks cannot get back into step: every later call answers with that error, and
+// the bytes of messages under way may still be read and written until the transport is destroyed,
+// or the process ends.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -42,8 +42,8 @@ class Transport {
   // Waits until at most `pending` of the messages sent are still under way, the last ones.
   virtual Status AwaitSends(int64_t pending) = 0;
 
-  // From now on whatever would have to wait ends with Cancelled, also what waits now: this rank will not
-  // go on, and what it waits for may never come. Any thread may call it.
+  // From now on whatever would have to wait ends with Cancelled, also what waits now: this rank
+  // will not go on, and what it waits for may never come. Any thread may call it.
   virtual void Interrupt() = 0;
 
   // So many bytes to receive into, until the next call. After an error they live on with the

@@ -10,12 +10,12 @@
 
 namespace {
 
-using ddl::Accord;
+using ddl::Action;
 using ddl::Agreement;
 using ddl::Code;
 using ddl::HostGroup;
-using ddl::Negotiator;
 using ddl::Request;
+using ddl::RequestQueue;
 using ddl::Status;
 
 Request Sum(const std::string& name, int64_t count, bool ordered = true) {
@@ -34,30 +34,30 @@ Request Sum(const std::string& name, int64_t count, bool ordered = true) {
 struct Rank {
   Rank(HostGroup* group, Mailboxes* mailboxes, bool shares_memory, double timeout_s)
       : communicator(group, mailboxes, shares_memory),
-        negotiator(false),
-        agreement(&communicator, &negotiator, timeout_s) {}
+        queue(false),
+        agreement(&communicator, &queue, timeout_s) {}
 
-  // Submits `request` and agrees on what is to be shown, until that is a collective or an error.
+  // Submits `request` and agrees on what is to be next, until that is a collective or an error.
   // `ran`: its name.
   Status Next(std::string* ran) {
     while (true) {
-      const Request* shown = negotiator.Show(false);
-      if (shown == nullptr) {
-        const Status status = agreement.Lack();
+      const Request* next = queue.Next(false);
+      if (next == nullptr) {
+        const Status status = agreement.PollWhileMissing();
         if (!status.ok()) return status;
         std::this_thread::yield();
         continue;
       }
-      Accord accord;
-      const Status status = agreement.Agree(*shown, nullptr, &accord);
-      if (status.ok() && accord.kind == Accord::Kind::kAgain) continue;
-      *ran = negotiator.Take().name;
+      Action action;
+      const Status status = agreement.Agree(*next, nullptr, &action);
+      if (status.ok() && action.kind == Action::Kind::kRetry) continue;
+      *ran = queue.Take().name;
       return status;
     }
   }
 
   ThreadCommunicator communicator;
-  Negotiator negotiator;
+  RequestQueue queue;
   Agreement agreement;
 };
 
@@ -80,7 +80,7 @@ TEST(RanksAgreeOnOneCollectiveAfterTheOther) {
   OnRanks(3, [](Rank& rank, int) {
     for (int step = 0; step < 20; ++step) {
       const std::string name = "step " + std::to_string(step);
-      rank.negotiator.Add(Sum(name, 5));
+      rank.queue.Add(Sum(name, 5));
       std::string ran;
       const Status status = rank.Next(&ran);
       CHECK(status.ok() && ran == name, status.message());
@@ -91,14 +91,14 @@ TEST(RanksAgreeOnOneCollectiveAfterTheOther) {
 
 TEST(ADifferenceIsTheSameErrorOnEveryRankAndTheNextCollectiveRuns) {
   OnRanks(3, [](Rank& rank, int number) {
-    rank.negotiator.Add(Sum("gradient", number == 2 ? 7 : 5));
+    rank.queue.Add(Sum("gradient", number == 2 ? 7 : 5));
     std::string ran;
     const Status status = rank.Next(&ran);
     CHECK(status.code() == Code::kInvalidArgument, status.message());
     for (const char* part : {"gradient", "rank 2", "[7]", "[5]"}) {
       CHECK(status.message().find(part) != std::string::npos, status.message());
     }
-    rank.negotiator.Add(Sum("after", 1));
+    rank.queue.Add(Sum("after", 1));
     CHECK(rank.Next(&ran).ok() && ran == "after", ran);
   });
 }
@@ -107,7 +107,7 @@ TEST(UnorderedCollectivesRunInRankZerosOrder) {
   OnRanks(3, [](Rank& rank, int number) {
     for (int step = 0; step < 10; ++step) {
       for (int i = 0; i < 3; ++i) {
-        rank.negotiator.Add(Sum("op " + std::to_string((i + number) % 3), 4, false));
+        rank.queue.Add(Sum("op " + std::to_string((i + number) % 3), 4, false));
       }
       for (int i = 0; i < 3; ++i) {
         std::string ran;
@@ -126,7 +126,7 @@ TEST(ARankThatLeavesIsAnErrorForThoseThatStayForEver) {
       return;
     }
     for (int times = 0; times < 2; ++times) {
-      rank.negotiator.Add(Sum("gradient", 5));
+      rank.queue.Add(Sum("gradient", 5));
       std::string ran;
       const Status status = rank.Next(&ran);
       CHECK(status.code() == Code::kFailedPrecondition, status.message());
@@ -136,37 +136,37 @@ TEST(ARankThatLeavesIsAnErrorForThoseThatStayForEver) {
   });
 }
 
-TEST(WhatNotAllRanksAskForGivesWay) {
+TEST(WhatIsOptionalIsDroppedWhereNotAllRanksAskForIt) {
   const auto run = [](Rank& rank, int number) {
     std::string ran;
     for (int callers = 1; callers < 3; ++callers) {
       if (number < callers) {
         Request check = Sum("check", 1, false);
-        check.gives_way = true;
-        rank.negotiator.Add(check);
+        check.optional = true;
+        rank.queue.Add(check);
         const Status status = rank.Next(&ran);
         CHECK(status.code() == Code::kUnavailable && ran == "check", status.message());
-        const std::string part = "rank 2 waits with AllReduce \"average\" instead";
+        const std::string part = "rank 2 waits for AllReduce \"average\" instead";
         CHECK(status.message().find(part) != std::string::npos, status.message());
       }
-      rank.negotiator.Add(Sum("average", 1));
+      rank.queue.Add(Sum("average", 1));
       Status status = rank.Next(&ran);
-      if (number >= callers) {  // it was asked for something that it lacks, which has given way
+      if (number >= callers) {  // it waited for a choice that was dropped
         CHECK(status.code() == Code::kUnavailable, status.message());
-        rank.negotiator.Follow({});
+        rank.queue.Follow({});
         status = rank.Next(&ran);
       }
       CHECK(status.ok() && ran == "average", status.message());
     }
-    rank.negotiator.Add(Sum("after", 1));
+    rank.queue.Add(Sum("after", 1));
     CHECK(rank.Next(&ran).ok() && ran == "after", ran);
   };
-  OnRanks(3, run, 2);  // a rank tells after a fourth of it what it has instead
+  OnRanks(3, run, 2);  // a rank reports after a fourth of it what it has pending
 }
 
-// Rank 0 calls the roll, then hears that rank 2 waits with another and gives way; the answers to its
-// call come after that.
-TEST(AnAnswerToACallOfBeforeIsNotTakenForOne) {
+// Rank 0 pings, then learns that rank 2 waits for another one and drops its own; the answers to its
+// ping arrive after that.
+TEST(AnAnswerToAnEarlierPingIsNotTakenForOne) {
   using std::chrono::milliseconds;
   Mailboxes mailboxes;
   mailboxes.takes = [](int from, int to, const std::string& message) {
@@ -174,20 +174,20 @@ TEST(AnAnswerToACallOfBeforeIsNotTakenForOne) {
     return milliseconds(message.size() == 1 ? 500 : from == 2 ? 250 : 0);
   };
   const auto run = [&](HostGroup& group) {
-    Rank rank(&group, &mailboxes, false, 4);  // the roll is called each second
+    Rank rank(&group, &mailboxes, false, 4);  // it pings each second
     std::string ran;
     if (group.rank() < 2) {
       Request check = Sum("check", 1, false);
-      check.gives_way = true;
-      rank.negotiator.Add(check);
+      check.optional = true;
+      rank.queue.Add(check);
       const Status status = rank.Next(&ran);
       CHECK(status.code() == Code::kUnavailable && ran == "check", status.message());
     }
-    rank.negotiator.Add(Sum("average", 1));
+    rank.queue.Add(Sum("average", 1));
     Status status = rank.Next(&ran);
     if (group.rank() == 2) {
       CHECK(status.code() == Code::kUnavailable, status.message());
-      rank.negotiator.Follow({});
+      rank.queue.Follow({});
       status = rank.Next(&ran);
     }
     CHECK(status.ok() && ran == "average", status.message());
@@ -198,41 +198,42 @@ TEST(AnAnswerToACallOfBeforeIsNotTakenForOne) {
 TEST(AMismatchOfUnorderedRequestsIsTheirsAlone) {
   OnRanks(3, [](Rank& rank, int number) {
     for (int step = 0; step < 5; ++step) {
-      rank.negotiator.Add(Sum("free", number == 1 ? 7 : 5, false));
+      rank.queue.Add(Sum("free", number == 1 ? 7 : 5, false));
       std::string ran;
       const Status status = rank.Next(&ran);
       CHECK(status.code() == Code::kInvalidArgument && ran == "free", status.message());
-      rank.negotiator.Add(Sum("after", 1, false));
+      rank.queue.Add(Sum("after", 1, false));
       CHECK(rank.Next(&ran).ok() && ran == "after", ran);
     }
   });
 }
 
-// Rank 1 gives up its run while the others wait for it; each gives up its own, and the next one runs.
-TEST(WhatOneRankGivesUpFailsEverywhereAndTheNextRuns) {
+// Rank 1 cancels its run while the others wait for it; each cancels its own, and the next one runs.
+TEST(WhatOneRankCancelsFailsEverywhereAndTheNextRuns) {
   OnRanks(3, [](Rank& rank, int number) {
     for (int round = 1; round <= 5; ++round) {
       std::string ran;
       if (number == 1) {
-        rank.agreement.Withdraw("rank 1 has given up round " + std::to_string(round));
-        CHECK(rank.agreement.HasNotice(), "the others do not know");
+        rank.agreement.CancelRun("rank 1 has cancelled round " + std::to_string(round));
+        CHECK(rank.agreement.HasCancelNotice(), "the others do not know");
         Request notice;
-        notice.kind = Request::Kind::kNotice;
-        Accord accord;
-        while (round % 2 == 1 && rank.agreement.HasNotice()) {  // or the next request tells them
-          CHECK(rank.agreement.Agree(notice, nullptr, &accord).ok(), "");
+        notice.kind = Request::Kind::kCancelNotice;
+        Action action;
+        while (round % 2 == 1 &&
+               rank.agreement.HasCancelNotice()) {  // or the next request tells them
+          CHECK(rank.agreement.Agree(notice, nullptr, &action).ok(), "");
         }
       } else {
-        rank.negotiator.Add(Sum("gradient", 5, round % 3 == 0));
+        rank.queue.Add(Sum("gradient", 5, round % 3 == 0));
         const Status status = rank.Next(&ran);
         CHECK(status.code() == Code::kFailedPrecondition && ran == "gradient", status.message());
-        const std::string part = "rank 1 has given up round " + std::to_string(round);
+        const std::string part = "rank 1 has cancelled round " + std::to_string(round);
         CHECK(status.message().find(part) != std::string::npos, status.message());
       }
-      rank.negotiator.Add(Sum("gradient", 5));
+      rank.queue.Add(Sum("gradient", 5));
       const Status next = rank.Next(&ran);
       CHECK(next.ok() && ran == "gradient", next.message());
-      CHECK(!rank.agreement.HasNotice(), "all know");
+      CHECK(!rank.agreement.HasCancelNotice(), "all know");
     }
     CHECK(rank.agreement.Leave().ok(), "");
   });
@@ -242,10 +243,10 @@ TEST(RanksThatJoinHearWhatTheOthersRun) {
   OnRanks(3, [](Rank& rank, int number) {
     for (int epoch = 0; epoch < 3; ++epoch) {
       std::string ran;
-      Accord accord;
+      Action action;
       const int steps = (number + epoch) % 3;  // that this rank has data for
       for (int step = 0; step < steps; ++step) {
-        rank.negotiator.Add(Sum("gradient", 5, epoch > 0));
+        rank.queue.Add(Sum("gradient", 5, epoch > 0));
         const Status status = rank.Next(&ran);
         CHECK(status.ok() && ran == "gradient", status.message());
       }
@@ -253,15 +254,15 @@ TEST(RanksThatJoinHearWhatTheOthersRun) {
       join.kind = Request::Kind::kJoin;
       int heard = 0;
       do {
-        const Status status = rank.agreement.Agree(join, nullptr, &accord);
+        const Status status = rank.agreement.Agree(join, nullptr, &action);
         CHECK(status.ok(), status.message());
-        if (accord.kind != Accord::Kind::kRun) continue;
+        if (action.kind != Action::Kind::kRun) continue;
         ++heard;
-        CHECK(accord.contributors == 3 - steps - heard, std::to_string(accord.contributors));
-        CHECK(ddl::Title(accord.description) == "AllReduce \"gradient\"", accord.description);
-      } while (accord.kind != Accord::Kind::kAllJoined);
+        CHECK(action.contributors == 3 - steps - heard, std::to_string(action.contributors));
+        CHECK(ddl::Title(action.description) == "AllReduce \"gradient\"", action.description);
+      } while (action.kind != Action::Kind::kAllJoined);
       CHECK(heard == 2 - steps, std::to_string(heard));
-      CHECK(accord.last_joined == (5 - epoch) % 3, std::to_string(accord.last_joined));
+      CHECK(action.last_joined == (5 - epoch) % 3, std::to_string(action.last_joined));
     }
   });
 }
@@ -271,7 +272,7 @@ TEST(ARankThatDoesNotComeIsNamed) {
       3,
       [](Rank& rank, int number) {
         if (number == 2) return;
-        rank.negotiator.Add(Sum("gradient", 5));
+        rank.queue.Add(Sum("gradient", 5));
         std::string ran;
         const Status status = rank.Next(&ran);
         CHECK(status.code() == Code::kDeadlineExceeded || status.code() == Code::kAborted,

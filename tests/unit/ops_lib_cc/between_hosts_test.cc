@@ -173,23 +173,23 @@ TEST(RanksSendWhatTheFormulasSay) {
 TEST(RingAllGatherJoinsUnequalPartsInAnyOrder) {
   for (int size = 1; size <= 9; ++size) {
     for (const int64_t unit : {int64_t{1}, kSegment / 3 + 1}) {
-      std::vector<ddl::Share> places(size);
+      std::vector<ddl::Range> ranges(size);
       int64_t end = 0;
       for (int rank = size - 1; rank >= 0; --rank) {
-        places[rank] = {end, end + rank * 5 % 4 * unit};
-        end = places[rank].end;
+        ranges[rank] = {end, end + rank * 5 % 4 * unit};
+        end = ranges[rank].end;
       }
       std::vector<char> want(end);
       for (int rank = 0; rank < size; ++rank) {
-        for (int64_t i = places[rank].begin; i < places[rank].end; ++i) {
+        for (int64_t i = ranges[rank].begin; i < ranges[rank].end; ++i) {
           want[i] = static_cast<char>((i * size + rank) % 127);
         }
       }
       RunOnNetwork(size, [&](ddl::Transport& transport) {
-        const ddl::Share& own = places[transport.rank()];
+        const ddl::Range& own = ranges[transport.rank()];
         const std::vector<char> in(want.begin() + own.begin, want.begin() + own.end);
         std::vector<char> out(end);
-        const ddl::Status status = ddl::RingAllGather(&transport, in.data(), out.data(), places);
+        const ddl::Status status = ddl::RingAllGather(&transport, in.data(), out.data(), ranges);
         CHECK(status.ok(), status.message());
         CHECK(out == want, Where(transport, "ring allgather"));
       });

@@ -65,7 +65,7 @@ TEST(GroupsThatGoWithTheAgreementAreLaidSideBySide) {
     ThreadCommunicator communicator(&group, nullptr, true);
     FusedAllReduce fused(&communicator);
     Tensors large(0, {100, 65'280, 70'000});
-    ddl::SmallTensor together;
+    ddl::InlineTensor together;
     CHECK(!fused.Pack(large.request, &together), "too large for it");
     Tensors small(0, {4'000, 0, 3'000});
     CHECK(fused.Pack(small.request, &together), "");

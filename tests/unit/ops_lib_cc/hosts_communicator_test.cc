@@ -25,9 +25,9 @@ using ddl::Communicator;
 using ddl::DType;
 
 // What the ranks of these tests need of the group below: who they are.
-class Place : public ThreadCommunicator {
+class BaseCommunicator : public ThreadCommunicator {
  public:
-  Place(int rank, int size, Mailboxes* mailboxes)
+  BaseCommunicator(int rank, int size, Mailboxes* mailboxes)
       : ThreadCommunicator(nullptr, mailboxes), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -37,50 +37,50 @@ class Place : public ThreadCommunicator {
   const int rank_, size_;
 };
 
-// Runs `function` on ranks_on[h] ranks of each host h, each with so many lanes. Returns the bytes of
-// tensors that each host has sent.
+// Runs `function` on ranks_on[h] ranks of each host h, each with so many channels. Returns the
+// bytes of tensors that each host has sent.
 std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
                                 const std::function<void(Communicator&)>& function,
                                 double timeout_s = 60, Mailboxes* mailboxes = nullptr,
-                                int lanes = 1) {
+                                int channels = 1) {
   Mailboxes own;
   if (mailboxes == nullptr) mailboxes = &own;
   const int hosts = static_cast<int>(ranks_on.size());
   const int shares = *std::min_element(ranks_on.begin(), ranks_on.end());
   const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
-  std::vector<std::unique_ptr<ddl::ThreadNetwork>> columns;
+  std::vector<std::unique_ptr<ddl::ThreadNetwork>> networks;
   for (int share = 0; share < shares; ++share) {
-    columns.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, timeout_s));
+    networks.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, timeout_s));
   }
   std::vector<std::unique_ptr<void, void (*)(void*)>> memories;
   std::vector<int> host_of;
   for (const int ranks : ranks_on) {
     host_of.insert(host_of.end(), ranks, static_cast<int>(memories.size()));
     const int64_t nbytes = ddl::HostGroup::Nbytes(ranks);
-    memories.emplace_back(std::aligned_alloc(4096, lanes * nbytes), std::free);
-    for (int lane = 0; lane < lanes; ++lane) {
-      ddl::HostGroup::Format(static_cast<char*>(memories.back().get()) + lane * nbytes, ranks);
+    memories.emplace_back(std::aligned_alloc(4096, channels * nbytes), std::free);
+    for (int channel = 0; channel < channels; ++channel) {
+      ddl::HostGroup::Format(static_cast<char*>(memories.back().get()) + channel * nbytes, ranks);
     }
   }
   std::vector<std::thread> threads;
   for (int host = 0, rank = 0; host < hosts; ++host) {
-    for (int place = 0; place < ranks_on[host]; ++place, ++rank) {
-      threads.emplace_back([&, host, place, rank] {
+    for (int rank_on_host = 0; rank_on_host < ranks_on[host]; ++rank_on_host, ++rank) {
+      threads.emplace_back([&, host, rank_on_host, rank] {
         auto memory = std::make_unique<ddl::HostMemory>();
-        std::vector<int> names(ranks_on[host]);
-        std::iota(names.begin(), names.end(), rank - place);
-        memory->group = std::make_unique<ddl::HostGroup>(memories[host].get(), place,
-                                                         ranks_on[host], timeout_s, names);
+        std::vector<int> global_ranks(ranks_on[host]);
+        std::iota(global_ranks.begin(), global_ranks.end(), rank - rank_on_host);
+        memory->group = std::make_unique<ddl::HostGroup>(memories[host].get(), rank_on_host,
+                                                         ranks_on[host], timeout_s, global_ranks);
         std::vector<void*> others;
-        for (int lane = 1; lane < lanes; ++lane) {
+        for (int channel = 1; channel < channels; ++channel) {
           others.push_back(static_cast<char*>(memories[host].get()) +
-                           lane * ddl::HostGroup::Nbytes(ranks_on[host]));
+                           channel * ddl::HostGroup::Nbytes(ranks_on[host]));
         }
-        memory->lanes = std::make_unique<ddl::HostLanes>(memory->group.get(), others, names);
+        memory->channels =
+            std::make_unique<ddl::HostChannels>(memory->group.get(), others, global_ranks);
         ddl::HostsCommunicator communicator(
-            std::make_unique<Place>(rank, size, mailboxes), std::move(memory),
-            place < shares ? columns[place]->Join(host) : nullptr, shares,
-            host_of);
+            std::make_unique<BaseCommunicator>(rank, size, mailboxes), std::move(memory),
+            rank_on_host < shares ? networks[rank_on_host]->Join(host) : nullptr, shares, host_of);
         function(communicator);
       });
     }
@@ -88,7 +88,7 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
   for (std::thread& thread : threads) thread.join();
   std::vector<int64_t> sent(hosts, 0);
   for (int host = 0; host < hosts; ++host) {
-    for (const auto& column : columns) sent[host] += column->SentBytes(host);
+    for (const auto& network : networks) sent[host] += network->SentBytes(host);
   }
   return sent;
 }
@@ -129,7 +129,7 @@ TEST(FragmentsOverHostsAreExact) {
   }
 }
 
-TEST(LanesOfRanksOnHostsAreExact) {
+TEST(ChannelsOfRanksOnHostsAreExact) {
   RunOnHosts(
       {2, 2},
       [](Communicator& group) {
@@ -219,7 +219,7 @@ TEST(HalvesOverHostsAreAsExactAsTheDocsSay) {
       std::vector<double> want(kCount, 0), parts(kCount, 0);
       for (int host = 0, rank = 0; host < hosts; ++host) {
         std::vector<double> of_host(kCount, 0);
-        for (int place = 0; place < job[host]; ++place, ++rank) {
+        for (int rank_on_host = 0; rank_on_host < job[host]; ++rank_on_host, ++rank) {
           std::mt19937 random(rank);
           std::uniform_real_distribution<float> mantissa(-1, 1), exponent(-6, 3);
           for (int64_t i = 0; i < kCount; ++i) {
@@ -270,7 +270,8 @@ TEST(AveragesOfLargeHalvesOverHostsDoNotOverflow) {
   });
 }
 
-// Rank 3 leaves. Rank 1, which waits for it, tells rank 0, which waits for rank 2, which does nothing.
+// Rank 3 leaves. Rank 1, which waits for it, tells rank 0, which waits for rank 2, which does
+// nothing.
 TEST(ErrorBetweenHostsEndsTheOtherRanksOfTheHostAtOnce) {
   const auto start = std::chrono::steady_clock::now();
   std::string said[2];
@@ -325,12 +326,12 @@ TEST(BroadcastsOverHostsReachAll) {
   }
 }
 
-// What a rank brings that is about to run collective number `what`.
-ddl::Offer Plan(uint64_t what) {
-  ddl::Offer offer;
-  offer.digest[0] = what;
-  offer.title = [what] { return "AllReduce \"" + std::to_string(what) + "\""; };
-  return offer;
+// The arrival of a rank that is about to run collective number `what`.
+ddl::Arrival Plan(uint64_t what) {
+  ddl::Arrival arrival;
+  arrival.digest[0] = what;
+  arrival.title = [what] { return "AllReduce \"" + std::to_string(what) + "\""; };
+  return arrival;
 }
 
 // One rank after the other is another host's; the last ones have several on one.
@@ -341,67 +342,71 @@ TEST(RanksOfAllHostsSeeWhetherTheyDiffer) {
     RunOnHosts(ranks_on, [&](Communicator& group) {
       for (int step = 0; step < 40; ++step) {
         const int other = step % (group.size() + 1);  // who differs; at times nobody
-        ddl::Met met = ddl::Met::kWithdrawn;
-        const ddl::Status status = group.Meet(Plan(group.rank() == other ? 1000 : step), &met);
+        ddl::BarrierResult result = ddl::BarrierResult::kCancelled;
+        const ddl::Status status =
+            group.Barrier(Plan(group.rank() == other ? 1000 : step), &result);
         CHECK(status.ok(), status.message());
-        CHECK((met == ddl::Met::kAlike) == (other == group.size()), std::to_string(step));
-        CHECK(met != ddl::Met::kWithdrawn, std::to_string(step));
+        CHECK((result == ddl::BarrierResult::kMatch) == (other == group.size()),
+              std::to_string(step));
+        CHECK(result != ddl::BarrierResult::kCancelled, std::to_string(step));
       }
-      ddl::Offer leaves = Plan(0);
+      ddl::Arrival leaves = Plan(0);
       leaves.leaving = true;
-      ddl::Met met = ddl::Met::kDifferent;
-      CHECK(group.Meet(leaves, &met).ok() && met == ddl::Met::kAlike, "all leave");
+      ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
+      CHECK(group.Barrier(leaves, &result).ok() && result == ddl::BarrierResult::kMatch,
+            "all leave");
     });
   }
 }
 
-void TakeBackOnce(const std::vector<int>& ranks_on, int late, int taker) {
-  std::atomic<int> taken{0};
+void CancelOnce(const std::vector<int>& ranks_on, int late, int canceller) {
+  std::atomic<int> cancellations{0};
   RunOnHosts(ranks_on, [&](Communicator& group) {
     for (int step = 0; step < 3; ++step) {
-      std::atomic<bool> withdrawn{false};
-      ddl::Offer offer = Plan(step);
-      offer.withdrawn = &withdrawn;
+      std::atomic<bool> cancelled{false};
+      ddl::Arrival arrival = Plan(step);
+      arrival.cancelled = &cancelled;
       std::thread other;
-      while (group.rank() == late && taken <= step) std::this_thread::yield();
+      while (group.rank() == late && cancellations <= step) std::this_thread::yield();
       if (group.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      if (group.rank() == taker) {
+      if (group.rank() == canceller) {
         other = std::thread([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
-          withdrawn = true;
-          ++taken;
+          cancelled = true;
+          ++cancellations;
         });
       }
-      ddl::Met met = ddl::Met::kAlike;
-      const ddl::Status status = group.Meet(offer, &met);
-      CHECK(status.ok() && met == ddl::Met::kWithdrawn, status.message());
+      ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+      const ddl::Status status = group.Barrier(arrival, &result);
+      CHECK(status.ok() && result == ddl::BarrierResult::kCancelled, status.message());
       if (other.joinable()) other.join();
-      CHECK(group.Meet(Plan(step), &met).ok() && met == ddl::Met::kAlike, "the next one");
+      CHECK(group.Barrier(Plan(step), &result).ok() && result == ddl::BarrierResult::kMatch,
+            "the next one");
     }
   });
 }
 
-TEST(WhatARankTakesBackBeforeTheLastOneComesIsDoneOnNoHost) {
-  TakeBackOnce({2, 2}, 3, 2);           // of one host
-  TakeBackOnce({2, 2}, 0, 2);           // the one that speaks for its host
-  TakeBackOnce({2, 2}, 0, 3);           // another one
-  TakeBackOnce({1, 1, 1, 1, 1}, 0, 3);  // over several steps
+TEST(WhatARankCancelsBeforeTheLastArrivalIsDoneOnNoHost) {
+  CancelOnce({2, 2}, 3, 2);           // of one host
+  CancelOnce({2, 2}, 0, 2);           // the leader of its host
+  CancelOnce({2, 2}, 0, 3);           // another one
+  CancelOnce({1, 1, 1, 1, 1}, 0, 3);  // over several steps
 }
 
 TEST(ARankThatLeavesFailsThoseOfOtherHosts) {
   for (const std::vector<int>& ranks_on : kGroups) {
     const int last = std::accumulate(ranks_on.begin(), ranks_on.end(), 0) - 1;
     RunOnHosts(ranks_on, [&](Communicator& group) {
-      ddl::Met met = ddl::Met::kAlike;
-      ddl::Offer offer = Plan(7);
-      offer.leaving = group.rank() == last;
-      const ddl::Status status = group.Meet(offer, &met);
+      ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+      ddl::Arrival arrival = Plan(7);
+      arrival.leaving = group.rank() == last;
+      const ddl::Status status = group.Barrier(arrival, &result);
       CHECK(status.code() == ddl::Code::kFailedPrecondition, status.message());
       const std::string part = "rank " + std::to_string(last) + " has already ended its script";
       CHECK(status.message().find(part) != std::string::npos, status.message());
-      if (!offer.leaving) {
+      if (!arrival.leaving) {
         CHECK(status.message().find("AllReduce \"7\"") == 0, status.message());
-        CHECK(!group.Meet(Plan(8), &met).ok(), "the group is broken");
+        CHECK(!group.Barrier(Plan(8), &result).ok(), "the group is broken");
       }
     });
   }
@@ -414,14 +419,14 @@ TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
       RunOnHosts(
           ranks_on,
           [&](Communicator& group) {
-            ddl::Met met = ddl::Met::kAlike;
+            ddl::BarrierResult result = ddl::BarrierResult::kMatch;
             if (group.rank() == missing) {
               // Too late, and alive: whoever dies is another kind of error.
               std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-              CHECK(!group.Meet(Plan(7), &met).ok(), "the others have given up");
+              CHECK(!group.Barrier(Plan(7), &result).ok(), "the others have given up");
               return;
             }
-            const ddl::Status status = group.Meet(Plan(7), &met);
+            const ddl::Status status = group.Barrier(Plan(7), &result);
             CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
             const std::string part = "\": rank " + std::to_string(missing) + " did not come within";
             CHECK(status.message().find(part) != std::string::npos, status.message());
@@ -436,9 +441,9 @@ TEST(AChainOfWaitsOverHostsIsNoStall) {
       {2, 1, 1},
       [&](Communicator& group) {
         std::this_thread::sleep_for(std::chrono::milliseconds(400) * group.rank());
-        ddl::Met met = ddl::Met::kDifferent;
-        const ddl::Status status = group.Meet(Plan(1), &met);
-        CHECK(status.ok() && met == ddl::Met::kAlike, status.message());
+        ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
+        const ddl::Status status = group.Barrier(Plan(1), &result);
+        CHECK(status.ok() && result == ddl::BarrierResult::kMatch, status.message());
       },
       0.6);
 }
@@ -451,8 +456,9 @@ TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
       [&](Communicator& group) {
         for (int step = 0; step < 40; ++step) {
           if (group.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-          ddl::Met met = ddl::Met::kDifferent;
-          CHECK(group.Meet(Plan(step), &met).ok() && met == ddl::Met::kAlike, "");
+          ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
+          CHECK(group.Barrier(Plan(step), &result).ok() && result == ddl::BarrierResult::kMatch,
+                "");
         }
       },
       /*timeout_s=*/0.16, &mailboxes);
@@ -464,29 +470,29 @@ void AwaitOrGoOn(const std::function<bool()>& done) {
   for (int i = 0; i < 4000 && !done(); ++i) usleep(1000);
 }
 
-// Rank 2 does not come. The executor of rank 0, which speaks for its host, takes its request back and
+// Rank 2 does not arrive. The executor of rank 0, the leader of its host, cancels its request and
 // submits nothing more; rank 1 still waits.
 TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
-  for (const int early : {true, false}) {  // before or after the ranks of the host have met
+  for (const int early : {true, false}) {  // before or after the barrier of the host
     std::atomic<int> failed{0};
     RunOnHosts(
         {2, 1},
         [&](Communicator& group) {
-          ddl::Met met = ddl::Met::kAlike;
+          ddl::BarrierResult result = ddl::BarrierResult::kMatch;
           if (group.rank() == 2) {
             AwaitOrGoOn([&] { return failed == 2; });
-            CHECK(!group.Meet(Plan(7), &met).ok(), "the others have given up");
+            CHECK(!group.Barrier(Plan(7), &result).ok(), "the others have given up");
             return;
           }
-          std::atomic<bool> withdrawn{early && group.rank() == 0};
-          ddl::Offer offer = Plan(7);
-          offer.withdrawn = &withdrawn;
-          offer.limited = [] { return false; };
+          std::atomic<bool> cancelled{early && group.rank() == 0};
+          ddl::Arrival arrival = Plan(7);
+          arrival.cancelled = &cancelled;
+          arrival.limited = [] { return false; };
           std::thread executor([&] {
             usleep(200'000);
-            withdrawn = group.rank() == 0;
+            cancelled = group.rank() == 0;
           });
-          const ddl::Status status = group.Meet(offer, &met);
+          const ddl::Status status = group.Barrier(arrival, &result);
           CHECK(status.code() == ddl::Code::kDeadlineExceeded, status.message());
           CHECK(status.message().find("\": rank 2 did not come within") != std::string::npos,
                 status.message());
@@ -502,27 +508,27 @@ TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
   RunOnHosts(
       {2, 1},
       [&](Communicator& group) {
-        std::atomic<bool> withdrawn{group.rank() != 2};
-        ddl::Offer offer = Plan(7);
-        offer.withdrawn = &withdrawn;
-        offer.limited = [] { return false; };
+        std::atomic<bool> cancelled{group.rank() != 2};
+        ddl::Arrival arrival = Plan(7);
+        arrival.cancelled = &cancelled;
+        arrival.limited = [] { return false; };
         if (group.rank() == 2) usleep(2'000'000);
-        ddl::Met met = ddl::Met::kAlike;
-        const ddl::Status status = group.Meet(offer, &met);
-        CHECK(status.ok() && met == ddl::Met::kWithdrawn, status.message());
+        ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+        const ddl::Status status = group.Barrier(arrival, &result);
+        CHECK(status.ok() && result == ddl::BarrierResult::kCancelled, status.message());
       },
       /*timeout_s=*/1);
 }
 
-// Rank 0 is stopped in its wait, by a signal or a control group, until rank 1 has come and the limit
-// has passed. Then MPI shows nothing at the first look.
-class Stopped : public Place {
+// Rank 0 is stopped in its wait, by a signal or a control group, until rank 1 has come and the
+// limit has passed. Then MPI shows nothing at the first look.
+class Stopped : public BaseCommunicator {
  public:
-  using Place::Place;
+  using BaseCommunicator::BaseCommunicator;
   static constexpr double kLimitS = 0.3;
 
-  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::Channel channel) override {
-    if (++looks_ != kBeforeTheStop) return Place::TryReceiveAny(peer, message, channel);
+  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::MessageTag tag) override {
+    if (++looks_ != kBeforeTheStop) return BaseCommunicator::TryReceiveAny(peer, message, tag);
     stopped = true;
     AwaitOrGoOn([this] { return other_is_here.load(); });
     usleep(static_cast<useconds_t>(1.2e6 * kLimitS));
@@ -540,20 +546,20 @@ class Stopped : public Place {
 TEST(ARankThatWasStoppedLooksAgainBeforeItGivesUp) {
   Mailboxes mailboxes;
   Stopped first(0, 2, &mailboxes);
-  Place second(1, 2, &mailboxes);
-  const auto meet = [](ddl::Messenger* messenger, double limit_s) {
+  BaseCommunicator second(1, 2, &mailboxes);
+  const auto enter = [](ddl::Messenger* messenger, double limit_s) {
     ddl::DisseminationBarrier barrier(messenger, {{0}, {1}}, limit_s);
     barrier.Begin();
-    ddl::Met met = ddl::Met::kDifferent;
-    const ddl::Status status = barrier.Meet(Plan(1), ddl::Met::kAlike, &met);
-    CHECK(status.ok() && met == ddl::Met::kAlike, status.message());
+    ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
+    const ddl::Status status = barrier.ArriveAndWait(Plan(1), ddl::BarrierResult::kMatch, &result);
+    CHECK(status.ok() && result == ddl::BarrierResult::kMatch, status.message());
   };
   std::thread other([&] {
     AwaitOrGoOn([&] { return first.stopped.load(); });
-    meet(&second, 60);
+    enter(&second, 60);
     first.other_is_here = true;
   });
-  meet(&first, Stopped::kLimitS);
+  enter(&first, Stopped::kLimitS);
   other.join();
 }
 
@@ -570,17 +576,17 @@ TEST(WhatFailsOnARankThatWaitsForItsLeaderEndsAllHosts) {
       {2, 1, 1},
       [&](Communicator& group) {
         if (group.rank() == 3) AwaitOrGoOn([&] { return failed == 3; });
-        std::atomic<bool> withdrawn{false};
-        ddl::Offer offer = Plan(7);
-        offer.withdrawn = &withdrawn;
+        std::atomic<bool> cancelled{false};
+        ddl::Arrival arrival = Plan(7);
+        arrival.cancelled = &cancelled;
         std::thread executor([&] {
           usleep(200'000);
-          withdrawn = group.rank() == 1;  // which tells the other hosts
+          cancelled = group.rank() == 1;  // which tells the other hosts
         });
-        ddl::Met met = ddl::Met::kAlike;
+        ddl::BarrierResult result = ddl::BarrierResult::kMatch;
         ddl::Status status;
         try {
-          status = group.Meet(offer, &met);
+          status = group.Barrier(arrival, &result);
         } catch (const std::bad_alloc&) {
           status = ddl::Status(ddl::Code::kInternal, "rank 1 could not go on");
           group.Break(status);
@@ -600,8 +606,8 @@ TEST(ARankThatFailsInACollectiveIsNamedOnHostsThatAreDoneWithIt) {
   RunOnHosts(
       {2, 1},
       [&](Communicator& group) {
-        ddl::Met met = ddl::Met::kAlike;
-        CHECK(group.Meet(Plan(1), &met).ok(), "");
+        ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+        CHECK(group.Barrier(Plan(1), &result).ok(), "");
         ++agreed;
         ddl::Status status(ddl::Code::kInternal, "rank 1 could not go on");
         if (group.rank() == 1) {
@@ -613,7 +619,7 @@ TEST(ARankThatFailsInACollectiveIsNamedOnHostsThatAreDoneWithIt) {
           std::vector<float> values(1000);
           status = group.AllReduce(values.data(), values.data(), 1000, DType::kFloat32, 1);
         } else {
-          status = group.Meet(Plan(2), &met);
+          status = group.Barrier(Plan(2), &result);
         }
         CHECK(status.message() == "rank 1 could not go on",
               std::to_string(group.rank()) + ": " + status.message());
@@ -629,20 +635,20 @@ TEST(WhatARankReportedOfAnEarlierBarrierIsForgotten) {
     return std::chrono::milliseconds(from == 2 ? 150 : 0);
   };
   const std::vector<std::vector<int>> groups = {{0}, {1, 2}, {3}};
-  Place places[] = {{0, 4, &mailboxes}, {1, 4, &mailboxes}, {2, 4, &mailboxes}};
-  ddl::DisseminationBarrier first(&places[0], groups, 1.2), leader(&places[1], groups, 60),
-      other(&places[2], groups, 60);
+  BaseCommunicator ranks[] = {{0, 4, &mailboxes}, {1, 4, &mailboxes}, {2, 4, &mailboxes}};
+  ddl::DisseminationBarrier first(&ranks[0], groups, 1.2), leader(&ranks[1], groups, 60),
+      other(&ranks[2], groups, 60);
   for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
-  CHECK(other.Report({1}, 10).ok(), "");
+  CHECK(other.ReportMissing({1}, 10).ok(), "");
   for (ddl::DisseminationBarrier* barrier : {&first, &leader, &other}) barrier->Begin();
-  const auto meet = [](ddl::DisseminationBarrier* barrier) {
-    ddl::Met met = ddl::Met::kAlike;
-    const ddl::Status status = barrier->Meet(Plan(2), ddl::Met::kAlike, &met);
+  const auto enter = [](ddl::DisseminationBarrier* barrier) {
+    ddl::BarrierResult result = ddl::BarrierResult::kMatch;
+    const ddl::Status status = barrier->ArriveAndWait(Plan(2), ddl::BarrierResult::kMatch, &result);
     CHECK(status.message().find("\": rank 3 did not come within") != std::string::npos,
           status.message());
   };
-  std::thread thread([&] { meet(&leader); });
-  meet(&first);
+  std::thread thread([&] { enter(&leader); });
+  enter(&first);
   thread.join();
 }
 

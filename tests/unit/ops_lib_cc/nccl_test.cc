@@ -17,7 +17,7 @@ namespace {
 
 using ddl::Code;
 using ddl::DType;
-using ddl::GpuPlace;
+using ddl::GpuContext;
 using ddl::HostGroup;
 using ddl::NcclCommunicator;
 using ddl::Status;
@@ -161,13 +161,13 @@ const ddl::NcclLibrary kStandIn = [] {
   return made;
 }();
 
-GpuPlace ReadyPlace(int gpu = kGpu) {
-  GpuPlace place;
-  place.gpu = kGpu;
-  const Status status = ddl::MarkReady(kStandIn, &place);
+GpuContext ReadyGpu(int gpu = kGpu) {
+  GpuContext context;
+  context.device = kGpu;
+  const Status status = ddl::MarkReady(kStandIn, &context);
   CHECK(status.ok(), status.message());
-  place.gpu = gpu;
-  return place;
+  context.device = gpu;
+  return context;
 }
 
 // Runs `function` on `size` ranks, and checks that nothing of NCCL's or CUDA's is left over.
@@ -194,7 +194,7 @@ void CheckCalls(const StandIn& mine, const std::vector<std::string>& expected) {
 
 Status ReduceOne(NcclCommunicator& gpus) {
   float value = 1;
-  return gpus.AllReduce(ReadyPlace(), {{&value, &value, 1}}, DType::kFloat32, false);
+  return gpus.AllReduce(ReadyGpu(), {{&value, &value, 1}}, DType::kFloat32, false);
 }
 
 void CheckError(const Status& status, Code code, const std::string& text) {
@@ -209,11 +209,11 @@ TEST(GpuTensorsAreReducedInOneGroupBehindTheScriptsWork) {
       std::vector<float> first = ValuesOf<float>(70'001, rank, size), result(70'001);
       std::vector<float> second = ValuesOf<float>(5, rank, size);
       mine.polls_not_ready = 3;
-      const Status status = gpus.AllReduce(
-          ReadyPlace(),
-          {{first.data(), result.data(), 70'001}, {nullptr, nullptr, 0},
-           {second.data(), second.data(), 5}},
-          DType::kFloat32, false);
+      const Status status = gpus.AllReduce(ReadyGpu(),
+                                           {{first.data(), result.data(), 70'001},
+                                            {nullptr, nullptr, 0},
+                                            {second.data(), second.data(), 5}},
+                                           DType::kFloat32, false);
       CHECK(status.ok(), status.message());
       CheckTotal(result, size, 1, "not in place");
       CheckTotal(second, size, 1, "in place");
@@ -228,8 +228,8 @@ TEST(GpuTensorsAreReducedInOneGroupBehindTheScriptsWork) {
 
       mine.calls.clear();  // the second time NCCL runs already
       std::vector<double> mean = ValuesOf<double>(9, rank, size);
-      const Status averaged = gpus.AllReduce(ReadyPlace(), {{mean.data(), mean.data(), 9}},
-                                             DType::kFloat64, true);
+      const Status averaged =
+          gpus.AllReduce(ReadyGpu(), {{mean.data(), mean.data(), 9}}, DType::kFloat64, true);
       CHECK(averaged.ok(), averaged.message());
       CheckTotal(mean, size, size, "average");
       CheckCalls(mine, {"mark the script's stream", "wait for the script's stream", "group start",
@@ -244,7 +244,7 @@ TEST(GpuHalvesKeepTheirTypes) {
                                       std::pair(DType::kBfloat16, "allreduce 1 of type 9 op 0")}) {
       uint16_t half = 0;
       mine.calls.clear();
-      const Status status = gpus.AllReduce(ReadyPlace(), {{&half, &half, 1}}, dtype, false);
+      const Status status = gpus.AllReduce(ReadyGpu(), {{&half, &half, 1}}, dtype, false);
       CHECK(status.ok(), status.message());
       CHECK(std::count(mine.calls.begin(), mine.calls.end(), call) == 1, call);
     }
@@ -257,7 +257,7 @@ TEST(GpuBroadcastGivesTheBytesOfTheRoot) {
     for (const int count : {0, 1, 1001}) {
       std::vector<unsigned char> bytes(count), got(count);
       for (int i = 0; i < count; ++i) bytes[i] = static_cast<unsigned char>(i * 7 + rank);
-      const Status status = gpus.Broadcast(ReadyPlace(), bytes.data(), got.data(), count, 2);
+      const Status status = gpus.Broadcast(ReadyGpu(), bytes.data(), got.data(), count, 2);
       CHECK(status.ok(), status.message());
       for (int i = 0; i < count; ++i) CHECK(got[i] == static_cast<unsigned char>(i * 7 + 2), "");
     }
@@ -276,7 +276,7 @@ TEST(GpuGatherJoinsDifferentSizes) {
       }
       const std::string own(nbytes[rank], static_cast<char>('a' + rank));
       std::string all(expected.size(), '?');
-      const Status status = gpus.AllGather(ReadyPlace(), own.data(), all.data(), nbytes);
+      const Status status = gpus.AllGather(ReadyGpu(), own.data(), all.data(), nbytes);
       CHECK(status.ok(), status.message());
       CHECK(all == expected, all);
     });
@@ -325,9 +325,8 @@ TEST(TensorOnAnotherGpuIsRefused) {
   OnGpus(1, [](NcclCommunicator& gpus, StandIn&) {
     CHECK(ReduceOne(gpus).ok(), "");
     float value = 1;
-    CheckError(
-        gpus.AllReduce(ReadyPlace(kGpu + 1), {{&value, &value, 1}}, DType::kFloat32, false),
-        Code::kFailedPrecondition, "has a tensor on GPU 4, but NCCL started on its GPU 3");
+    CheckError(gpus.AllReduce(ReadyGpu(kGpu + 1), {{&value, &value, 1}}, DType::kFloat32, false),
+               Code::kFailedPrecondition, "has a tensor on GPU 4, but NCCL started on its GPU 3");
   });
 }
 

@@ -87,7 +87,7 @@ TEST(BitsAreThoseOfRankOrderWhateverTheTimingAndTheStores) {
     std::mt19937 random(group.rank());
     for (int run = 0; run < 10; ++run) {
       ddl::StoreChoice(&group).Use((run + group.rank()) % 3 == 0
-                                       ? ddl::StoreChoice::Stores::kStreamed
+                                       ? ddl::StoreChoice::Stores::kNonTemporal
                                        : ddl::StoreChoice::Stores::kCached);
       std::vector<float> out(kCount);
       usleep(random() % 3000);
@@ -140,11 +140,11 @@ void GroupsOnce(ddl::HostGroup& group) {
   }
 }
 
-TEST(TensorsOfAGroupShareOneRowOfPieces) {
+TEST(TensorsOfAGroupShareOneSequenceOfPieces) {
   for (int size = 1; size <= 5; ++size) RunThreads(size, GroupsOnce);
   RunProcesses(2, GroupsOnce);
   for (const auto stores :
-       {ddl::StoreChoice::Stores::kCached, ddl::StoreChoice::Stores::kStreamed}) {
+       {ddl::StoreChoice::Stores::kCached, ddl::StoreChoice::Stores::kNonTemporal}) {
     RunThreads(2, [stores](ddl::HostGroup& group) {
       ddl::StoreChoice(&group).Use(stores);
       GroupsOnce(group);
@@ -239,7 +239,7 @@ struct Share {
 
 ddl::Status ReduceScatter(ddl::HostGroup& group, const float* in, float* out,
                           const std::vector<int64_t>& counts) {
-  std::vector<ddl::Share> shares;
+  std::vector<ddl::Range> shares;
   int64_t end = 0;
   for (const int64_t nbytes : BytesOf(counts)) {
     shares.push_back({end, end + nbytes});
@@ -342,11 +342,11 @@ void FragmentsOnce(ddl::HostGroup& group) {
     spans.push_back({ins[i].data(), i % 2 == 0 ? outs[i].data() : ins[i].data(), counts[i]});
   }
   const ddl::TensorList tensors(spans, 4);
-  const std::vector<ddl::Share> shares = ddl::CutAtLines({0, tensors.nbytes()}, size);
+  const std::vector<ddl::Range> shares = ddl::SplitAtCacheLines({0, tensors.nbytes()}, size);
   constexpr int64_t kFragment = 100 * 1024;
   for (int64_t first = 0; first < shares[0].count(); first += kFragment) {
-    std::vector<ddl::Share> fragment = shares;
-    for (ddl::Share& one : fragment) {
+    std::vector<ddl::Range> fragment = shares;
+    for (ddl::Range& one : fragment) {
       one.begin = std::min(one.begin + first, one.end);
       one.end = std::min(one.begin + kFragment, one.end);
     }
@@ -383,8 +383,8 @@ TEST(FragmentsOfSharesAreScatteredAndGathered) {
 TEST(AreasHoldTheSameWhateverStoresWriteThem) {
   using Stores = ddl::StoreChoice::Stores;
   for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kCached},
-                                  std::pair{Stores::kStreamed, Stores::kStreamed},
-                                  std::pair{Stores::kCached, Stores::kStreamed}}) {
+                                  std::pair{Stores::kNonTemporal, Stores::kNonTemporal},
+                                  std::pair{Stores::kCached, Stores::kNonTemporal}}) {
     const auto all = [even = even, odd = odd](ddl::HostGroup& group) {
       ddl::StoreChoice(&group).Use(group.rank() % 2 == 0 ? even : odd);
       AllReduceCounts<float>(group);
@@ -403,16 +403,16 @@ TEST(AllRanksFollowTheChoiceForThatKindAndSize) {
     constexpr int64_t kBytes = 1 << 20;
     ddl::StoreChoice stores(&group);
     for (int run = 0; run < 20 && stores.chooses(); ++run) {
-      stores.Tune(kKind, kBytes, stores.Streams(kKind, kBytes) ? 1 : 3);
+      stores.Tune(kKind, kBytes, stores.UsesNonTemporal(kKind, kBytes) ? 1 : 3);
     }
     AllReduceOnce<float>(group, 10, true, 1);  // none goes on before that one has chosen
-    CHECK(stores.Streams(kKind, kBytes), "the faster one");
-    CHECK(stores.Streams(kKind, 4 * kBytes - 1), "of the same range");
-    CHECK(!stores.Streams(kKind, 4 * kBytes), "of the next range");
-    CHECK(!stores.Streams(kKind, kBytes - 1), "of the one before");
-    CHECK(!stores.Streams(ddl::StoreChoice::kBroadcast, kBytes), "of another kind");
+    CHECK(stores.UsesNonTemporal(kKind, kBytes), "the faster one");
+    CHECK(stores.UsesNonTemporal(kKind, 4 * kBytes - 1), "of the same range");
+    CHECK(!stores.UsesNonTemporal(kKind, 4 * kBytes), "of the next range");
+    CHECK(!stores.UsesNonTemporal(kKind, kBytes - 1), "of the one before");
+    CHECK(!stores.UsesNonTemporal(ddl::StoreChoice::kBroadcast, kBytes), "of another kind");
     stores.Use(ddl::StoreChoice::Stores::kCached);
-    CHECK(!stores.Streams(kKind, kBytes), "what the rank was told");
+    CHECK(!stores.UsesNonTemporal(kKind, kBytes), "what the rank was told");
   });
 }
 
@@ -424,7 +424,8 @@ TEST(StoresAreChosenAnewWithinATensor) {
     AllReduceOnce<float>(group, kBytes / 4, false, 1);
     const ddl::StoreChoice stores(&group);
     if (stores.chooses()) {
-      CHECK(stores.Streams(ddl::StoreChoice::kAllReduce, kBytes), "no trial of the other stores");
+      CHECK(stores.UsesNonTemporal(ddl::StoreChoice::kAllReduce, kBytes),
+            "no trial of the other stores");
     }
   });
 }

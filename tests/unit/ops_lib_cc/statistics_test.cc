@@ -10,18 +10,18 @@ using std::chrono::milliseconds;
 
 // One collective that starts at `at_ms`, waits, and moves its bytes in `transfer_ms`.
 void Pass(ddl::Statistics* statistics, ddl::Request::Kind kind, int tensors, int64_t nbytes,
-          int at_ms, int wait_ms, int transfer_ms, bool packed = false, bool fails = false) {
+          int at_ms, int wait_ms, int transfer_ms, bool inlined = false, bool fails = false) {
   ddl::Request request;
   request.kind = kind;
   request.tensors.resize(tensors);
-  ddl::Passage passage{request};
-  if (fails) passage.status = ddl::Status(ddl::Code::kInvalidArgument, "shapes differ");
-  passage.turn = ddl::Passage::Time(milliseconds(at_ms));
-  passage.agreed = passage.turn + milliseconds(wait_ms);
-  passage.end = passage.agreed + milliseconds(transfer_ms);
-  passage.nbytes = nbytes;
-  passage.packed = packed;
-  statistics->Add(passage);
+  ddl::CollectiveRecord record{request};
+  if (fails) record.status = ddl::Status(ddl::Code::kInvalidArgument, "shapes differ");
+  record.start = ddl::CollectiveRecord::Time(milliseconds(at_ms));
+  record.agreed = record.start + milliseconds(wait_ms);
+  record.end = record.agreed + milliseconds(transfer_ms);
+  record.nbytes = nbytes;
+  record.inlined = inlined;
+  statistics->Add(record);
 }
 
 ddl::RankStatistics Waited(double wait_s) {

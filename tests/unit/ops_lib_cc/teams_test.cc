@@ -21,9 +21,9 @@ using ddl::TeamPlan;
 // Teams over an engine that does what the test says. Step t brings the gradient t; the average over
 // the ranks is ten times as much.
 struct Site {
-  std::vector<Request> in_flight;
+  std::vector<Request> submitted;
   std::vector<std::string> lines;
-  ddl::Teams teams{[this](Request request) { in_flight.push_back(std::move(request)); },
+  ddl::Teams teams{[this](Request request) { submitted.push_back(std::move(request)); },
                    [this](const std::string& line) { lines.push_back(line); }};
   std::vector<float> applied;
   std::vector<Status> errors;
@@ -52,9 +52,9 @@ struct Site {
     });
   }
 
-  void Land(const Status& status = Status()) {
-    const Request request = std::move(in_flight.front());
-    in_flight.erase(in_flight.begin());
+  void Complete(const Status& status = Status()) {
+    const Request request = std::move(submitted.front());
+    submitted.erase(submitted.begin());
     CHECK(request.average && request.kind == Request::Kind::kAllReduce, "");
     float* values = static_cast<float*>(request.tensors[0].out);
     for (int64_t i = 0; i < request.tensors[0].count; ++i) values[i] *= 10;
@@ -65,7 +65,7 @@ struct Site {
   std::vector<float> Run(int steps) {
     for (int i = 0; i < steps; ++i) {
       Step();
-      if (!in_flight.empty()) Land();
+      if (!submitted.empty()) Complete();
     }
     return applied;
   }
@@ -111,9 +111,9 @@ TEST(teams_with_a_cool_down_block_last) {
 TEST(teams_with_a_smooth_transition_mix_the_two_steps) {
   std::vector<float> warm_up = {10, 20}, cool_down = {0, 10};
   for (int i = 1; i <= 11; ++i) {
-    const float own = 10.f * (2 + i), before = own - 10, second = i / 11.f;
-    warm_up.push_back((1 - second) * own + second * before);
-    cool_down.push_back((1 - second) * before + second * own);
+    const float own = 10.f * (2 + i), previous = own - 10, second = i / 11.f;
+    warm_up.push_back((1 - second) * own + second * previous);
+    cool_down.push_back((1 - second) * previous + second * own);
   }
   warm_up.push_back(130);
   cool_down.push_back(140);
@@ -122,42 +122,43 @@ TEST(teams_with_a_smooth_transition_mix_the_two_steps) {
   ExpectApplied(Plan(0, 100, true), {10, 20 * 9 / 11.f + 10 * 2 / 11.f});  // nothing lies before
 }
 
-TEST(teams_share_of_before_is_that_of_the_plan) {
-  CHECK(ddl::ShareOfBefore(Plan(3, 3), 1000) == 0, "");
-  CHECK(ddl::ShareOfBefore(Plan(3, 4), 3) == 0 && ddl::ShareOfBefore(Plan(3, 4), 4) == 1, "");
-  CHECK(ddl::ShareOfBefore(Plan(-3, 4), 3) == 1 && ddl::ShareOfBefore(Plan(-3, 4), 4) == 0, "");
+TEST(teams_weight_of_previous_is_that_of_the_plan) {
+  CHECK(ddl::WeightOfPrevious(Plan(3, 3), 1000) == 0, "");
+  CHECK(ddl::WeightOfPrevious(Plan(3, 4), 3) == 0 && ddl::WeightOfPrevious(Plan(3, 4), 4) == 1, "");
+  CHECK(ddl::WeightOfPrevious(Plan(-3, 4), 3) == 1 && ddl::WeightOfPrevious(Plan(-3, 4), 4) == 0,
+        "");
   const TeamPlan smooth = Plan(3, 100, true);
-  CHECK(ddl::ShareOfBefore(smooth, 3) == 0 && ddl::ShareOfBefore(smooth, 14) == 1, "");
+  CHECK(ddl::WeightOfPrevious(smooth, 3) == 0 && ddl::WeightOfPrevious(smooth, 14) == 1, "");
   for (int step = 3; step < 14; ++step) {
-    CHECK(ddl::ShareOfBefore(smooth, step) < ddl::ShareOfBefore(smooth, step + 1), "");
+    CHECK(ddl::WeightOfPrevious(smooth, step) < ddl::WeightOfPrevious(smooth, step + 1), "");
   }
 }
 
 TEST(teams_wait_for_their_own_average_in_a_blocking_step_only) {
   Site site(Plan(1, 9));
   site.Step();
-  CHECK(site.applied.empty() && site.in_flight.size() == 1, "a blocking step did not wait");
-  site.Land();
+  CHECK(site.applied.empty() && site.submitted.size() == 1, "a blocking step did not wait");
+  site.Complete();
   CHECK(site.applied.size() == 1, "");
   site.Step();  // the first pipelined one
-  CHECK(site.applied.back() == 0 && site.in_flight.size() == 1, "it should not wait");
+  CHECK(site.applied.back() == 0 && site.submitted.size() == 1, "it should not wait");
   site.Step();  // hands its own over at once, and waits for the one before
-  CHECK(site.applied.size() == 2 && site.in_flight.size() == 2, "");
-  site.Land();
-  CHECK(site.applied.back() == 20 && site.in_flight.size() == 1, Text(site.applied));
+  CHECK(site.applied.size() == 2 && site.submitted.size() == 2, "");
+  site.Complete();
+  CHECK(site.applied.back() == 20 && site.submitted.size() == 1, Text(site.applied));
 }
 
 TEST(teams_send_nothing_that_no_step_will_apply) {
   Site site(Plan(-2, 9));
   site.Run(1);
   site.Step();  // the last pipelined one: the next applies its own
-  CHECK(site.in_flight.empty() && site.applied.back() == 10, "");
+  CHECK(site.submitted.empty() && site.applied.back() == 10, "");
 }
 
 TEST(teams_tell_of_a_failure_in_the_step_that_would_apply_it) {
   Site site(Plan(0, 9));
   site.Step();
-  site.Land(Status(Code::kAborted, "rank 1 died"));
+  site.Complete(Status(Code::kAborted, "rank 1 died"));
   CHECK(site.errors.back().ok(), "");
   site.Step();
   CHECK(site.errors.back().code() == Code::kAborted, site.errors.back().message());
@@ -205,30 +206,30 @@ TEST(teams_report_every_so_many_steps) {
   CHECK(site.lines[1].find("step 4 of 6, pipelined") != std::string::npos, site.lines[1]);
 }
 
-TEST(teams_are_landed_by_another_thread) {
+TEST(teams_are_completed_by_another_thread) {
   constexpr int kSteps = 2000;
   std::mutex mutex;
-  std::deque<Request> in_flight;
+  std::deque<Request> submitted;
   ddl::Teams teams(
       [&](Request request) {
         std::lock_guard<std::mutex> lock(mutex);
-        in_flight.push_back(std::move(request));
+        submitted.push_back(std::move(request));
       },
       [](const std::string&) {});
   teams.Prepare(1, 1);
   CHECK(teams.Configure(0, {true, 500, 1000, 1}).ok(), "");
   std::thread engine([&] {
-    for (int landed = 0; landed < kSteps;) {
+    for (int completed = 0; completed < kSteps;) {
       Request request;
       {
         std::lock_guard<std::mutex> lock(mutex);
-        if (in_flight.empty()) continue;
-        request = std::move(in_flight.front());
-        in_flight.pop_front();
+        if (submitted.empty()) continue;
+        request = std::move(submitted.front());
+        submitted.pop_front();
       }
       *static_cast<float*>(request.tensors[0].out) *= 10;
       request.done(Status());
-      ++landed;
+      ++completed;
     }
   });
   float last = 0;
@@ -250,14 +251,14 @@ TEST(teams_are_landed_by_another_thread) {
   CHECK(last == 10 * (kSteps - 1), std::to_string(last));
 }
 
-TEST(arithmetic_mixes_every_reduced_dtype) {
+TEST(arithmetic_interpolates_every_reduced_dtype) {
   const float a[] = {0, -8, 4096}, b[] = {4, 8, -4096}, expected[] = {1, -4, 2048};
   for (const ddl::DType dtype : {ddl::DType::kFloat16, ddl::DType::kBfloat16}) {
     uint16_t from[3], to[3];
     float got[3];
     ddl::Narrow(a, from, 3, dtype);
     ddl::Narrow(b, to, 3, dtype);
-    ddl::Mix(from, to, to, 3, dtype, 0.25);
+    ddl::Interpolate(from, to, to, 3, dtype, 0.25);
     ddl::Widen(to, got, 3, dtype);
     CHECK(std::memcmp(got, expected, sizeof(got)) == 0, ddl::DTypeName(dtype));
   }
@@ -265,7 +266,7 @@ TEST(arithmetic_mixes_every_reduced_dtype) {
     using T = decltype(zero);
     const T from[] = {0, -8, 4096}, to[] = {4, 8, -4096};
     T got[3];
-    ddl::Mix(from, to, got, 3, dtype, 0.25);
+    ddl::Interpolate(from, to, got, 3, dtype, 0.25);
     for (int i = 0; i < 3; ++i) CHECK(got[i] == T(expected[i]), ddl::DTypeName(dtype));
   };
   mixed(float{}, ddl::DType::kFloat32);

@@ -26,16 +26,15 @@ class Mailboxes {
   // How long a message is under way. Set before there are any.
   std::function<Clock::duration(int from, int to, const std::string& message)> takes;
 
-  void Put(int from, int to, ddl::Channel channel, std::string message) {
+  void Put(int from, int to, ddl::MessageTag tag, std::string message) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Clock::time_point ready = Clock::now() + (takes ? takes(from, to, message) : kNoTime);
-    boxes_[{from, to, channel}].push_back({ready, std::move(message)});
+    boxes_[{from, to, tag}].push_back({ready, std::move(message)});
   }
 
-  bool Take(int from, int to, ddl::Channel channel, std::string* message) {
+  bool Take(int from, int to, ddl::MessageTag tag, std::string* message) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::deque<std::pair<Clock::time_point, std::string>>& box =
-        boxes_[{from, to, channel}];
+    std::deque<std::pair<Clock::time_point, std::string>>& box = boxes_[{from, to, tag}];
     if (box.empty() || box.front().first > Clock::now()) return false;
     *message = std::move(box.front().second);
     box.pop_front();
@@ -54,14 +53,16 @@ class Mailboxes {
   static constexpr Clock::duration kNoTime{0};
 
   std::mutex mutex_;
-  std::map<std::tuple<int, int, ddl::Channel>, std::deque<std::pair<Clock::time_point, std::string>>> boxes_;
+  std::map<std::tuple<int, int, ddl::MessageTag>,
+           std::deque<std::pair<Clock::time_point, std::string>>>
+      boxes_;
 };
 
 // Ranks that are threads, as runtime/ and comm/ see them.
 class ThreadCommunicator : public ddl::Communicator {
  public:
-  // `mailboxes`: for all ranks; null where none sends messages. `shares_memory`: else ranks meet by
-  // messages, as if each were a host of its own.
+  // `mailboxes`: for all ranks; null where none sends messages. `shares_memory`: else barriers
+  // are by messages, as if each rank were a host of its own.
   explicit ThreadCommunicator(ddl::HostGroup* group, Mailboxes* mailboxes = nullptr,
                               bool shares_memory = false)
       : group_(group), mailboxes_(mailboxes), shares_memory_(shares_memory) {}
@@ -70,38 +71,38 @@ class ThreadCommunicator : public ddl::Communicator {
   int size() const override { return group_->size(); }
   int local_rank() const override { return rank(); }
   int local_size() const override { return size(); }
-  const char* Means() const override { return "threads"; }
+  const char* TransportName() const override { return "threads"; }
 
   using ddl::Communicator::Send;
   using ddl::Communicator::TryReceive;
-  ddl::Status Send(int peer, std::string message, ddl::Channel channel) override {
+  ddl::Status Send(int peer, std::string message, ddl::MessageTag tag) override {
     if (mailboxes_ == nullptr) return Unused();
-    mailboxes_->Put(rank(), peer, channel, std::move(message));
+    mailboxes_->Put(rank(), peer, tag, std::move(message));
     return ddl::Status();
   }
   ddl::Status TryReceive(int peer, std::string* message, bool* received,
-                         ddl::Channel channel) override {
+                         ddl::MessageTag tag) override {
     if (mailboxes_ == nullptr) return Unused();
-    *received = mailboxes_->Take(peer, rank(), channel, message);
+    *received = mailboxes_->Take(peer, rank(), tag, message);
     return ddl::Status();
   }
-  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::Channel channel) override {
+  ddl::Status TryReceiveAny(int* peer, std::string* message, ddl::MessageTag tag) override {
     if (mailboxes_ == nullptr) return Unused();
     for (*peer = size() - 1; *peer >= 0; --*peer) {
-      if (mailboxes_->Take(*peer, rank(), channel, message)) break;
+      if (mailboxes_->Take(*peer, rank(), tag, message)) break;
     }
     return ddl::Status();
   }
-  bool SumsOffers() const override { return shares_memory_; }
-  ddl::Status Meet(const ddl::Offer& offer, ddl::Met* met) override {
-    if (shares_memory_) return ddl::Meet(group_, offer, met);
+  bool ReducesInline() const override { return shares_memory_; }
+  ddl::Status Barrier(const ddl::Arrival& arrival, ddl::BarrierResult* result) override {
+    if (shares_memory_) return ddl::HostBarrier(group_, arrival, result);
     if (!barrier_) {
       std::vector<std::vector<int>> alone;
       for (int peer = 0; peer < size(); ++peer) alone.push_back({peer});
       barrier_ = std::make_unique<ddl::DisseminationBarrier>(this, alone, group_->timeout_s());
     }
     barrier_->Begin();
-    return barrier_->Meet(offer, ddl::Met::kAlike, met);
+    return barrier_->ArriveAndWait(arrival, ddl::BarrierResult::kMatch, result);
   }
   ddl::Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
                         int divisor) override {

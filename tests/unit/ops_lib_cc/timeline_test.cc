@@ -39,8 +39,8 @@ class TemporaryFile {
 
 struct Step {
   const char* name = "total";
-  int submitted_ms = 0, turn_ms = 0, agreed_ms = 0, end_ms = 0;
-  bool packed = false;
+  int submitted_ms = 0, start_ms = 0, agreed_ms = 0, end_ms = 0;
+  bool inlined = false;
   std::string error = {};
 };
 
@@ -49,15 +49,15 @@ void Add(ddl::Timeline* timeline, const Step& step) {
   request.op_name = "AllReduceN";
   request.name = step.name;
   request.tensors.resize(2);
-  request.submitted = ddl::Passage::Time(milliseconds(step.submitted_ms));
-  ddl::Passage passage{request};
-  if (!step.error.empty()) passage.status = ddl::Status(ddl::Code::kInternal, step.error);
-  passage.turn = ddl::Passage::Time(milliseconds(step.turn_ms));
-  passage.agreed = ddl::Passage::Time(milliseconds(step.agreed_ms));
-  passage.end = ddl::Passage::Time(milliseconds(step.end_ms)) + std::chrono::nanoseconds(7);
-  passage.nbytes = 4'000'000'000;
-  passage.packed = step.packed;
-  timeline->Add(passage);
+  request.submitted = ddl::CollectiveRecord::Time(milliseconds(step.submitted_ms));
+  ddl::CollectiveRecord record{request};
+  if (!step.error.empty()) record.status = ddl::Status(ddl::Code::kInternal, step.error);
+  record.start = ddl::CollectiveRecord::Time(milliseconds(step.start_ms));
+  record.agreed = ddl::CollectiveRecord::Time(milliseconds(step.agreed_ms));
+  record.end = ddl::CollectiveRecord::Time(milliseconds(step.end_ms)) + std::chrono::nanoseconds(7);
+  record.nbytes = 4'000'000'000;
+  record.inlined = step.inlined;
+  timeline->Add(record);
 }
 
 int Occurrences(const std::string& text, const std::string& part) {

@@ -10,8 +10,8 @@
 namespace {
 
 template <typename T>
-void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool stream,
-            bool stream_copy, int64_t offset) {
+void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool non_temporal,
+            bool non_temporal_copy, int64_t offset) {
   std::vector<std::vector<T>> inputs;
   std::vector<const void*> sources;
   for (int rank = 0; rank < size; ++rank) {
@@ -37,11 +37,11 @@ void SumsOf(int size, int64_t count, int divisor, bool in_place, bool copy, bool
   sum.count = count;
   sum.dtype = kDTypeOf<T>;
   sum.divisor = divisor;
-  sum.stream = stream;
-  sum.stream_copy = stream_copy;
-  sum.ahead = static_cast<int>(count % (size + 1)) - 1;
+  sum.non_temporal = non_temporal;
+  sum.non_temporal_copy = non_temporal_copy;
+  sum.prefetch = static_cast<int>(count % (size + 1)) - 1;
   ddl::Compute(sum);
-  ddl::FinishStreams();
+  ddl::FenceNonTemporalStores();
   const std::string where = "dtype " + std::string(ddl::DTypeName(kDTypeOf<T>)) + " of " +
                             std::to_string(size) + " sources";
   CheckTotal(std::vector<T>(to, to + count), size, divisor, where);
@@ -109,7 +109,8 @@ bool IsNan(uint16_t half, ddl::DType dtype) {
   return std::isnan(number);
 }
 
-// `how`: bits for in place, copy, stream, stream_copy. The inputs are all halves, each source in another order.
+// `how`: bits for in place, copy, non_temporal, non_temporal_copy. The inputs are all halves, each
+// source in another order.
 void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
                 const std::string& where) {
   std::vector<std::vector<uint16_t>> inputs(size);
@@ -138,11 +139,11 @@ void HalfSumsOf(ddl::DType dtype, int size, int64_t count, int divisor, int how,
   sum.count = count;
   sum.dtype = dtype;
   sum.divisor = divisor;
-  sum.stream = how & 4;
-  sum.stream_copy = how & 8;
-  sum.ahead = static_cast<int>(count % (size + 1)) - 1;
+  sum.non_temporal = how & 4;
+  sum.non_temporal_copy = how & 8;
+  sum.prefetch = static_cast<int>(count % (size + 1)) - 1;
   ddl::Compute(sum);
-  ddl::FinishStreams();
+  ddl::FenceNonTemporalStores();
   const uint16_t* got = static_cast<const uint16_t*>(sum.out);
   for (int64_t i = 0; i < count; ++i) {
     bool free = false;
@@ -208,11 +209,11 @@ TEST(CopyBytesCopiesThoseAndNoMore) {
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i * 7 + i / 256);
   WithAllInstructions([&](const std::string& name) {
     for (const int64_t nbytes : {0, 1, 60, 61, 63, 64, 255, 256, 257, 4097}) {
-      for (const bool stream : {false, true}) {
+      for (const bool non_temporal : {false, true}) {
         for (const int offset : {0, 3}) {
           alignas(64) char out[5120] = {};
-          ddl::CopyBytes(out + offset, in.data() + offset, nbytes, stream);
-          ddl::FinishStreams();
+          ddl::CopyBytes(out + offset, in.data() + offset, nbytes, non_temporal);
+          ddl::FenceNonTemporalStores();
           const std::string where = name + ": " + std::to_string(nbytes);
           CHECK(std::memcmp(out + offset, in.data() + offset, nbytes) == 0, where);
           CHECK(out[offset + nbytes] == 0, where);
@@ -229,14 +230,14 @@ TEST(CopyBothCopiesBothAndNoMore) {
   WithAllInstructions([&](const std::string& name) {
     for (const int64_t first : lengths) {
       for (const int64_t second : lengths) {
-        // Bits: both streams, and whether both outputs are off the line that a stream needs.
+        // Bits: both streams, and whether both outputs are off the line that a non_temporal needs.
         for (int how = 0; how < 16; ++how) {
           alignas(64) char outs[2][5120] = {};
           char* to_first = outs[0] + (how & 4 ? 3 : 0);
           char* to_second = outs[1] + (how & 8 ? 5 : 0);
           ddl::CopyBoth({to_first, in.data() + 1, first, (how & 1) != 0},
                         {to_second, in.data() + 5000, second, (how & 2) != 0});
-          ddl::FinishStreams();
+          ddl::FenceNonTemporalStores();
           const std::string where = name + ": " + std::to_string(first) + " and " +
                                     std::to_string(second) + ", " + std::to_string(how);
           CHECK(std::memcmp(to_first, in.data() + 1, first) == 0, where);

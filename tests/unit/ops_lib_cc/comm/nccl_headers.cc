@@ -99,7 +99,7 @@ int main() {
   const int asked = library->ncclGetVersion(&version);
   const bool same = version == NCCL_VERSION_CODE;
   std::printf("nccl %d, its headers %d\n", version, NCCL_VERSION_CODE);
-  ddl::GpuPlace place;
+  ddl::GpuContext place;
   const ddl::Status marked = ddl::MarkReady(*library, &place);
   std::printf("gpu: %s\n", marked.ok() ? "found" : marked.message().c_str());
   return asked == ddl::kNcclSuccess && same ? 0 : 1;

@@ -1,6 +1,6 @@
 // Several threads of each rank.
 
-#include "transport/host_lanes.h"
+#include "transport/host_channels.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -30,46 +30,49 @@
 namespace {
 
 using ddl::DType;
+using ddl::HostChannels;
 using ddl::HostGroup;
-using ddl::HostLanes;
 using ddl::Status;
 
-constexpr int64_t kLane = HostLanes::kLaneBytes;
+constexpr int64_t kChannel = HostChannels::kChannelBytes;
 
-// Memory of a host whose ranks have so many lanes, for all ranks or for one that is a process.
-std::unique_ptr<ddl::HostMemory> JoinLanes(char* base, int rank, int size, int lanes,
-                                           double timeout_s = 60) {
+// Memory of a host whose ranks have so many channels, for all ranks or for one that is a process.
+std::unique_ptr<ddl::HostMemory> JoinChannels(char* base, int rank, int size, int channels,
+                                              double timeout_s = 60) {
   auto memory = std::make_unique<ddl::HostMemory>();
   memory->group = std::make_unique<HostGroup>(base, rank, size, timeout_s);
   std::vector<void*> others;
-  for (int lane = 1; lane < lanes; ++lane) others.push_back(base + lane * HostGroup::Nbytes(size));
-  memory->lanes = std::make_unique<HostLanes>(memory->group.get(), others);
+  for (int channel = 1; channel < channels; ++channel) {
+    others.push_back(base + channel * HostGroup::Nbytes(size));
+  }
+  memory->channels = std::make_unique<HostChannels>(memory->group.get(), others);
   return memory;
 }
 
-void FormatLanes(char* base, int size, int lanes) {
-  for (int lane = 0; lane < lanes; ++lane) {
-    HostGroup::Format(base + lane * HostGroup::Nbytes(size), size);
+void FormatChannels(char* base, int size, int channels) {
+  for (int channel = 0; channel < channels; ++channel) {
+    HostGroup::Format(base + channel * HostGroup::Nbytes(size), size);
   }
 }
 
 using MemoryFunction = std::function<void(int rank, std::unique_ptr<ddl::HostMemory>)>;
 
-// Runs `function` on `size` ranks that are threads, each with so many lanes.
-void RunWithLanes(int size, int lanes, const MemoryFunction& function) {
+// Runs `function` on `size` ranks that are threads, each with so many channels.
+void RunWithChannels(int size, int channels, const MemoryFunction& function) {
   std::unique_ptr<char, void (*)(void*)> base(
-      static_cast<char*>(std::aligned_alloc(4096, lanes * HostGroup::Nbytes(size))), std::free);
-  FormatLanes(base.get(), size, lanes);
+      static_cast<char*>(std::aligned_alloc(4096, channels * HostGroup::Nbytes(size))), std::free);
+  FormatChannels(base.get(), size, channels);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] { function(rank, JoinLanes(base.get(), rank, size, lanes)); });
+    threads.emplace_back(
+        [&, rank] { function(rank, JoinChannels(base.get(), rank, size, channels)); });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-class Place : public ThreadCommunicator {
+class BaseCommunicator : public ThreadCommunicator {
  public:
-  Place(int rank, int size) : ThreadCommunicator(nullptr), rank_(rank), size_(size) {}
+  BaseCommunicator(int rank, int size) : ThreadCommunicator(nullptr), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
@@ -86,14 +89,15 @@ std::vector<float> ManyMagnitudes(int64_t count, int seed) {
   return values;
 }
 
-TEST(BitsDoNotDependOnHowManyLanesThereAre) {
-  // Of 3 lanes' bytes and more; the tensors end anywhere.
+TEST(BitsDoNotDependOnHowManyChannelsThereAre) {
+  // Of 3 channels' bytes and more; the tensors end anywhere.
   const std::vector<int64_t> counts = {500'003, 7, 0, 33, 600'001, 5};
   for (const int size : {2, 3}) {
     std::vector<std::vector<float>> want;
-    for (int lanes = 1; lanes <= 4; ++lanes) {
-      RunWithLanes(size, lanes, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
-        ddl::ShmCommunicator group(std::make_unique<Place>(rank, size), std::move(memory));
+    for (int channels = 1; channels <= 4; ++channels) {
+      RunWithChannels(size, channels, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
+        ddl::ShmCommunicator group(std::make_unique<BaseCommunicator>(rank, size),
+                                   std::move(memory));
         std::vector<std::vector<float>> ins, outs;
         std::vector<ddl::TensorSpan> tensors;
         for (const int64_t count : counts) {
@@ -105,12 +109,11 @@ TEST(BitsDoNotDependOnHowManyLanesThereAre) {
         }
         const Status status = group.AllReduceN(tensors, DType::kFloat32, size);
         CHECK(status.ok(), status.message());
-        if (lanes == 1 && rank == 0) want = outs;
+        if (channels == 1 && rank == 0) want = outs;
         if (rank > 0) return;
         for (size_t i = 0; i < counts.size(); ++i) {
-          CHECK(counts[i] == 0 ||
-                    std::memcmp(outs[i].data(), want[i].data(), counts[i] * 4) == 0,
-                std::to_string(lanes) + " lanes, tensor " + std::to_string(i));
+          CHECK(counts[i] == 0 || std::memcmp(outs[i].data(), want[i].data(), counts[i] * 4) == 0,
+                std::to_string(channels) + " channels, tensor " + std::to_string(i));
         }
       });
     }
@@ -123,15 +126,15 @@ void AllReduceOnce(ddl::Communicator& group, int64_t count, bool in_place, int d
   T* out = in_place ? values.data() : results.data();
   const Status status = group.AllReduce(values.data(), out, count, kDTypeOf<T>, divisor);
   CHECK(status.ok(), status.message());
-  CheckTotal(in_place ? values : results, group.size(), divisor, "lanes");
+  CheckTotal(in_place ? values : results, group.size(), divisor, "channels");
 }
 
-TEST(CollectivesOfLanesAreExact) {
-  for (const int lanes : {2, 3}) {
-    RunWithLanes(3, lanes, [](int rank, std::unique_ptr<ddl::HostMemory> memory) {
-      ddl::ShmCommunicator group(std::make_unique<Place>(rank, 3), std::move(memory));
-      // One lane and several in turn: what one leaves behind must not lead the next astray.
-      for (const int64_t nbytes : {kLane, 2 * kLane, int64_t{1000}, 3 * kLane + 4}) {
+TEST(CollectivesOfChannelsAreExact) {
+  for (const int channels : {2, 3}) {
+    RunWithChannels(3, channels, [](int rank, std::unique_ptr<ddl::HostMemory> memory) {
+      ddl::ShmCommunicator group(std::make_unique<BaseCommunicator>(rank, 3), std::move(memory));
+      // One channel and several in turn: what one leaves behind must not lead the next astray.
+      for (const int64_t nbytes : {kChannel, 2 * kChannel, int64_t{1000}, 3 * kChannel + 4}) {
         AllReduceOnce<float>(group, nbytes / 4, true, 3);
         AllReduceOnce<int64_t>(group, nbytes / 8, false, 1);
         std::vector<char> want(nbytes);
@@ -151,18 +154,19 @@ TEST(CollectivesOfLanesAreExact) {
   }
 }
 
-TEST(LanesAreAsManyAsPay) {
-  RunWithLanes(2, 4, [](int, std::unique_ptr<ddl::HostMemory> memory) {
+TEST(ThereAreAsManyChannelsAsTheBytesAreWorth) {
+  RunWithChannels(2, 4, [](int, std::unique_ptr<ddl::HostMemory> memory) {
     for (const auto& [nbytes, want] :
-         {std::pair{int64_t{0}, 1}, std::pair{2 * kLane - 1, 1}, std::pair{2 * kLane, 2},
-          std::pair{4 * kLane - 1, 3}, std::pair{100 * kLane, 4}}) {
+         {std::pair{int64_t{0}, 1}, std::pair{2 * kChannel - 1, 1}, std::pair{2 * kChannel, 2},
+          std::pair{4 * kChannel - 1, 3}, std::pair{100 * kChannel, 4}}) {
       std::atomic<int> ran{0}, seen{0};
       const std::thread::id caller = std::this_thread::get_id();
-      const Status status = memory->lanes->Run(nbytes, [&](HostGroup* group, int lane, int lanes) {
-        ran += 1 << lane;
-        seen = lanes;
-        CHECK((lane == 0) == (group == memory->group.get()), "");
-        CHECK((lane == 0) == (std::this_thread::get_id() == caller), "the first is the caller");
+      const Status status = memory->channels->Run(nbytes, [&](HostGroup* group, int channel,
+                                                              int channels) {
+        ran += 1 << channel;
+        seen = channels;
+        CHECK((channel == 0) == (group == memory->group.get()), "");
+        CHECK((channel == 0) == (std::this_thread::get_id() == caller), "the first is the caller");
         return Status();
       });
       CHECK(status.ok(), status.message());
@@ -171,27 +175,27 @@ TEST(LanesAreAsManyAsPay) {
   });
 }
 
-TEST(ErrorOfALaneBreaksAllLanesOfAllRanks) {
+TEST(ErrorOfAChannelBreaksAllChannelsOfAllRanks) {
   for (const bool throws : {false, true}) {
     for (const int bad : {0, 1, 2}) {
       std::string said[2];
       const auto start = std::chrono::steady_clock::now();
-      RunWithLanes(2, 3, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
-        std::vector<float> values(3 * kLane / 4);
-        const ddl::TensorList row({{values.data(), values.data(), 3 * kLane / 4}}, 4);
-        const auto reduce = [&](HostGroup* group, int lane, int lanes) {
-          if (rank == 1 && lane == bad) {
+      RunWithChannels(2, 3, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
+        std::vector<float> values(3 * kChannel / 4);
+        const ddl::TensorList list({{values.data(), values.data(), 3 * kChannel / 4}}, 4);
+        const auto reduce = [&](HostGroup* group, int channel, int channels) {
+          if (rank == 1 && channel == bad) {
             if (throws) throw std::runtime_error("no memory");
             return Status(ddl::Code::kInternal, "no memory");
           }
-          const ddl::Share part = ddl::CutAtLines({0, row.nbytes()}, lanes)[lane];
-          return ddl::AllReduceInPieces(group, row, part, DType::kFloat32, 1);
+          const ddl::Range part = ddl::SplitAtCacheLines({0, list.nbytes()}, channels)[channel];
+          return ddl::AllReduceInPieces(group, list, part, DType::kFloat32, 1);
         };
         Status status;
-        while (status.ok()) status = memory->lanes->Run(row.nbytes(), reduce);
+        while (status.ok()) status = memory->channels->Run(list.nbytes(), reduce);
         said[rank] = status.message();
-        for (const int64_t nbytes : {int64_t{4}, 3 * kLane}) {
-          const Status again = memory->lanes->Run(nbytes, [](HostGroup* group, int, int) {
+        for (const int64_t nbytes : {int64_t{4}, 3 * kChannel}) {
+          const Status again = memory->channels->Run(nbytes, [](HostGroup* group, int, int) {
             std::vector<float> more(100);
             return ddl::AllReduceInPieces(group, more.data(), more.data(), 100, DType::kFloat32, 1);
           });
@@ -209,20 +213,21 @@ TEST(ErrorOfALaneBreaksAllLanesOfAllRanks) {
 thread_local int failing_allocations = 0;
 
 // What the thread throws because it has no memory for an error must not get lost.
-TEST(ALaneThatCannotSayWhyItFailsBreaksAllLanesOfAllRanks) {
+TEST(AChannelThatCannotSayWhyItFailsBreaksAllChannelsOfAllRanks) {
   allocation_fails = [](size_t) { return failing_allocations > 0 && failing_allocations-- > 0; };
   std::string said[2];
-  RunWithLanes(2, 2, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
-    std::vector<float> values(2 * kLane / 4);
-    const ddl::TensorList row({{values.data(), values.data(), 2 * kLane / 4}}, 4);
-    const Status status = memory->lanes->Run(row.nbytes(), [&](HostGroup* group, int lane, int lanes) {
-      if (rank == 1 && lane == 1) {
-        failing_allocations = 1;
-        throw std::bad_alloc();
-      }
-      const ddl::Share part = ddl::CutAtLines({0, row.nbytes()}, lanes)[lane];
-      return ddl::AllReduceInPieces(group, row, part, DType::kFloat32, 1);
-    });
+  RunWithChannels(2, 2, [&](int rank, std::unique_ptr<ddl::HostMemory> memory) {
+    std::vector<float> values(2 * kChannel / 4);
+    const ddl::TensorList list({{values.data(), values.data(), 2 * kChannel / 4}}, 4);
+    const Status status =
+        memory->channels->Run(list.nbytes(), [&](HostGroup* group, int channel, int channels) {
+          if (rank == 1 && channel == 1) {
+            failing_allocations = 1;
+            throw std::bad_alloc();
+          }
+          const ddl::Range part = ddl::SplitAtCacheLines({0, list.nbytes()}, channels)[channel];
+          return ddl::AllReduceInPieces(group, list, part, DType::kFloat32, 1);
+        });
     CHECK(status.code() == ddl::Code::kInternal, status.message());
     said[rank] = status.message();
   });
@@ -231,14 +236,14 @@ TEST(ALaneThatCannotSayWhyItFailsBreaksAllLanesOfAllRanks) {
         said[0] + ", " + said[1]);
 }
 
-TEST(DeathOfAPeerWithLanesIsAnErrorOnTheOthers) {
-  constexpr int kSize = 3, kLanes = 2;
+TEST(DeathOfAPeerWithChannelsIsAnErrorOnTheOthers) {
+  constexpr int kSize = 3, kChannels = 2;
   for (const int victim : {0, 2}) {
     ddl::SharedSegment segment;
     ddl::SharedSegment::Address address;
-    const Status made = segment.Create(kLanes * HostGroup::Nbytes(kSize), &address);
+    const Status made = segment.Create(kChannels * HostGroup::Nbytes(kSize), &address);
     CHECK(made.ok(), made.message());
-    FormatLanes(static_cast<char*>(segment.base()), kSize, kLanes);
+    FormatChannels(static_cast<char*>(segment.base()), kSize, kChannels);
     SharedCount at_work;
     std::fflush(nullptr);
     std::vector<pid_t> children;
@@ -248,11 +253,12 @@ TEST(DeathOfAPeerWithLanesIsAnErrorOnTheOthers) {
       failed_checks = 0;
       {
         ddl::ShmCommunicator group(
-            std::make_unique<Place>(rank, kSize),
-            JoinLanes(static_cast<char*>(segment.base()), rank, kSize, kLanes));
-        std::vector<float> values(2 * kLane / 4);
+            std::make_unique<BaseCommunicator>(rank, kSize),
+            JoinChannels(static_cast<char*>(segment.base()), rank, kSize, kChannels));
+        std::vector<float> values(2 * kChannel / 4);
         const auto reduce = [&] {
-          return group.AllReduce(values.data(), values.data(), 2 * kLane / 4, DType::kFloat32, 1);
+          return group.AllReduce(values.data(), values.data(), 2 * kChannel / 4, DType::kFloat32,
+                                 1);
         };
         Status status = reduce();
         CHECK(status.ok(), status.message());
@@ -307,12 +313,12 @@ int64_t TicksOf(const std::string& thread) {
   return ticks[0] + ticks[1];
 }
 
-TEST(LanesSleepBetweenCallsTakeNoSignalsAndEnd) {
-  RunWithLanes(1, 3, [](int, std::unique_ptr<ddl::HostMemory> memory) {
+TEST(ChannelsSleepBetweenCallsTakeNoSignalsAndEnd) {
+  RunWithChannels(1, 3, [](int, std::unique_ptr<ddl::HostMemory> memory) {
     const auto none = [](HostGroup*, int, int) { return Status(); };
-    CHECK(memory->lanes->Run(3 * kLane, none).ok(), "");
+    CHECK(memory->channels->Run(3 * kChannel, none).ok(), "");
     const auto threads = ThreadsByName();
-    for (const char* name : {"ddl-lane-1", "ddl-lane-2"}) {
+    for (const char* name : {"ddl-channel-1", "ddl-channel-2"}) {
       CHECK(threads.count(name) == 1, name);
       const std::string path = threads.find(name)->second;
       const std::string status = Read(path + "/status");
@@ -323,27 +329,28 @@ TEST(LanesSleepBetweenCallsTakeNoSignalsAndEnd) {
       CHECK(TicksOf(path) <= before + 1, "a thread that has nothing to do took time");
     }
     memory.reset();
-    CHECK(ThreadsByName().count("ddl-lane-1") == 0, "it has ended");
+    CHECK(ThreadsByName().count("ddl-channel-1") == 0, "it has ended");
   });
 }
 
-TEST(ALaneThatCannotBeginIsAnErrorAndLeavesNoThread) {
-  constexpr int kLanes = 3;
+TEST(AChannelThatCannotBeginIsAnErrorAndLeavesNoThread) {
+  constexpr int kChannels = 3;
   std::unique_ptr<char, void (*)(void*)> base(
-      static_cast<char*>(std::aligned_alloc(4096, kLanes * HostGroup::Nbytes(1))), std::free);
-  FormatLanes(base.get(), 1, kLanes);
+      static_cast<char*>(std::aligned_alloc(4096, kChannels * HostGroup::Nbytes(1))), std::free);
+  FormatChannels(base.get(), 1, kChannels);
   HostGroup first(base.get(), 0, 1, 60);
   static std::atomic<int> groups{0};
   allocation_fails = [](size_t nbytes) { return nbytes == sizeof(HostGroup) && ++groups == 2; };
   std::string said;
   try {
-    HostLanes lanes(&first, {base.get() + HostGroup::Nbytes(1), base.get() + 2 * HostGroup::Nbytes(1)});
+    HostChannels channels(
+        &first, {base.get() + HostGroup::Nbytes(1), base.get() + 2 * HostGroup::Nbytes(1)});
   } catch (const std::exception& error) {
     said = error.what();
   }
   allocation_fails = nullptr;
   CHECK(groups == 2 && said.find("could not go on") != std::string::npos, said);
-  CHECK(ThreadsByName().count("ddl-lane-1") == 0, "it has ended");
+  CHECK(ThreadsByName().count("ddl-channel-1") == 0, "it has ended");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-#ifndef DDL_CORE_GPU_PLACE_H_
-#define DDL_CORE_GPU_PLACE_H_
+#ifndef DDL_CORE_GPU_CONTEXT_H_
+#define DDL_CORE_GPU_CONTEXT_H_
 
 #include <memory>
 
@@ -12,13 +12,13 @@ namespace ddl {
 using CudaStream = CUstream_st*;
 using CudaEvent = CUevent_st*;
 
-// Where tensors lie that are in a GPU's memory, and when they may be touched.
-struct GpuPlace {
-  int gpu = 0;                        // its number in CUDA's order, in this process
+// The GPU in whose memory tensors lie, and when they may be used.
+struct GpuContext {
+  int device = 0;                     // its number in CUDA's order, in this process
   CudaStream stream = nullptr;        // in which it works on these tensors
   std::shared_ptr<CUevent_st> ready;  // reached when that work is done; see MarkReady
 };
 
 }  // namespace ddl
 
-#endif  // DDL_CORE_GPU_PLACE_H_
+#endif  // DDL_CORE_GPU_CONTEXT_H_

@@ -1,4 +1,4 @@
-#include "runtime/negotiator.h"
+#include "runtime/request_queue.h"
 
 #include <algorithm>
 #include <random>
@@ -8,10 +8,10 @@
 #include "runtime/proposal.h"
 
 using ddl::Decision;
-using ddl::Negotiator;
 using ddl::Proposal;
 using ddl::Request;
-using ddl::Turn;
+using ddl::RequestId;
+using ddl::RequestQueue;
 
 namespace {
 
@@ -24,7 +24,9 @@ Request Ask(const std::string& name, bool ordered = false, int64_t count = 3) {
   return request;
 }
 
-Turn At(const std::string& name, bool ordered = false) { return {Title(Ask(name)), ordered, ""}; }
+RequestId At(const std::string& name, bool ordered = false) {
+  return {Title(Ask(name)), ordered, ""};
+}
 
 Request From(const std::string& stream, const std::string& name) {
   Request request = Ask(name, true);
@@ -37,14 +39,14 @@ Proposal Proposed(const Request& request, int64_t generation = 0) {
   proposal.kind = request.ordered ? Proposal::Kind::kOrdered : Proposal::Kind::kUnordered;
   proposal.description = Describe(request);
   proposal.generation = generation;
-  if (generation > 0) proposal.reason = "given up " + std::to_string(generation);
+  if (generation > 0) proposal.reason = "cancelled " + std::to_string(generation);
   return proposal;
 }
 
 Proposal Joined(bool now = false) {
   Proposal proposal;
   proposal.kind = Proposal::Kind::kJoin;
-  proposal.joins_now = now;
+  proposal.newly_joined = now;
   return proposal;
 }
 
@@ -54,36 +56,36 @@ Decision Decided(const std::vector<Request>& fronts) {
   return ddl::Decide(proposals);
 }
 
-std::string Shown(Negotiator* negotiator, bool patient = false) {
-  const Request* shown = negotiator->Show(patient);
-  return shown == nullptr ? "nothing" : shown->name;
+std::string NextName(RequestQueue* queue, bool wait_for_expected = false) {
+  const Request* next = queue->Next(wait_for_expected);
+  return next == nullptr ? "nothing" : next->name;
 }
 
-std::string Taken(Negotiator* negotiator) { return negotiator->Take().name; }
+std::string Taken(RequestQueue* queue) { return queue->Take().name; }
 
-std::string Sequence(const std::vector<Turn>& order) {
+std::string Sequence(const std::vector<RequestId>& order) {
   std::string text;
-  for (const Turn& turn : order) text += turn.title + (turn.ordered ? "! " : " ");
+  for (const RequestId& id : order) text += id.title + (id.ordered ? "! " : " ");
   return text;
 }
 
 // Runs until all ranks are through, as the engine does; says in how many rounds they differed.
-int RunAll(std::vector<Negotiator>* ranks, std::vector<std::string>* ran) {
+int RunAll(std::vector<RequestQueue>* ranks, std::vector<std::string>* ran) {
   int negotiations = 0;
   while (!(*ranks)[0].empty()) {
     std::vector<Proposal> proposals;
-    for (Negotiator& rank : *ranks) {
-      const Request* shown = rank.Show(/*patient=*/false);
-      CHECK(shown != nullptr, "a rank has nothing to show");
-      if (shown == nullptr) return -1;
-      proposals.push_back(Proposed(*shown));
+    for (RequestQueue& rank : *ranks) {
+      const Request* next = rank.Next(/*wait_for_expected=*/false);
+      CHECK(next != nullptr, "a rank has nothing to propose");
+      if (next == nullptr) return -1;
+      proposals.push_back(Proposed(*next));
     }
     const Decision decision = ddl::Decide(proposals);
     CHECK(decision.kind != Decision::Kind::kFail, decision.status.message());
     if (decision.kind == Decision::Kind::kReorder) {
       ++negotiations;
-      const std::vector<Turn> order = (*ranks)[0].Order();
-      for (Negotiator& rank : *ranks) rank.Follow(order);
+      const std::vector<RequestId> order = (*ranks)[0].Order();
+      for (RequestQueue& rank : *ranks) rank.Follow(order);
       continue;
     }
     ran->push_back((*ranks)[0].Take().name);
@@ -91,122 +93,121 @@ int RunAll(std::vector<Negotiator>* ranks, std::vector<std::string>* ran) {
       CHECK(Taken(&(*ranks)[i]) == ran->back(), "another one than rank 0's");
     }
   }
-  for (const Negotiator& rank : *ranks) CHECK(rank.empty(), "something is left");
+  for (const RequestQueue& rank : *ranks) CHECK(rank.empty(), "something is left");
   return negotiations;
 }
 
 }  // namespace
 
 TEST(OrderedRequestsKeepTheirOrderAndNobodyWaits) {
-  Negotiator negotiator(false);
-  CHECK(Shown(&negotiator) == "nothing", "");
-  for (const char* name : {"a", "b", "a"}) negotiator.Add(Ask(name, true));
+  RequestQueue queue(false);
+  CHECK(NextName(&queue) == "nothing", "");
+  for (const char* name : {"a", "b", "a"}) queue.Add(Ask(name, true));
   for (const char* name : {"a", "b", "a"}) {
-    CHECK(Shown(&negotiator, true) == name, name);
-    CHECK(Taken(&negotiator) == name, name);
+    CHECK(NextName(&queue, true) == name, name);
+    CHECK(Taken(&queue) == name, name);
   }
-  negotiator.Add(Ask("c", true));  // b came after a the last time, and nothing else is free
-  CHECK(Shown(&negotiator, true) == "c", "");
+  queue.Add(Ask("c", true));  // b came after a the last time, and nothing else is free
+  CHECK(NextName(&queue, true) == "c", "");
 }
 
 TEST(AloneNobodyWaits) {
-  Negotiator negotiator(true);
+  RequestQueue queue(true);
   for (const char* name : {"a", "b", "a", "c"}) {
-    negotiator.Add(Ask(name));
-    CHECK(Shown(&negotiator, true) == name, name);
-    CHECK(Taken(&negotiator) == name, name);
+    queue.Add(Ask(name));
+    CHECK(NextName(&queue, true) == name, name);
+    CHECK(Taken(&queue) == name, name);
   }
 }
 
 TEST(ChoiceOfRank0OvertakesAndIsAwaited) {
-  Negotiator negotiator(false);
-  negotiator.Add(Ask("a"));
-  negotiator.Add(Ask("b"));
-  CHECK(Shown(&negotiator) == "a", "");
-  negotiator.Follow({At("c"), At("b")});
-  CHECK(negotiator.HasChoice() && negotiator.choice().title == "AllReduce \"c\"", "");
-  CHECK(Shown(&negotiator) == "nothing", "");
-  negotiator.Add(Ask("c"));
-  CHECK(Shown(&negotiator) == "c", "");
-  CHECK(Taken(&negotiator) == "c", "");
-  CHECK(!negotiator.HasChoice(), "");
-  CHECK(Shown(&negotiator) == "b", "rank 0 has told that b comes next");
-  CHECK(Taken(&negotiator) == "b", "");
-  CHECK(Shown(&negotiator) == "a", "");
+  RequestQueue queue(false);
+  queue.Add(Ask("a"));
+  queue.Add(Ask("b"));
+  CHECK(NextName(&queue) == "a", "");
+  queue.Follow({At("c"), At("b")});
+  CHECK(queue.HasChoice() && queue.choice().title == "AllReduce \"c\"", "");
+  CHECK(NextName(&queue) == "nothing", "");
+  queue.Add(Ask("c"));
+  CHECK(NextName(&queue) == "c", "");
+  CHECK(Taken(&queue) == "c", "");
+  CHECK(!queue.HasChoice(), "");
+  CHECK(NextName(&queue) == "b", "rank 0 has told that b comes next");
+  CHECK(Taken(&queue) == "b", "");
+  CHECK(NextName(&queue) == "a", "");
 }
 
-TEST(ChoiceCanBeGivenUp) {
-  Negotiator negotiator(false);
-  negotiator.Add(Ask("a"));
-  negotiator.Follow({At("c")});
-  CHECK(Shown(&negotiator) == "nothing", "");
-  negotiator.Follow({});
-  CHECK(!negotiator.HasChoice() && Shown(&negotiator) == "a", "");
+TEST(ChoiceCanBeDropped) {
+  RequestQueue queue(false);
+  queue.Add(Ask("a"));
+  queue.Follow({At("c")});
+  CHECK(NextName(&queue) == "nothing", "");
+  queue.Follow({});
+  CHECK(!queue.HasChoice() && NextName(&queue) == "a", "");
 }
 
 TEST(OrderedRequestIsNotOvertakenByAnother) {
-  Negotiator negotiator(false);
-  negotiator.Add(Ask("free"));
-  negotiator.Add(Ask("first", true));
-  negotiator.Add(Ask("second", true));
-  negotiator.Follow({At("second", true)});
-  CHECK(Shown(&negotiator) == "first", "the mismatch has to show");
-  negotiator.Follow({At("free")});
-  CHECK(Shown(&negotiator) == "free", "");
-  CHECK(Sequence(negotiator.Order()) ==
-            "AllReduce \"free\" AllReduce \"first\"! AllReduce \"second\"! ",
-        Sequence(negotiator.Order()));
+  RequestQueue queue(false);
+  queue.Add(Ask("free"));
+  queue.Add(Ask("first", true));
+  queue.Add(Ask("second", true));
+  queue.Follow({At("second", true)});
+  CHECK(NextName(&queue) == "first", "the mismatch has to show");
+  queue.Follow({At("free")});
+  CHECK(NextName(&queue) == "free", "");
+  CHECK(Sequence(queue.Order()) == "AllReduce \"free\" AllReduce \"first\"! AllReduce \"second\"! ",
+        Sequence(queue.Order()));
 }
 
 TEST(RequestsOfOneNameTakeTurns) {
-  Negotiator negotiator(false);
+  RequestQueue queue(false);
   for (int64_t count : {1, 2, 3}) {
-    negotiator.Add(Ask("a", false, count));
-    negotiator.Add(Ask("b", false, count));
+    queue.Add(Ask("a", false, count));
+    queue.Add(Ask("b", false, count));
   }
   for (int64_t count : {1, 2, 3}) {
-    negotiator.Follow({At("b")});
-    CHECK(negotiator.Show(false)->tensors[0].count == count, std::to_string(count));
-    CHECK(Taken(&negotiator) == "b", "");
+    queue.Follow({At("b")});
+    CHECK(queue.Next(false)->tensors[0].count == count, std::to_string(count));
+    CHECK(Taken(&queue) == "b", "");
   }
 }
 
 TEST(IterationsOfALoopAreToldApart) {
-  Negotiator negotiator(false);
+  RequestQueue queue(false);
   for (const char* iteration : {" iteration 2", " iteration 1"}) {
-    negotiator.Add(Ask("a"));
-    negotiator.Add(Ask("a"));
+    queue.Add(Ask("a"));
+    queue.Add(Ask("a"));
     Request request = Ask("a");
     request.instance = iteration;
-    negotiator.Add(std::move(request));
+    queue.Add(std::move(request));
   }
-  negotiator.Follow({{"AllReduce \"a iteration 1\"", false, ""}});
-  CHECK(negotiator.Show(false)->instance == " iteration 1", "");
+  queue.Follow({{"AllReduce \"a iteration 1\"", false, ""}});
+  CHECK(queue.Next(false)->instance == " iteration 1", "");
 }
 
 TEST(WhatCameNextIsExpectedForAWhile) {
-  Negotiator negotiator(false);
+  RequestQueue queue(false);
   for (const char* name : {"a", "b", "c", "a"}) {
-    negotiator.Add(Ask(name));
-    CHECK(Shown(&negotiator) == name && Taken(&negotiator) == name, name);
+    queue.Add(Ask(name));
+    CHECK(NextName(&queue) == name && Taken(&queue) == name, name);
   }
-  negotiator.Add(Ask("c"));
-  CHECK(Shown(&negotiator, true) == "nothing", "b came after a");
-  CHECK(Shown(&negotiator) == "c", "but c is there");
-  negotiator.Add(Ask("b"));
-  CHECK(Shown(&negotiator, true) == "b", "");
-  CHECK(Taken(&negotiator) == "b", "");
-  CHECK(Shown(&negotiator, true) == "c" && Taken(&negotiator) == "c", "");
+  queue.Add(Ask("c"));
+  CHECK(NextName(&queue, true) == "nothing", "b came after a");
+  CHECK(NextName(&queue) == "c", "but c is there");
+  queue.Add(Ask("b"));
+  CHECK(NextName(&queue, true) == "b", "");
+  CHECK(Taken(&queue) == "b", "");
+  CHECK(NextName(&queue, true) == "c" && Taken(&queue) == "c", "");
 }
 
 TEST(RanksAgreeOnceHoweverTheirOrderDiffers) {
   std::mt19937 random(7);
   for (int size : {2, 3, 5}) {
-    std::vector<Negotiator> ranks(size, Negotiator(false));
+    std::vector<RequestQueue> ranks(size, RequestQueue(false));
     int negotiations = 0, most_later = 0;
     for (int step = 0; step < 50; ++step) {
       std::vector<std::string> ran;
-      for (Negotiator& rank : ranks) {
+      for (RequestQueue& rank : ranks) {
         // Gradients in order, and losses and metrics that cross them and each other.
         std::vector<std::string> names = {"loss", "metric", "rows", "norm", "count"};
         std::shuffle(names.begin(), names.end(), random);
@@ -242,8 +243,8 @@ TEST(DifferencesThatAreNotOfOrderAreErrors) {
         decision.status.message());
   decision = Decided({Ask("a", true), Ask("a", true), Ask("b", true)});
   CHECK(decision.kind == Kind::kFail, "");
-  CHECK(decision.status.message().find("rank 2 runs AllReduce \"b\", rank 0 runs AllReduce \"a\"") !=
-            std::string::npos,
+  CHECK(decision.status.message().find(
+            "rank 2 runs AllReduce \"b\", rank 0 runs AllReduce \"a\"") != std::string::npos,
         decision.status.message());
   // First the order, then the rest: only then is it known who differs in what.
   CHECK(Decided({Ask("a"), Ask("a", false, 4), Ask("b")}).kind == Kind::kReorder, "");
@@ -270,9 +271,9 @@ TEST(OrderedStreamsDifferInOrderAlone) {
   CHECK(Decided({From("x", "a"), From("x", "a")}).kind == Kind::kRun, "");
   CHECK(Decided({From("x", "a"), From("x", "b")}).kind == Kind::kFail, "");
   std::mt19937 random(3);
-  std::vector<Negotiator> ranks(3, Negotiator(false));
+  std::vector<RequestQueue> ranks(3, RequestQueue(false));
   for (int step = 0; step < 20; ++step) {
-    for (Negotiator& rank : ranks) {
+    for (RequestQueue& rank : ranks) {
       int left[] = {3, 3};
       while (left[0] + left[1] > 0) {  // two threads that race
         const int thread = left[1] == 0 || (left[0] > 0 && random() % 2 == 0) ? 0 : 1;
@@ -283,10 +284,10 @@ TEST(OrderedStreamsDifferInOrderAlone) {
     std::vector<std::string> places[3];
     while (!ranks[0].empty()) {
       std::vector<Proposal> proposals;
-      for (Negotiator& rank : ranks) proposals.push_back(Proposed(*rank.Show(false)));
+      for (RequestQueue& rank : ranks) proposals.push_back(Proposed(*rank.Next(false)));
       if (ddl::Decide(proposals).kind == Kind::kReorder) {
-        const std::vector<Turn> order = ranks[0].Order();
-        for (Negotiator& rank : ranks) rank.Follow(order);
+        const std::vector<RequestId> order = ranks[0].Order();
+        for (RequestQueue& rank : ranks) rank.Follow(order);
         continue;
       }
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -303,20 +304,20 @@ TEST(OrderedStreamsDifferInOrderAlone) {
   }
 }
 
-TEST(WhatARankHasGivenUpFailsOnTheOthers) {
+TEST(WhatARankHasCancelledFailsOnTheOthers) {
   using Kind = Decision::Kind;
   Decision decision = ddl::Decide({Proposed(Ask("a"), 1), Proposed(Ask("a")), Proposed(Ask("b"))});
   CHECK(decision.kind == Kind::kStale && decision.generation == 1, "");
-  CHECK(decision.settled && decision.reason == "given up 1", decision.reason);
+  CHECK(decision.converged && decision.reason == "cancelled 1", decision.reason);
   decision = ddl::Decide({Proposed(Ask("a"), 2), Proposed(Ask("a")), Proposed(Ask("a"), 1)});
-  CHECK(decision.kind == Kind::kStale && !decision.settled, "rank 1 has another run to give up");
+  CHECK(decision.kind == Kind::kStale && !decision.converged, "rank 1 has another run to cancel");
   Proposal notice;
-  notice.kind = Proposal::Kind::kNotice;
+  notice.kind = Proposal::Kind::kCancelNotice;
   notice.generation = 1;
   CHECK(ddl::Decide({Proposed(Ask("a")), notice}).kind == Kind::kStale, "");
-  CHECK(ddl::Decide({Proposed(Ask("a"), 1), notice}).kind == Kind::kStale, "it has been heard");
+  CHECK(ddl::Decide({Proposed(Ask("a"), 1), notice}).kind == Kind::kStale, "it has been received");
   const Proposal copy = Proposal::Decode(Proposed(From("x", "a\nb"), 7).Encode());
-  CHECK(copy.generation == 7 && copy.reason == "given up 7", copy.reason);
+  CHECK(copy.generation == 7 && copy.reason == "cancelled 7", copy.reason);
   CHECK(copy.description == Describe(From("x", "a\nb")), copy.description);
 }
 
@@ -363,12 +364,12 @@ TEST(UnorderedRequestsOfOneNameAreKnownByTheirThreadToo) {
   Request one = Ask("gradient"), two = Ask("gradient");
   one.stream = "one";
   two.stream = "two";
-  Negotiator negotiator(false);
-  negotiator.Add(one);
-  negotiator.Add(two);
-  negotiator.Follow({{Title(two), false, "two"}});
-  CHECK(negotiator.Show(false)->stream == "two", "");
-  CHECK(negotiator.Take().stream == "two" && negotiator.Take().stream == "one", "");
+  RequestQueue queue(false);
+  queue.Add(one);
+  queue.Add(two);
+  queue.Follow({{Title(two), false, "two"}});
+  CHECK(queue.Next(false)->stream == "two", "");
+  CHECK(queue.Take().stream == "two" && queue.Take().stream == "one", "");
   CHECK(Decided({one, two}).kind == Decision::Kind::kReorder, "");
   CHECK(Decided({one, one}).kind == Decision::Kind::kRun, "");
   uint64_t digests[2][2];
@@ -378,12 +379,12 @@ TEST(UnorderedRequestsOfOneNameAreKnownByTheirThreadToo) {
 }
 
 TEST(WhatIsExtractedIsGoneAndTheRestKeepsItsOrder) {
-  Negotiator negotiator(false);
-  for (const char* name : {"a", "b", "c", "d"}) negotiator.Add(Ask(name, true));
-  CHECK(Shown(&negotiator) == "a", "");
-  const std::vector<Request> out = negotiator.Extract(
+  RequestQueue queue(false);
+  for (const char* name : {"a", "b", "c", "d"}) queue.Add(Ask(name, true));
+  CHECK(NextName(&queue) == "a", "");
+  const std::vector<Request> out = queue.Extract(
       [](const Request& request) { return request.name == "a" || request.name == "c"; });
   CHECK(out.size() == 2 && out[0].name == "a" && out[1].name == "c", "");
-  CHECK(Shown(&negotiator) == "b" && Taken(&negotiator) == "b", "");
-  CHECK(Shown(&negotiator) == "d" && Taken(&negotiator) == "d" && negotiator.empty(), "");
+  CHECK(NextName(&queue) == "b" && Taken(&queue) == "b", "");
+  CHECK(NextName(&queue) == "d" && Taken(&queue) == "d" && queue.empty(), "");
 }

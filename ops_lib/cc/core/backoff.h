@@ -1,5 +1,5 @@
-#ifndef DDL_CORE_PAUSE_H_
-#define DDL_CORE_PAUSE_H_
+#ifndef DDL_CORE_BACKOFF_H_
+#define DDL_CORE_BACKOFF_H_
 
 #include <sched.h>
 #include <unistd.h>
@@ -9,8 +9,8 @@
 
 namespace ddl {
 
-// For the body of a spin: leaves the core's units to its other hardware thread.
-inline void RelaxCore() {
+// For the body of a spin loop: leaves the core's units to its other hardware thread.
+inline void CpuRelax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -18,13 +18,13 @@ inline void RelaxCore() {
 #endif
 }
 
-// Time waited, and sleeps that grow with it: a late peer costs at most an eighth more, and a long
-// wait a thousand short polls a second.
-class Pauses {
+// Sleeps that grow with the time waited: a late peer costs at most an eighth more, and a long wait
+// a thousand short polls a second.
+class Backoff {
  public:
   // Up to `yield_s` the core is only offered to others; then this thread sleeps. By default soon:
   // others compute while a rank waits, often for milliseconds.
-  explicit Pauses(double yield_s = 20e-6) : yield_s_(yield_s) {}
+  explicit Backoff(double yield_s = 20e-6) : yield_s_(yield_s) {}
 
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
@@ -45,4 +45,4 @@ class Pauses {
 
 }  // namespace ddl
 
-#endif  // DDL_CORE_PAUSE_H_
+#endif  // DDL_CORE_BACKOFF_H_

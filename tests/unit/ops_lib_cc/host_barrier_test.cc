@@ -1,4 +1,4 @@
-#include "algorithms/meeting.h"
+#include "algorithms/host_barrier.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -18,27 +18,27 @@
 
 namespace {
 
+using ddl::Arrival;
+using ddl::BarrierResult;
 using ddl::Code;
 using ddl::HostGroup;
-using ddl::Met;
-using ddl::Offer;
 using ddl::Status;
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-Offer OfferOf(uint64_t digest, const char* title = "AllReduceN \"grads\"") {
-  Offer offer;
-  offer.digest[0] = digest;
-  offer.title = [title] { return std::string(title); };
-  return offer;
+Arrival ArrivalOf(uint64_t digest, const char* title = "AllReduceN \"grads\"") {
+  Arrival arrival;
+  arrival.digest[0] = digest;
+  arrival.title = [title] { return std::string(title); };
+  return arrival;
 }
 
-Status MeetFor(HostGroup& group, uint64_t digest) {
-  Met met = Met::kDifferent;
-  const Status status = ddl::Meet(&group, OfferOf(digest), &met);
-  CHECK(!status.ok() || met == Met::kAlike, "digests are equal");
+Status BarrierFor(HostGroup& group, uint64_t digest) {
+  BarrierResult result = BarrierResult::kMismatch;
+  const Status status = ddl::HostBarrier(&group, ArrivalOf(digest), &result);
+  CHECK(!status.ok() || result == BarrierResult::kMatch, "digests are equal");
   return status;
 }
 
@@ -49,24 +49,24 @@ void CheckError(const Status& status, Code code, const std::string& text) {
 
 template <typename T>
 void SmallSums(HostGroup& group) {
-  for (const int64_t count : {0, 1, 5, 10, 1000, static_cast<int>(ddl::kMaxOfferBytes / 8)}) {
+  for (const int64_t count : {0, 1, 5, 10, 1000, static_cast<int>(ddl::kMaxInlineBytes / 8)}) {
     for (const bool in_place : {false, true}) {
       std::vector<T> values = ValuesOf<T>(count, group.rank(), group.size()), results(count);
-      Offer offer = OfferOf(count);
-      offer.in = values.data();
-      offer.out = in_place ? values.data() : results.data();
-      offer.count = count;
-      offer.dtype = kDTypeOf<T>;
-      offer.divisor = in_place ? group.size() : 1;
-      Met met = Met::kDifferent;
-      const Status status = ddl::Meet(&group, offer, &met);
-      CHECK(status.ok() && met == Met::kAlike, status.message());
-      CheckTotal(in_place ? values : results, group.size(), offer.divisor, "small");
+      Arrival arrival = ArrivalOf(count);
+      arrival.in = values.data();
+      arrival.out = in_place ? values.data() : results.data();
+      arrival.count = count;
+      arrival.dtype = kDTypeOf<T>;
+      arrival.divisor = in_place ? group.size() : 1;
+      BarrierResult result = BarrierResult::kMismatch;
+      const Status status = ddl::HostBarrier(&group, arrival, &result);
+      CHECK(status.ok() && result == BarrierResult::kMatch, status.message());
+      CheckTotal(in_place ? values : results, group.size(), arrival.divisor, "small");
     }
   }
 }
 
-TEST(SmallTensorsAreSummedOnTheWay) {
+TEST(SmallTensorsAreReducedInline) {
   for (int size = 1; size <= 9; ++size) {
     RunThreads(size, [](HostGroup& group) {
       SmallSums<float>(group);
@@ -78,56 +78,57 @@ TEST(SmallTensorsAreSummedOnTheWay) {
   RunProcesses(3, SmallSums<float>);
 }
 
-TEST(WhatIsTakenBackBeforeTheLastRankComesIsNotDoneOnAnyRank) {
-  // Rank 0 shows its values and takes them back while rank 2 is missing, or at any other moment.
-  std::atomic<int> taken{0}, held{0};
+TEST(WhatIsCancelledBeforeTheLastArrivalIsNotDoneOnAnyRank) {
+  // Rank 0 arrives and cancels while rank 2 is missing, or at any other moment.
+  std::atomic<int> cancellations{0}, completed{0};
   for (int round = 0; round < 60; ++round) {
-    std::atomic<bool> withdrawn{false};
+    std::atomic<bool> cancelled{false};
     const bool surely = round < 3;
-    std::vector<Met> ends(3, Met::kDifferent);
+    std::vector<BarrierResult> ends(3, BarrierResult::kMismatch);
     RunThreads(3, [&](HostGroup& group) {
       const int rank = group.rank();
       std::vector<float> values(5, 1.0f), sums(5, 0.0f);
-      Offer offer = OfferOf(1);
-      offer.in = values.data();
-      offer.out = sums.data();
-      offer.count = 5;
-      std::thread taker;
+      Arrival arrival = ArrivalOf(1);
+      arrival.in = values.data();
+      arrival.out = sums.data();
+      arrival.count = 5;
+      std::thread canceller;
       if (rank == 0) {
-        offer.withdrawn = &withdrawn;
-        taker = std::thread([&] {
+        arrival.cancelled = &cancelled;
+        canceller = std::thread([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(surely ? 5 : round % 8 * 12));
-          withdrawn = true;
+          cancelled = true;
         });
       }
       if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(surely ? 150 : 50));
-      Status status = ddl::Meet(&group, offer, &ends[rank]);
+      Status status = ddl::HostBarrier(&group, arrival, &ends[rank]);
       CHECK(status.ok(), status.message());
-      const float want = ends[rank] == Met::kAlike ? 3.0f : 0.0f;
+      const float want = ends[rank] == BarrierResult::kMatch ? 3.0f : 0.0f;
       for (const float sum : sums) CHECK(sum == want, std::to_string(sum));
-      if (rank == 0) taker.join();
-      CHECK(MeetFor(group, 2).ok(), "the group goes on");
+      if (rank == 0) canceller.join();
+      CHECK(BarrierFor(group, 2).ok(), "the group goes on");
     });
     CHECK(ends[0] == ends[1] && ends[0] == ends[2], "all come to the same end");
-    CHECK(ends[0] != Met::kDifferent, "");
-    CHECK(!surely || ends[0] == Met::kWithdrawn, "rank 2 came long after it");
-    ++(ends[0] == Met::kWithdrawn ? taken : held);
+    CHECK(ends[0] != BarrierResult::kMismatch, "");
+    CHECK(!surely || ends[0] == BarrierResult::kCancelled, "rank 2 arrived long after it");
+    ++(ends[0] == BarrierResult::kCancelled ? cancellations : completed);
   }
-  CHECK(taken > 0 && held > 0, std::to_string(taken) + " and " + std::to_string(held));
+  CHECK(cancellations > 0 && completed > 0,
+        std::to_string(cancellations) + " and " + std::to_string(completed));
 }
 
 TEST(DigestsThatDifferAreSeenByAllAndTheGroupGoesOn) {
   RunThreads(3, [](HostGroup& group) {
     std::vector<float> values(10, 1.0f), results(10, 7.0f);
-    Offer offer = OfferOf(group.rank() == 1 ? 5 : 6);
-    offer.in = values.data();
-    offer.out = results.data();
-    offer.count = 10;
-    Met met = Met::kAlike;
-    const Status status = ddl::Meet(&group, offer, &met);
-    CHECK(status.ok() && met == Met::kDifferent, status.message());
+    Arrival arrival = ArrivalOf(group.rank() == 1 ? 5 : 6);
+    arrival.in = values.data();
+    arrival.out = results.data();
+    arrival.count = 10;
+    BarrierResult result = BarrierResult::kMatch;
+    const Status status = ddl::HostBarrier(&group, arrival, &result);
+    CHECK(status.ok() && result == BarrierResult::kMismatch, status.message());
     CHECK(results[0] == 7.0f, "nothing is summed");
-    CHECK(MeetFor(group, 8).ok(), "");
+    CHECK(BarrierFor(group, 8).ok(), "");
   });
 }
 
@@ -136,11 +137,11 @@ TEST(LeavingTogetherIsNoError) {
       3,
       [](HostGroup& group) {
         usleep(100'000 * group.rank());  // longer than the timeout in all
-        Offer offer = OfferOf(0, "Leave");
-        offer.leaving = true;
-        Met met = Met::kDifferent;
-        const Status status = ddl::Meet(&group, offer, &met);
-        CHECK(status.ok() && met == Met::kAlike, status.message());
+        Arrival arrival = ArrivalOf(0, "Leave");
+        arrival.leaving = true;
+        BarrierResult result = BarrierResult::kMismatch;
+        const Status status = ddl::HostBarrier(&group, arrival, &result);
+        CHECK(status.ok() && result == BarrierResult::kMatch, status.message());
       },
       0.05);
 }
@@ -150,17 +151,17 @@ TEST(RankThatLeavesFailsTheOthersAtOnce) {
     RunThreads(3, [leaver](HostGroup& group) {
       if (group.rank() == 1) usleep(1'200'000);
       const double start = Now();
-      Offer offer = OfferOf(3);
-      offer.leaving = group.rank() == leaver;
-      if (offer.leaving) offer.title = [] { return std::string("Leave"); };
-      Met met = Met::kDifferent;
-      const Status status = ddl::Meet(&group, offer, &met);
+      Arrival arrival = ArrivalOf(3);
+      arrival.leaving = group.rank() == leaver;
+      if (arrival.leaving) arrival.title = [] { return std::string("Leave"); };
+      BarrierResult result = BarrierResult::kMismatch;
+      const Status status = ddl::HostBarrier(&group, arrival, &result);
       CHECK(Now() - start < 1.0, "not for as long as rank 1 is away");
-      if (offer.leaving) return;
+      if (arrival.leaving) return;
       CheckError(status, Code::kFailedPrecondition,
                  "AllReduceN \"grads\": rank " + std::to_string(leaver) +
                      " has already ended its script, but rank");
-      CheckError(MeetFor(group, 4), Code::kFailedPrecondition, "already ended");
+      CheckError(BarrierFor(group, 4), Code::kFailedPrecondition, "already ended");
     });
   }
 }
@@ -173,9 +174,9 @@ TEST(MissingRankIsNamedOnEveryRank) {
           if (group.rank() == late) usleep(1'500'000);
           const double start = Now();
           const std::string text = "rank " + std::to_string(late) + " did not come within 0.2 s";
-          CheckError(MeetFor(group, 1), Code::kDeadlineExceeded, text);
+          CheckError(BarrierFor(group, 1), Code::kDeadlineExceeded, text);
           CHECK(Now() - start < 1.2, "");
-          CheckError(MeetFor(group, 2), Code::kDeadlineExceeded, text);
+          CheckError(BarrierFor(group, 2), Code::kDeadlineExceeded, text);
         },
         0.2);
   }
@@ -186,15 +187,15 @@ TEST(ChainOfWaitsWithinTheLimitIsNoStall) {
       3,
       [](HostGroup& group) {
         usleep(250'000 * group.rank());
-        const Status status = MeetFor(group, 1);
+        const Status status = BarrierFor(group, 1);
         CHECK(status.ok(), status.message());
       },
       0.4);
 }
 
-TEST(RanksThatGiveUpAndComeAtTheSameMomentAgreeOnTheEnd) {
+TEST(RanksThatGiveUpAndArriveAtTheSameMomentAgreeOnTheEnd) {
   std::mt19937 random(5);
-  int held = 0;
+  int completed = 0;
   for (int run = 0; run < 200; ++run) {
     Code ends[3];
     const int late_us = 9'000 + static_cast<int>(random() % 3'000);
@@ -202,13 +203,13 @@ TEST(RanksThatGiveUpAndComeAtTheSameMomentAgreeOnTheEnd) {
         3,
         [&](HostGroup& group) {
           if (group.rank() == 1) usleep(late_us);
-          ends[group.rank()] = MeetFor(group, 1).code();
+          ends[group.rank()] = BarrierFor(group, 1).code();
         },
         0.01);
     CHECK(ends[0] == ends[1] && ends[1] == ends[2], "run " + std::to_string(run));
-    held += ends[0] == Code::kOk;
+    completed += ends[0] == Code::kOk;
   }
-  std::printf("       %d of 200 met\n", held);
+  std::printf("       %d of 200 completed\n", completed);
 }
 
 TEST(RankThatStopsInTheMiddleIsNamed) {
@@ -223,7 +224,7 @@ TEST(RankThatStopsInTheMiddleIsNamed) {
         CheckError(ddl::AllReduceInPieces(&group, values.data(), values.data(), 1'000'000,
                                           ddl::DType::kFloat32, 1),
                    Code::kDeadlineExceeded, "rank 1 stopped in the middle of a collective");
-        CheckError(MeetFor(group, 2), Code::kDeadlineExceeded, "rank 1 stopped");
+        CheckError(BarrierFor(group, 2), Code::kDeadlineExceeded, "rank 1 stopped");
       },
       0.2);
 }
@@ -238,20 +239,19 @@ template <typename T>
 Status Work(HostGroup& group, int64_t count, bool in_place) {
   std::vector<T> values = ValuesOf<T>(count, group.rank(), group.size()), results(count);
   T* out = in_place ? values.data() : results.data();
-  Offer offer = OfferOf(count);
-  const bool small = count * static_cast<int64_t>(sizeof(T)) <= ddl::kMaxOfferBytes;
+  Arrival arrival = ArrivalOf(count);
+  const bool small = count * static_cast<int64_t>(sizeof(T)) <= ddl::kMaxInlineBytes;
   if (small) {
-    offer.in = values.data();
-    offer.out = out;
-    offer.count = count;
-    offer.dtype = kDTypeOf<T>;
+    arrival.in = values.data();
+    arrival.out = out;
+    arrival.count = count;
+    arrival.dtype = kDTypeOf<T>;
   }
-  Met met = Met::kDifferent;
-  DDL_RETURN_IF_ERROR(ddl::Meet(&group, offer, &met));
-  CHECK(met == Met::kAlike, "");
+  BarrierResult result = BarrierResult::kMismatch;
+  DDL_RETURN_IF_ERROR(ddl::HostBarrier(&group, arrival, &result));
+  CHECK(result == BarrierResult::kMatch, "");
   if (!small) {
-    DDL_RETURN_IF_ERROR(
-        ddl::AllReduceInPieces(&group, values.data(), out, count, kDTypeOf<T>, 1));
+    DDL_RETURN_IF_ERROR(ddl::AllReduceInPieces(&group, values.data(), out, count, kDTypeOf<T>, 1));
   }
   CheckTotal(in_place ? values : results, group.size(), 1, "work");
   return Status();
@@ -276,8 +276,8 @@ Status WorkForEver(HostGroup& group, int64_t steps = INT64_MAX, int largest = 20
 // Ranks may differ: the choice reaches them at different times.
 TEST(SumsAreRightWhateverStoresWriteThem) {
   using Stores = ddl::StoreChoice::Stores;
-  for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kStreamed},
-                                  std::pair{Stores::kStreamed, Stores::kStreamed}}) {
+  for (const auto& [even, odd] : {std::pair{Stores::kCached, Stores::kNonTemporal},
+                                  std::pair{Stores::kNonTemporal, Stores::kNonTemporal}}) {
     RunThreads(3, [even = even, odd = odd](HostGroup& group) {
       ddl::StoreChoice(&group).Use(group.rank() % 2 == 0 ? even : odd);
       const Status status = WorkForEver(group, 100, 14);
@@ -307,7 +307,7 @@ TEST(KilledRankIsAnErrorOnTheOthersAtAnyMoment) {
           joined.Add();
           const Status status = WorkForEver(group);
           CheckError(status, Code::kAborted, "rank " + std::to_string(victim) + " has ended");
-          CheckError(MeetFor(group, 1), Code::kAborted, "has ended");
+          CheckError(BarrierFor(group, 1), Code::kAborted, "has ended");
         },
         60, victim,
         [&](const std::vector<pid_t>& ranks) {
