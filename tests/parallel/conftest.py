@@ -37,13 +37,10 @@ class Ended:
     at: float
 
     def lines_of(self, rank: int) -> list[str]:
-        """What the script's say() printed on this rank."""
+        """What the script's say() printed on this rank; ddl-run puts the rank in front."""
         prefix = f"<{rank}> "
-        return [
-            line.removeprefix(prefix)
-            for line in self.output.splitlines()
-            if line.startswith(prefix)
-        ]
+        lines = (line.removeprefix(f"[rank {rank}] ") for line in self.output.splitlines())
+        return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
 def _rank_environment() -> dict[str, str]:

@@ -23,10 +23,10 @@ OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
     ("how", "code"),
     [
         ("nobody is missing", OK),
-        ("root is missing", DEADLINE_EXCEEDED),
-        ("member is missing", DEADLINE_EXCEEDED),
-        ("root leaves", FAILED_PRECONDITION),
-        ("member leaves", FAILED_PRECONDITION),
+        ("rank 0 is missing", DEADLINE_EXCEEDED),
+        ("rank 1 is missing", DEADLINE_EXCEEDED),
+        ("rank 0 leaves", FAILED_PRECONDITION),
+        ("rank 1 leaves", FAILED_PRECONDITION),
     ],
 )
 def test_all_ranks_come_to_the_same_end(
@@ -44,7 +44,7 @@ def test_all_ranks_come_to_the_same_end(
         for rank in range(ranks):
             first, *rest = ended.lines_of(rank)
             assert first == total
-            left = how == ("root leaves" if rank == 0 else "member leaves") and rank < 2
+            left = how == ("rank 0 leaves" if rank == 0 else "rank 1 leaves") and rank < 2
             assert rest == ([] if left else [total if code == OK else f"{code} 0"] * 50)
 
 

@@ -48,7 +48,7 @@ def test_early_end_is_an_error_for_those_who_go_on(run_ranks: Callable) -> None:
 
 def test_missing_member_is_named_on_every_rank(run_ranks: Callable) -> None:
     ended = run_ranks("ends.py", 3, "missing member", DDL_STALL_TIMEOUT="3", **OPTIONS)
-    assert 'ddl: rank 0: AllReduceN "AllReduceN": waiting for rank 1 since 1.5' in ended.output
+    assert 'ddl: rank 0: AllReduceN "AllReduceN": waited 1.5 s for rank 1 so far' in ended.output
     for rank in range(3):
         said = ended.lines_of(rank)
         assert len(said) == 4, ended.output
@@ -62,7 +62,7 @@ def test_missing_member_is_named_on_every_rank(run_ranks: Callable) -> None:
 
 def test_missing_root_is_named_on_every_rank(run_ranks: Callable) -> None:
     ended = run_ranks("ends.py", 2, "missing root", DDL_STALL_TIMEOUT="3", **OPTIONS)
-    assert 'ddl: rank 1: AllReduceN "AllReduceN": waiting for rank 0 since 1.5' in ended.output
+    assert 'ddl: rank 1: AllReduceN "AllReduceN": waited 1.5 s for rank 0 so far' in ended.output
     first, second = ended.lines_of(0), ended.lines_of(1)
     assert len(first) == len(second) == 4, ended.output
     assert "rank 1 waited longer than 3.0 s for rank 0 and gave up" in first[1]
@@ -103,8 +103,8 @@ def test_free_standing_collective_that_a_rank_never_runs_is_named(
         **OPTIONS,
     )
     assert ended.returncode == 0, ended.output
-    why = 'AllReduce "a": {}; rank 1 waits with AllReduce "b" instead'
-    assert why.format("waiting for rank 1 since 1.5 s (limit 3.0 s)") in ended.output
+    why = 'AllReduce "a": {}; rank 1 waits for AllReduce "b" instead'
+    assert why.format("waited 1.5 s for rank 1 so far (limit 3.0 s)") in ended.output
     for rank in range(3):
         said = ended.lines_of(rank)
         assert len(said) == 4, ended.output

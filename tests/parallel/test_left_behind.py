@@ -73,8 +73,8 @@ class Job:
     def files(self) -> set[Path]:
         """What the job has put into shared memory or its temporary folder, and is there now."""
         found = set(self.temporary.iterdir())
-        found |= set(SHARED_MEMORY.glob(f"ddl-mpi-{self.process.pid}-*"))
         for pid in marked("DDL_TEST_JOB", self.mark):
+            found |= set(SHARED_MEMORY.glob(f"ddl-mpi-{pid}-*"))
             with contextlib.suppress(OSError):
                 lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
                 paths = [Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line]
@@ -98,7 +98,9 @@ def job(mpirun: str, tmp_path: Path) -> Iterator[Job]:
     one.process.wait()
 
 
-@pytest.mark.parametrize("who", ["one rank", "both ranks", "mpirun", "all of it", "nobody"])
+@pytest.mark.parametrize(
+    "who", ["one rank", "both ranks", "mpirun", "ddl-run", "all of it", "nobody"]
+)
 def test_nothing_is_left_whoever_is_killed(job: Job, who: str) -> None:
     ranks = job.wait_until_up()
     files = job.files()
@@ -108,7 +110,13 @@ def test_nothing_is_left_whoever_is_killed(job: Job, who: str) -> None:
     elif who == "all of it":
         kill_marked("DDL_TEST_JOB", job.mark)
     else:
-        job.kill({"one rank": ranks[:1], "both ranks": ranks}.get(who, [job.process.pid]))
+        mpirun = [
+            pid
+            for pid in marked("DDL_TEST_JOB", job.mark)
+            if "-n\0002\0" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        whom = {"one rank": ranks[:1], "both ranks": ranks, "mpirun": mpirun}
+        job.kill(whom.get(who, [job.process.pid]))
     assert wait_for(job.ended)
     assert wait_for(lambda: not job.files() and not any(map(Path.exists, files))), files
 

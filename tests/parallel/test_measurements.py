@@ -167,7 +167,7 @@ def test_timeline_of_a_broken_job_is_open_but_whole(
 ) -> None:
     timeline, statistics = tmp_path / "timeline.json", tmp_path / "stats.json"
     environment = {"DDL_TIMELINE": str(timeline), "DDL_STATS": str(statistics)}
-    ended = run_command(mpirun_command(2, str(driver), "root leaves"), environment, 60)
+    ended = run_command(mpirun_command(2, str(driver), "rank 0 leaves"), environment, 60)
     assert ended.returncode == 0, ended.output
     text = timeline.read_text()
     assert text.endswith("},\n")

@@ -9,11 +9,21 @@ others raises RuntimeError. For Keras 3 see ddl.keras.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops import collectives, gradients, lifecycle, progress, tf1_hooks
+from ddl_ops import (
+    averaging,
+    collectives,
+    equal_weights,
+    gradients,
+    lifecycle,
+    progress,
+    tf1_hooks,
+    written_files,
+)
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
 
 __all__ = [
@@ -65,6 +75,7 @@ def init(options: str = "") -> None:
     """
     del options  # kept in the signature: scripts pass it
     lifecycle.init()
+    _look_after_training()
 
 
 def bcast(init_val: tf.Tensor, name: str | None = None, root: int = 0) -> tf.Tensor:
@@ -102,14 +113,24 @@ def allreduce(
 
     See ddl_ops.collectives.allreduce.
     """
-    return collectives.allreduce(tensor, average, name)
+    reduced = collectives.allreduce(tensor, average, name)
+    _note_averaged([tensor])
+    return reduced
 
 
 def allreduce_n(
     grads: Sequence[tf.Tensor], average: bool = True, name: str | None = None
 ) -> list[tf.Tensor]:
     """Each tensor averaged (or summed) over the ranks; see ddl_ops.collectives.allreduce_n."""
-    return collectives.allreduce_n(grads, average, name)
+    reduced = collectives.allreduce_n(grads, average, name)
+    _note_averaged(grads)
+    return reduced
+
+
+def _note_averaged(tensors: Sequence[Any]) -> None:
+    # Who averages nothing but numbers, such as a loss to be shown, averages no gradients.
+    if any(getattr(tensor, "shape", None) != () for tensor in tensors):
+        averaging.averaged()
 
 
 def grads_reduce(
@@ -119,11 +140,14 @@ def grads_reduce(
 ) -> list[tuple[Any, Any]]:
     """(gradient, variable) pairs with the gradients averaged (or summed) over the ranks.
 
-    None stays None; IndexedSlices become dense unless `sparse_as_dense` (or, where that is None,
+    Variables that ranks have never trained together before begin with the first rank's values. None
+    stays None; IndexedSlices become dense unless `sparse_as_dense` (or, where that is None,
     DDL_SPARSE_AS_DENSE) says otherwise; see ddl_ops.gradients.reduce_gradients.
     """
     require_launched("ddl.grads_reduce()")
-    return gradients.grads_reduce(grads_and_vars, average, sparse_as_dense)
+    pairs = list(grads_and_vars)
+    equal_weights.start_equal([variable for _, variable in pairs])
+    return gradients.grads_reduce(pairs, average, sparse_as_dense)
 
 
 def report(
@@ -141,10 +165,22 @@ def report(
     progress.append({"step": step, "steps": steps, "epoch": epoch, **metrics}, source="script")
 
 
+def _look_after_training() -> None:
+    """Ranks that do not average are warned of, where Keras says so, and known at the end."""
+    gradients.note_gradients()
+    if PLACEMENT.size > 1 and "keras" in sys.modules:
+        from ddl_ops.keras_optimizer import warn_of_training_apart
+
+        warn_of_training_apart()
+    if PLACEMENT.size > 1:
+        written_files.tell_of_c_code()
+
+
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
     if child_of_rank():
         tf1_hooks.use_one_gpu()  # that of its rank; it is no rank itself
     else:
         if not lifecycle.initialised():
             lifecycle.init(by_import=True)
+        _look_after_training()
         tf1_hooks.install()

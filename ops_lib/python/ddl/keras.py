@@ -10,8 +10,13 @@ the place of BroadcastCallback.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from ddl_ops.checkpoints import newest_model
 from ddl_ops.keras_callbacks import (
     BroadcastCallback,
+    CheckpointCallback,
     JoinCallback,
     MetricAverageCallback,
     ProgressCallback,
@@ -21,9 +26,25 @@ from ddl_ops.keras_optimizer import distribute as DistributedOptimizer
 
 __all__ = [
     "BroadcastCallback",
+    "CheckpointCallback",
     "DistributedOptimizer",
     "JoinCallback",
     "MetricAverageCallback",
     "ProgressCallback",
     "broadcast_variables",
+    "newest_checkpoint",
 ]
+
+
+def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:
+    """The newest model-<epoch>.keras to go on from, and its epoch; None and 0 in the first try.
+
+    The optimizer of a model that is loaded has to be distributed again.
+
+    Args:
+        folder: to look in; None: CHECKPOINT_DIR, and no checkpoint without that.
+    """
+    found = (
+        newest_model(Path(folder)) if (folder := folder or os.getenv("CHECKPOINT_DIR")) else None
+    )
+    return (found.path, found.step or 0) if found else (None, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.loader import runtime
 from ddl_ops.program_order import stream
@@ -20,6 +21,7 @@ _UNAVAILABLE = 6
 _DIGEST_WORDS = 8  # of 32 bits, so that sums over ranks fit 64
 # What messages may still be written to. Never freed.
 _abandoned: list[np.ndarray[Any, Any]] = []
+_joins: list[int] = []
 _SUMMED = ("float16", "float32", "float64", "int32", "int64")
 
 
@@ -42,12 +44,12 @@ def _raise_unless_ok(
 
 
 def _all_reduce(
-    name: str, array: np.ndarray[Any, Any], *, average: bool = False, gives_way: bool = False
+    name: str, array: np.ndarray[Any, Any], *, average: bool = False, optional: bool = False
 ) -> None:
     """Sums (or averages) a contiguous array in place."""
     message = ctypes.create_string_buffer(2048)
     code = runtime().ddl_all_reduce(
-        *(name.encode(), _stream(name), _dtype_number(array), average, gives_way),
+        *(name.encode(), _stream(name), _dtype_number(array), average, optional),
         *(array.ctypes.data, array.size, message, len(message)),
     )
     _raise_unless_ok(code, message, array)
@@ -92,13 +94,20 @@ def join() -> int:
     message = ctypes.create_string_buffer(2048)
     code = runtime().ddl_join(_stream("join()"), ctypes.byref(last), message, len(message))
     _raise_unless_ok(code, message)
+    _joins.append(last.value)
     return last.value
+
+
+def have_joined() -> bool:
+    """Whether all ranks have joined before; the answer is the same on all."""
+    return bool(_joins)
 
 
 def average(array: np.ndarray[Any, Any]) -> None:
     """Averages an array over the ranks, in place. Errors as gradients."""
     values = np.array(array, order="C")
     _all_reduce("dl_comm.average", values, average=True)
+    averaging.averaged()
     array[...] = values
 
 
@@ -123,14 +132,30 @@ def differing(arrays: Sequence[np.ndarray[Any, Any]]) -> list[int]:
     with something else for 5 s (or a fourth of DDL_STALL_TIMEOUT): nothing was compared then, and
     the ranks can go on.
     """
-    digests = np.zeros((len(arrays), _DIGEST_WORDS), np.int64)
-    for digest, array in zip(digests, arrays, strict=True):
+    mine = digests(arrays)
+    total = mine.copy()
+    _all_reduce("dl_comm.check_buffers_match", total, optional=True)
+    return np.flatnonzero((total != PLACEMENT.size * mine).any(axis=1)).tolist()
+
+
+def digests(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """int64 [arrays, words], which depends on every bit, shape and dtype; ranks may add them up."""
+    found = np.zeros((len(arrays), _DIGEST_WORDS), np.int64)
+    for digest, array in zip(found, arrays, strict=True):
         hashed = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
-        hashed.update(np.ascontiguousarray(array).tobytes())
+        hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         digest[:] = np.frombuffer(hashed.digest(), np.uint32)
-    total = digests.copy()
-    _all_reduce("dl_comm.check_buffers_match", total, gives_way=True)
-    return np.flatnonzero((total != PLACEMENT.size * digests).any(axis=1)).tolist()
+    return found
+
+
+def add(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Sums a contiguous array over the ranks, in place; those that have joined add zeros.
+
+    Args:
+        name: what it is, alike on all ranks: ValueError on every rank where they differ.
+        array: float16, float32, float64, int32 or int64, of one shape.
+    """
+    _all_reduce(name, array)
 
 
 def prepare_teams(count: int, max_elements: int) -> None:
@@ -178,6 +203,7 @@ def gradients(
             *(message, len(message)),
         )
         _raise_unless_ok(code, message)
+    averaging.averaged()
     return results
 
 

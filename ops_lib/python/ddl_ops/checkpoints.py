@@ -117,6 +117,17 @@ def choose(leftovers: Leftovers, wanted: str) -> Sequence[Checkpoint]:
     return found[:1]
 
 
+def newest_model(folder: Path) -> Checkpoint | None:
+    """The newest ``.keras`` file with a number in its name; None if there is none.
+
+    By time of writing, as in find(). It is whole where a launcher of ours has started the ranks:
+    ddl_ops.resume has put damaged ones aside.
+    """
+    models = [path for path in folder.glob("*.keras") if not path.name.startswith(".")]
+    numbered = [found for found in _keras_newest_first(models) if found.step is not None]
+    return numbered[0] if numbered else None
+
+
 def require_whole(checkpoint: Checkpoint) -> None:
     """Checks what can be checked without TensorFlow.
 
@@ -222,8 +233,9 @@ def _nothing_usable(files: Sequence[Path]) -> str:
         )
     seen = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") if names else "nothing"
     return (
-        f"no checkpoint; found {seen}. A TensorFlow 1 script saves <name>_basegraph.meta and "
-        f"<name>-<step> there, a Keras script model-<epoch>.keras, both on rank 0."
+        f"no checkpoint; found {seen}. Save to $RESULT_DIR on rank 0: with Keras model.keras, or "
+        f"model-<epoch>.keras by ddl.keras.CheckpointCallback(); with TensorFlow 1 "
+        f"<name>_basegraph.meta and <name>-<step>."
     )
 
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf  # noqa: TID253
+from tensorflow.python.eager import backprop  # noqa: TID253
+from tensorflow.python.ops import gradients_util  # noqa: TID253
 
+from ddl_ops import averaging
 from ddl_ops.collectives import allreduce, allreduce_n
 from ddl_ops.environment import PLACEMENT, group_size, wire_dtype
 from ddl_ops.environment import sparse_as_dense as default_sparse_as_dense
@@ -20,6 +23,29 @@ _COMPRESSED = (tf.float32, tf.float64)
 _REDUCED = "_ddl_reduced"
 # Graphs in which the script itself has averaged gradients, and by what.
 _explicit: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def note_gradients() -> None:
+    """From here on this rank tells whoever started the job whether it computes gradients.
+
+    All go this way: of tapes, in tf.functions too, and of TensorFlow 1 graphs; Keras's fit(), and
+    whatever optimizer applies them.
+    """
+    for owner, name in ((backprop.GradientTape, "gradient"), (gradients_util, "_GradientsHelper")):
+        setattr(owner, name, _noted(getattr(owner, name)))
+    train_ops = tf.compat.v1.get_default_graph().get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
+    if train_ops:  # made before
+        averaging.computed_gradients()
+
+
+def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        averaging.computed_gradients()
+        return compute(*args, **kwargs)
+
+    return noted
 
 
 def mark_reduced(gradient: Any) -> None:
@@ -127,6 +153,8 @@ def reduce_gradients(
     by_dtype: dict[tf.DType, list[int]] = {}
     for i in dense:
         by_dtype.setdefault(dense[i].dtype, []).append(i)
+    if present:
+        averaging.averaged()
     previous: list[tf.Tensor] = []
     number = 0
     for members in by_dtype.values():

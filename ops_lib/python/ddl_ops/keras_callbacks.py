@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -13,8 +14,14 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import progress
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.equal_weights import mark_equal, require_equal
 from ddl_ops.gradients import name_in_order
-from ddl_ops.keras_optimizer import is_distributed
+from ddl_ops.keras_optimizer import averages_by_itself, is_distributed
+
+_STOPPED_ALONE = (
+    "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
+    "so that all ranks stop together; and give all ranks the same epochs."
+)
 
 
 def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
@@ -31,6 +38,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
             value.assign(bcast(value, f"ddl_bcast/{path}", root))
 
     run()
+    mark_equal(variables)
 
 
 class BroadcastCallback(keras.callbacks.Callback):
@@ -62,7 +70,7 @@ class BroadcastCallback(keras.callbacks.Callback):
                 "BroadcastCallback: the model has no weights yet. Give its first layer an input "
                 "shape (keras.Input), or call the model once before fit()."
             )
-        own_step = type(self.model).train_step is not keras.Model.train_step
+        own_step = averages_by_itself(self.model)
         if PLACEMENT.size > 1 and not own_step and not is_distributed(self.model.optimizer):
             raise RuntimeError(
                 f"BroadcastCallback: the model's optimizer {self.model.optimizer.name!r} does not "
@@ -86,6 +94,11 @@ class BroadcastCallback(keras.callbacks.Callback):
                 "Give all ranks the same number of steps in each epoch (steps_per_epoch=, or "
                 "dataset.take()), or put ddl.keras.JoinCallback in the place of BroadcastCallback.",
             )
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if PLACEMENT.size > 1:
+            barrier("the end of fit()", _STOPPED_ALONE)
+            require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
         broadcast_variables([*self.model.weights, *self.model.optimizer.variables], root)
@@ -118,6 +131,53 @@ class MetricAverageCallback(keras.callbacks.Callback):
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
         (averages,) = allreduce_n([values], name=name_in_order("ddl_metrics"))
         logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+
+class CheckpointCallback(keras.callbacks.ModelCheckpoint):
+    """keras.callbacks.ModelCheckpoint, on rank 0 only, and each file whole or not at all.
+
+    A file is written under another name, `.partial-…`, and renamed: whoever is killed meanwhile
+    leaves the one before as it was. Place it after MetricAverageCallback if it monitors a metric.
+
+    Args:
+        filepath: as ModelCheckpoint's; by default `model-{epoch}.keras`, or
+            `model-{epoch}.weights.h5` with save_weights_only, in $CHECKPOINT_DIR: where the train
+            task looks for checkpoints to go on from, and for the model.
+        options: as ModelCheckpoint's.
+
+    Raises ValueError if there is neither filepath nor CHECKPOINT_DIR; else as ModelCheckpoint.
+    """
+
+    def __init__(
+        self, filepath: str | os.PathLike[str] | None = None, *args: Any, **options: Any
+    ) -> None:
+        if filepath is None:
+            if not (folder := os.environ.get("CHECKPOINT_DIR")):
+                raise ValueError(
+                    "CheckpointCallback: CHECKPOINT_DIR is not set, which the train task does. "
+                    "Pass a path: CheckpointCallback('checkpoints/model-{epoch}.keras')."
+                )
+            weights_only = options.get("save_weights_only", args[3] if len(args) > 3 else False)
+            name = f"model-{{epoch}}{'.weights.h5' if weights_only else '.keras'}"
+            # The folder's own braces are no fields of the name.
+            filepath = os.path.join(folder.replace("{", "{{").replace("}", "}}"), name)
+        super().__init__(filepath, *args, **options)
+
+    def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
+        if PLACEMENT.rank != 0:
+            return
+        path = self._get_file_path(epoch, batch, logs or {})
+        if not self._should_save_model(epoch, batch, logs, path):
+            return
+        folder, name = os.path.split(path)
+        os.makedirs(folder or ".", exist_ok=True)
+        # With the same end, by which Keras knows how to write it.
+        partial = os.path.join(folder, f".partial-{name}")
+        save = self.model.save_weights if self.save_weights_only else self.model.save
+        save(partial, overwrite=True)
+        os.replace(partial, path)
+        if self.verbose:
+            print(f"\nEpoch {epoch + 1}: saved {path}", flush=True)
 
 
 class ProgressCallback(keras.callbacks.Callback):

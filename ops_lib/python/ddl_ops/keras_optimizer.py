@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +14,21 @@ from typing import Any
 import keras  # noqa: TID253
 import tensorflow as tf  # noqa: TID253
 
+from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.equal_weights import start_equal
 from ddl_ops.gradients import reduce_gradients
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
 
 # On a distributed optimizer.
 _MARK = "_ddl_distributed"
+# On one that has reduced, and whose variables the ranks have begun alike with.
+_STARTED = "_ddl_started"
 # On one whose gradients the loss scaling around it has reduced.
 _REDUCED_OUTSIDE = "_ddl_reduced_outside"
+# On one with which something else has averaged during fit().
+_AVERAGES = "_ddl_averages"
 # Which of the optimizers that its thread has reduced for.
 _NUMBER = "_ddl_number"
 _numbers: collections.Counter[str] = collections.Counter()
@@ -105,6 +112,7 @@ def _redirect(optimizer: Any) -> None:
         grads = list(grads)
         if hasattr(optimizer, _REDUCED_OUTSIDE):
             return apply(grads, trainable_variables)
+        trainable_variables = _started_equal(optimizer, trainable_variables)
         if optimizer.gradient_accumulation_steps:
             # clip_reduced() reduces what is accumulated. Some are no gradients but new values
             # (those of float8), which are assigned in each call.
@@ -140,6 +148,17 @@ def _redirect(optimizer: Any) -> None:
     optimizer._clip_gradients = clip_reduced
     optimizer.get_config = lambda: _DistributedConfig(get_config())
     optimizer.__deepcopy__ = copied
+
+
+def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
+    """The variables, as a list if there are any, with which all ranks begin alike."""
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    if not hasattr(optimizer, _STARTED):
+        trained = trainable_variables or getattr(optimizer, "_trainable_variables", [])
+        start_equal(trained)
+        setattr(optimizer, _STARTED, True)
+    return trainable_variables
 
 
 def _reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -194,6 +213,7 @@ def _hook_loss_scaling() -> None:
     def apply_reduced(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         if not hasattr(self.inner_optimizer, _MARK):
             return apply(self, grads, trainable_variables)
+        trainable_variables = _started_equal(self, trainable_variables)
         with _reduced_outside(self.inner_optimizer):
             return apply(self, _reduced(self, grads), trainable_variables)
 
@@ -207,6 +227,57 @@ def _reduced_outside(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         delattr(optimizer, _REDUCED_OUTSIDE)
+
+
+@functools.cache
+def warn_of_training_apart() -> None:
+    """Lets fit() note an optimizer that does not average, and warn of it once, on rank 0."""
+    owner: Any = _owner(keras.Model, "fit")
+    fit: Callable[..., Any] = owner.fit
+
+    @functools.wraps(fit)
+    def fit_together(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if child_of_rank() or not _trains_apart(self):
+            return fit(self, *args, **kwargs)
+        if PLACEMENT.rank == 0:
+            _warn_apart(self.optimizer.name)
+        optimizer, before = self.optimizer, averaging.times_averaged()
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            # An apply() of the script's own, or a callback, may average; a graph is made once.
+            if averaging.times_averaged() > before:
+                setattr(optimizer, _AVERAGES, True)
+            else:
+                averaging.fitted_alone()
+
+    owner.fit = fit_together
+
+
+def averages_by_itself(model: Any) -> bool:
+    """Whether the model has a train_step() of its own, which may average without the optimizer."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def _trains_apart(model: Any) -> bool:
+    optimizer = getattr(model, "optimizer", None)
+    return not (
+        optimizer is None
+        or averages_by_itself(model)
+        or is_distributed(optimizer)
+        or hasattr(optimizer, _AVERAGES)
+    )
+
+
+@functools.cache
+def _warn_apart(optimizer: str) -> None:
+    print(
+        f"ddl: rank 0: WARNING: the optimizer {optimizer!r} does not average gradients: each of "
+        f"the {PLACEMENT.size} ranks trains a model of its own. Wrap it, also one that load_model "
+        "has brought: model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @functools.cache

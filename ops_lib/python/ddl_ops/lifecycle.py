@@ -8,6 +8,7 @@ import functools
 import sys
 from types import TracebackType
 
+from ddl_ops import averaging
 from ddl_ops.environment import (
     PLACEMENT,
     child_of_rank,
@@ -16,6 +17,7 @@ from ddl_ops.environment import (
     unknown_settings,
 )
 from ddl_ops.loader import runtime
+from ddl_ops.own_errors import shortened
 
 _started = False
 _by_import = False
@@ -67,6 +69,7 @@ def init(what: str = "ddl.init()", *, by_import: bool = False) -> None:
             "MPI (ddl-run does)."
         )
     _started = True
+    averaging.started()
     atexit.register(shutdown)
 
 
@@ -87,6 +90,10 @@ def _abort_on_uncaught_exceptions() -> None:
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
+        try:
+            error, traceback = shortened(error, traceback) or (error, traceback)
+        except Exception as problem:  # whatever it is, the others must be ended
+            print(f"ddl: the error below could not be shortened: {problem!r}", file=sys.stderr)
         previous(kind, error, traceback)
         if child_of_rank():
             return  # a fork: it ends alone

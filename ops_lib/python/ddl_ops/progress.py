@@ -18,7 +18,8 @@ def append(values: Mapping[str, float | None], *, source: str) -> None:
 
     Args:
         values: numbers or 0-d arrays by name; None is left out. `step`, `steps` (the total) and
-            `epoch` become integers, all else floats.
+            `epoch` become integers, all else floats. NaN and infinities, which JSON has not, become
+            "NaN", "Infinity" and "-Infinity".
         source: who writes: ops, keras, metrics or script.
 
     Does nothing on ranks above 0 or without DDL_PROGRESS. Raises OSError if the file cannot be
@@ -31,10 +32,10 @@ def append(values: Mapping[str, float | None], *, source: str) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if name in _COUNTS and math.isfinite(value):
-            line[name] = int(value)
-        else:  # JSON has no NaN; null says that there was a value, and no number
-            line[name] = float(value) if math.isfinite(value) else None
+        if name in _COUNTS:
+            line[name] = int(value) if math.isfinite(value) else None
+        else:
+            line[name] = float(value) if math.isfinite(value) else _word(value)
     # Several writers append to this file: one write each keeps lines whole.
     encoded = (json.dumps(line) + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -42,3 +43,7 @@ def append(values: Mapping[str, float | None], *, source: str) -> None:
         os.write(descriptor, encoded)
     finally:
         os.close(descriptor)
+
+
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

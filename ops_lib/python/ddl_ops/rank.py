@@ -5,8 +5,9 @@ servers and workers ``ddl_airflow.launchers.tasks`` does, and says in DDL_TASK w
 code of mpirun alone cannot be trusted to mean success (a lost host can yield 0), so each rank
 leaves a record, ``$DDL_RECORD_DIR/rank-<n>.json``, and whoever started the job counts them.
 
-Without ``DDL_RECORD_DIR`` (``ddl-run`` by hand) nothing is recorded and the output goes where
-mpirun sends it.
+The script's output goes to ``$LOG_DIR/rank-<n>.log``; with ``DDL_OUTPUT`` (``ddl-run`` by hand) to
+whoever listens there, stdout and stderr apart. Without ``DDL_RECORD_DIR`` nothing is recorded and
+the output goes where mpirun sends it.
 
 SIGUSR2 releases: the script's work is done though it does not end by itself, as that of a parameter
 server. It is ended, and the rank has succeeded.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
 import ctypes
 import json
 import os
@@ -31,12 +33,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from ddl_ops import progress
+from ddl_ops import averaging, progress
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 
 _PR_SET_PDEATHSIG = 1
@@ -47,9 +50,27 @@ _LOOK_S = 0.1
 _GRACE_S = 1.5
 # Of a line, for metrics: what is longer is data.
 _LONGEST = 4096
+# Of a last line that is given as a reason.
+_QUOTED = 300
+# Of the names of files that a rank has written, in bytes.
+_MOST_WRITTEN = 400_000
 # CPU time of one search, and how often it may be exceeded.
 _SEARCH_S = 0.1
 _SLOW_LINES = 5
+# What C, Python and others print in the place of a number.
+_NOT_FINITE = re.compile(r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
+# Numbers that an expression may have been written for.
+_USUAL_NUMBERS = ("0.00000000", "0.00000000e+00", "0")
+# What TensorFlow built for GPUs says on a host without, whatever CUDA_VISIBLE_DEVICES is: the first
+# before it reads TF_CPP_MIN_LOG_LEVEL, the second as an error.
+_NO_DRIVER = re.compile(
+    rb"(?m)^(?:[^\n]*cudart_stub\.cc:\d+\] Could not find cuda drivers"
+    rb"|[^\n]*cuda_(?:platform|driver)\.cc:\d+\] failed call to cuInit"
+    rb"|WARNING: All log messages before absl::InitializeLog\(\) is called)[^\n]*\n"
+)
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Of a record, on disk.
+_RESERVED_BYTES = 8192
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -86,6 +107,10 @@ def _exception_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.exception.json"
 
 
+def _writes_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.writes"
+
+
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
     """DDL_TASK: which task of a cluster this is: task, rank, size, learner. None under mpirun."""
     task: dict[str, Any] | None = json.loads(environ.get("DDL_TASK", "null"))
@@ -108,6 +133,7 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
     """The environment of the script: the caller's, and what only a rank can know."""
     env = dict(environ)
     env.pop(RANK_PROCESS, None)  # of a job around this one, in which a rank started this job
+    env.pop("DDL_OUTPUT", None)
     if (task := read_task(environ)) is not None:
         del env["DDL_TASK"]
         env["LEARNER_ID"] = str(task["learner"])
@@ -120,12 +146,14 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
         env["LEARNER_ID"] = str(placement.rank // slots + 1)
     if directory := env.get("DDL_RECORD_DIR"):
         env["DDL_EXCEPTION_FILE"] = str(_exception_file(Path(directory), placement.rank))
+        if placement.size > 1:
+            env["DDL_WRITES_FILE"] = str(_writes_file(Path(directory), placement.rank))
     # `python` in a manifest means the Python of this environment, also further on in the command.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     startup = str(Path(__file__).parent / "startup")
     env["PYTHONPATH"] = os.pathsep.join(p for p in (startup, env.get("PYTHONPATH", "")) if p)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # warnings, not each start's remarks
+    env.setdefault(_LOG_LEVEL, "1")  # warnings, not each start's remarks
     # TensorFlow takes every core for itself; ranks of one host must share them.
     cores = len(os.sched_getaffinity(0))
     threads = str(max(1, cores // placement.local_size))
@@ -138,6 +166,10 @@ def _die_with_parent() -> None:
     """In the child: a shim that is killed takes its script along."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    if os.isatty(0):
+        # mpirun's children are no foreground group: a terminal of their own session would stop
+        # whoever reads from it. Source: termios(3), SIGTTIN.
+        os.setsid()
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -160,7 +192,8 @@ class MetricReader:
 
     Args:
         definitions: pairs of name and regular expression with one group, as SageMaker's metric
-            definitions are.
+            definitions are. One for digits alone, such as ``loss= ([0-9.]+)``, finds NaN and
+            infinities as well: a training that diverged would go on showing its last number.
     """
 
     def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
@@ -185,12 +218,14 @@ class MetricReader:
         found = []
         for line in lines:
             values: dict[str, Any] = {}
+            lost = list(_NOT_FINITE.finditer(line[:_LONGEST]))
             for name in tuple(self._patterns):
-                if match := self._search(name, line[:_LONGEST]):
-                    try:
-                        values[name] = float(match.group(1))
-                    except (TypeError, ValueError):
-                        continue  # the group matched something that is no number: not a value
+                match = self._search(name, line[:_LONGEST])
+                try:
+                    values[name] = float(match.group(1) if match else "")
+                except (TypeError, ValueError):  # the group matched something that is no number
+                    if lost and (word := self._search_not_finite(name, line[:_LONGEST], lost)):
+                        values[name] = float(word)
             if values:
                 found.append(values)
         return found
@@ -199,6 +234,21 @@ class MetricReader:
         """What there is to say since the last call: a line for each expression given up."""
         notes, self._notes = self._notes, []
         return notes
+
+    def _search_not_finite(self, name: str, line: str, lost: list[re.Match[str]]) -> str:
+        """The word that stands where the expression wants a number; empty if none does."""
+        for number in _USUAL_NUMBERS:
+            text, after = "", 0
+            places: list[tuple[range, str]] = []
+            for word in lost:
+                text += line[after : word.start()]
+                places.append((range(len(text), len(text) + len(number)), word[0]))
+                text, after = text + number, word.end()
+            if name not in self._patterns:  # it was given up
+                return ""
+            if match := self._search(name, text + line[after:]):
+                return next((word for place, word in places if match.start(1) in place), "")
+        return ""
 
     def _search(self, name: str, line: str) -> re.Match[str] | None:
         try:
@@ -246,12 +296,25 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _whole_lines(path: Path) -> list[str]:
+    """The texts in a file of JSON, one a line, as far as they are some, and as many as may be."""
+    with path.open("rb") as file:
+        lines = file.read(_MOST_WRITTEN).split(b"\n")[:-1]
+    texts = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # cut short
+            texts.append(str(json.loads(line)))
+    return texts
+
+
 class _Record:
-    """What the rank leaves on disk. Written whole or not at all."""
+    """What the rank leaves on disk. Written whole or not at all, while the disk has room."""
 
     def __init__(self, directory: Path | None, rank: int, task: str) -> None:
         self._path = directory / f"rank-{rank}.json" if directory else None
         self._exception = _exception_file(directory, rank) if directory else None
+        self._written = _writes_file(directory, rank) if directory else None
+        self._ddl = averaging.file_of(directory, rank) if directory else None
         self._writes = 0
         self._facts: dict[str, object] = {
             "rank": rank,
@@ -260,6 +323,7 @@ class _Record:
             "started": time.time(),
             "cpus": len(os.sched_getaffinity(0)),
             "gpus": _gpus(),
+            "python": sys.executable,
         }
         if task:
             self._facts["task"] = task
@@ -267,20 +331,73 @@ class _Record:
             self._facts["versions"] = _versions()
 
     def write(self, **facts: object) -> None:
-        if self._path is None:
+        if self._path is None or self._ddl is None:
             return
         self._facts.update(facts)
+        if self._written is not None and self._written.exists():
+            self._facts["wrote"] = _whole_lines(self._written)
+        if self._ddl.exists():
+            self._facts["ddl"] = json.loads(self._ddl.read_text("utf-8"))
         if self._exception is not None and self._exception.exists():
             self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
         # A signal may come while this writes, and its handler write as well.
         self._writes += 1
         partial = self._path.with_suffix(f".partial-{self._writes}")
-        partial.write_text(json.dumps(self._facts), "utf-8")
-        partial.replace(self._path)
+        try:
+            partial.write_bytes(self._content())
+            partial.replace(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            self._write_over(self._path, error)
+
+    def _content(self) -> bytes:
+        # With room in it for what is to be said when the disk has none.
+        return json.dumps(self._facts).encode().ljust(_RESERVED_BYTES)
+
+    def _write_over(self, path: Path, error: OSError) -> None:
+        """Says it in the record that is there: mostly the disk is full."""
+        self._facts.setdefault("reason", f"{path.parent}: {error.strerror}")
+        if len(self._content()) > _RESERVED_BYTES:  # a long message of an exception
+            self._facts.pop("exception", None)
+        try:
+            with path.open("r+b") as file:
+                file.write(self._content())
+                file.truncate()
+        except OSError as worse:  # whoever started the job sees that there is no end in it
+            print(f"rank {self._facts['rank']}: {path}: {worse.strerror}", file=sys.stderr)
+            if self._writes == 1:  # nothing is known of this rank: it must not run unseen
+                raise
 
 
 def _log_path(environ: Mapping[str, str], rank: int) -> Path:
     return Path(environ.get("LOG_DIR") or environ["DDL_RECORD_DIR"]) / f"rank-{rank}.log"
+
+
+def _last_line(log: Path) -> str:
+    """What a script that ends with a code of its own mostly gives as the reason."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+        lines = re.split(r"[\r\n]", file.read().decode("utf-8", "replace"))
+    return next((line.strip()[:_QUOTED] for line in reversed(lines) if line.strip()), "")
+
+
+def _given_streams(address: str, rank: int, task: str) -> list[int]:
+    """Standard input, output and error for the script, of ``ddl_airflow.launchers.terminal``."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(f"\0{address}")
+        asked.sendall(f"{rank} {task}".encode())
+        _, descriptors, _, _ = socket.recv_fds(asked, 1, 3)
+    return descriptors
+
+
+def _streams(given: Sequence[int], *, logged: bool, searched: bool) -> dict[str, Any]:
+    """What ``Popen`` is told of the script's streams."""
+    if given and not searched:
+        return {"stdin": given[0], "stdout": given[1], "stderr": given[2]}
+    if given:
+        return {"stdin": given[0], "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logged else {}
 
 
 def _end_what_is_left() -> None:
@@ -292,27 +409,66 @@ def _end_what_is_left() -> None:
             os.waitpid(pid, 0)  # its own children come to this process now
 
 
-def _pump(child: subprocess.Popen[bytes], log: BinaryIO, metrics: MetricReader) -> None:
-    """Keeps the output until the child ends: what it left running may hold the pipe for longer."""
-    assert child.stdout is not None
-    source = child.stdout.fileno()
-    os.set_blocking(source, False)
+def _keep(
+    child: subprocess.Popen[bytes],
+    to: Path | Sequence[int],
+    definitions: Sequence[Mapping[str, str]],
+    hidden: re.Pattern[bytes] | None,
+) -> None:
+    """Keeps the output until the child ends.
+
+    Args:
+        child: the script.
+        to: the log; or a descriptor for its standard output, and one for its standard error.
+        definitions: the metrics to look for.
+        hidden: lines that are not kept.
+    """
+    with ExitStack() as opened:
+        if isinstance(to, Path):
+            sinks: list[BinaryIO] = [opened.enter_context(to.open("ab"))]
+        else:
+            sinks = [opened.enter_context(open(one, "wb", closefd=False)) for one in to]
+        sources = filter(None, (child.stdout, child.stderr))
+        pairs = zip(sources, sinks, strict=True)
+        _pump(
+            child, {one.fileno(): (sink, MetricReader(definitions)) for one, sink in pairs}, hidden
+        )
+
+
+def _pump(
+    child: subprocess.Popen[bytes],
+    places: Mapping[int, tuple[BinaryIO, MetricReader]],
+    hidden: re.Pattern[bytes] | None,
+) -> None:
+    """What the child left running may hold a pipe for longer than the child lives."""
+    for source in places:
+        os.set_blocking(source, False)
+    opened = list(places)
     while True:
         ended = child.poll() is not None
-        readable, _, _ = select.select([source], [], [], 0 if ended else _LOOK_S)
-        chunk = os.read(source, 65536) if readable else b""
-        if chunk:
-            log.write(chunk)
-            log.flush()
-        if chunk or ended:
-            for values in metrics.feed(chunk):
-                progress.append(values, source="metrics")
-            for note in metrics.notes():
-                log.write(f"ddl: {note}\n".encode())
-        if ended and not chunk:
+        readable, _, _ = select.select(opened, [], [], 0 if ended else _LOOK_S)
+        for source in readable:
+            sink, metrics = places[source]
+            chunk = os.read(source, 65536)
+            if chunk:
+                sink.write(hidden.sub(b"", chunk) if hidden else chunk)
+                sink.flush()
+                _find(metrics, chunk, sink)
+            else:
+                opened.remove(source)
+        if ended and not readable:
+            for sink, metrics in places.values():
+                _find(metrics, b"", sink)
             return
-        if readable and not chunk:
+        if not opened:
             child.wait()  # it closed its output and goes on
+
+
+def _find(metrics: MetricReader, chunk: bytes, sink: BinaryIO) -> None:
+    for values in metrics.feed(chunk):
+        progress.append(values, source="metrics")
+    for note in metrics.notes():
+        sink.write(f"ddl: {note}\n".encode())
 
 
 def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
@@ -331,7 +487,13 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     directory = environ.get("DDL_RECORD_DIR")
     record = _Record(Path(directory) if directory else None, rank, task["task"] if task else "")
     argv = command_argv(command) if isinstance(command, str) else list(command)
-    pipe = subprocess.PIPE if directory else None
+    # A level that somebody has chosen says what they want to see.
+    no_gpu = environ.get("DDL_NO_GPU") == "1" and _LOG_LEVEL not in environ
+    hidden = _NO_DRIVER if no_gpu and not any(_LOG_LEVEL in word for word in argv) else None
+    definitions = json.loads(environ.get("DDL_METRICS", "[]")) if rank == 0 else []
+    given: list[int] = []
+    if address := environ.get("DDL_OUTPUT"):
+        given = _given_streams(address, rank, task["task"] if task else "")
     parent = os.getppid()
     record.write()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -339,14 +501,13 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         child = subprocess.Popen(
             argv,
             env=child_environment(environ, placement),
-            stdout=pipe,
-            stderr=subprocess.STDOUT if directory else None,
+            **_streams(given, logged=bool(directory), searched=bool(definitions)),
             preexec_fn=_die_with_parent,  # safe: this process has one thread
         )
     except OSError as error:
         said = f"rank {rank}: cannot run {argv[0]!r}: {error.strerror}"
         print(said, file=sys.stderr)
-        if directory:
+        if directory and not given:
             _log_path(environ, rank).write_text(f"{said}\n", "utf-8")
         code = 127 if isinstance(error, FileNotFoundError) else 126
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
@@ -387,21 +548,25 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     signal.signal(signal.SIGUSR2, release)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 
-    if directory:
-        log_path = _log_path(environ, rank)
-        with log_path.open("ab") as log:
-            definitions = json.loads(environ.get("DDL_METRICS", "[]")) if rank == 0 else []
-            try:
-                _pump(child, log, MetricReader(definitions))
-            except OSError as error:  # the log's disk is full: the script must not run on unseen
-                child.kill()
-                record.write(ended=time.time(), exit_code=1, reason=f"{log_path}: {error.strerror}")
-                raise
+    if child.stdout is not None:
+        try:
+            _keep(child, given[1:] or _log_path(environ, rank), definitions, hidden)
+        except OSError as error:  # the log's disk is full: the script must not run on unseen
+            child.kill()
+            place = "output" if given else _log_path(environ, rank)
+            record.write(ended=time.time(), exit_code=1, reason=f"{place}: {error.strerror}")
+            raise
+    for descriptor in given:
+        os.close(descriptor)
     code = child.wait()
     _end_what_is_left()
     if code < 0:
         code = 128 - code
-    record.write(ended=time.time(), exit_code=code)
+    ended: dict[str, object] = {"ended": time.time(), "exit_code": code}
+    logged = directory and not given
+    if 0 < code < 128 and logged and (last := _last_line(_log_path(environ, rank))):
+        ended["reason"] = f"its last line: {last}"
+    record.write(**ended)
     return 0 if released else code
 
 

@@ -1,4 +1,7 @@
-"""Real input for a model's first prediction: .npy, .npz or MNIST's idx files. NumPy only."""
+"""Real input for a model's first prediction: .npy, .npz or MNIST's idx files. NumPy only.
+
+With labels it tells the model's accuracy as well: docs/manifests.md, "What a sample may be".
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,8 @@ from ddl_ops.checkpoints import TransformError
 
 # Looked for in this order when the manifest names no sample.
 _USUAL = ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte", "sample.npy", "sample.npz")
+# Arrays of an .npz file that are labels, as people and Keras's own files call them.
+_LABELS = ("labels", "y_test", "y")
 # What reading a damaged file raises.
 DAMAGE = (ValueError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error)
 _IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -29,7 +34,7 @@ class Sample:
     Attributes:
         path: the file.
         arrays: by the name in the file; the only key is "" where the format has no names.
-        labels: integers [n] from the labels file beside an idx file, else None.
+        labels: as they are in the file, or in that of labels beside it; None if there are none.
     """
 
     path: Path
@@ -64,15 +69,59 @@ def read(path: Path) -> Sample:
     """
     try:
         if path.name.endswith(".npy"):
-            return Sample(path, {"": np.load(path, allow_pickle=False)}, None)
+            return Sample(path, {"": _load(path)}, _labels_beside(path, _load))
         if path.name.endswith(".npz"):
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return Sample(path, dict(archive), None)
-        return Sample(path, {"": read_idx(path)}, _labels_beside(path))
+        return Sample(path, {"": read_idx(path)}, _labels_beside(path, read_idx))
     except DAMAGE as error:
         raise TransformError(
             f"sample {path}: cannot be read ({error}). It must be .npy, .npz or idx-ubyte[.gz]."
         ) from error
+
+
+def with_labels(sample: Sample, inputs: Collection[str]) -> Sample:
+    """The sample with the labels that an .npz file holds apart from its rows.
+
+    They are its array ``labels``, ``y_test`` or ``y``, if the model has no input of that name. With
+    ``y_test`` rows are in arrays whose names end in ``_test`` alone, as in Keras's mnist.npz.
+
+    Args:
+        sample: as read.
+        inputs: names of the model's inputs.
+    """
+    arrays = sample.arrays
+    for name in _LABELS:
+        if sample.labels is None and len(arrays) > 1 and name in arrays and name not in inputs:
+            rows = {other: array for other, array in arrays.items() if other != name}
+            held_out = {other: rows[other] for other in rows if other.endswith("_test")}
+            rows = held_out or rows if name == "y_test" else rows
+            return replace(sample, arrays=rows, labels=arrays[name])
+    return sample
+
+
+def classes(labels: np.ndarray) -> np.ndarray:
+    """The class of each row, int64 [n].
+
+    Args:
+        labels: whole numbers [n] or [n, 1], from 0; or [n, k] with one 1 in each row.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if labels.dtype.kind in "biuf":
+        labels = labels * 1  # truths are numbers
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
+            if (labels.sum(axis=1) == 1).all():
+                return labels.argmax(axis=1)
+        elif labels.ndim == 1 and (labels == np.floor(labels)).all():
+            return labels.astype(np.int64)
+    raise ValueError(
+        f"labels of {labels.dtype} {list(labels.shape)} are neither whole numbers [n], one class "
+        "for each row, nor [n, k] with one 1 in each row"
+    )
 
 
 def fit(array: np.ndarray, shape: Sequence[int | None], dtype: np.dtype) -> np.ndarray:
@@ -123,10 +172,15 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(content, _IDX_DTYPES[kind], offset=4 + 4 * rank).reshape(shape)
 
 
-def _labels_beside(path: Path) -> np.ndarray | None:
+def _load(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    return array
+
+
+def _labels_beside(path: Path, read: Callable[[Path], np.ndarray]) -> np.ndarray | None:
     name = path.name.replace("images", "labels").replace("idx3", "idx1")
     labels = path.with_name(name)
-    return read_idx(labels) if name != path.name and labels.is_file() else None
+    return read(labels) if name != path.name and labels.is_file() else None
 
 
 def _text(row: Sequence[int | None]) -> str:

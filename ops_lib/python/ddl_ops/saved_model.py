@@ -37,13 +37,25 @@ def transform(arguments: argparse.Namespace) -> dict[str, Any]:
         ModelRejected: the written model does not predict.
         TransformError: all else.
     """
-    began = time.monotonic()
+    may_take_written = arguments.may_be_written and arguments.checkpoint == "latest"
     try:
         leftovers = checkpoints.find(arguments.result_dir)
     except checkpoints.CheckpointMissing:
-        if arguments.may_be_written and arguments.checkpoint == "latest":
+        if may_take_written:
             return try_written(arguments)
         raise
+    try:
+        return _transformed(arguments, leftovers)
+    except checkpoints.CheckpointMissing as unreadable:
+        if not may_take_written:
+            raise
+        report = try_written(arguments)
+        report["warnings"].insert(0, f"took the model that the training wrote itself: {unreadable}")
+        return report
+
+
+def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers) -> dict[str, Any]:
+    began = time.monotonic()
     chosen = checkpoints.choose(leftovers, arguments.checkpoint)
     sample = _sample(arguments)
     tf = _tensorflow()

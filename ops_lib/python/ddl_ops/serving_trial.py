@@ -32,7 +32,8 @@ def run(
 ) -> tuple[dict[str, Any], list[str]]:
     """What the model is and what it predicts, for the report; and warnings.
 
-    With labels beside the sample all its rows are predicted, for the accuracy; else the first 8.
+    With labels in or beside the sample all its rows are predicted, for the accuracy; else the first
+    8, and the report says why there is no accuracy.
 
     Args:
         folder: the SavedModel.
@@ -61,6 +62,9 @@ def run(
     predict, serve = model.signatures[PREDICT], model.signatures[SERVE]
     specs = predict.structured_input_signature[1]
     warnings: list[str] = []
+    no_accuracy = "there is no sample"
+    if sample is not None:
+        sample = samples.with_labels(sample, specs)
     try:
         feeds = _feeds(sample, specs)
     except ValueError as error:
@@ -69,14 +73,22 @@ def run(
             raise TransformError(
                 f"sample {sample.path}: {error}. Set transform.sample to input of that shape."
             ) from error
-        warnings.append(f"{sample.path.name} does not fit the model: {error}")
+        no_accuracy = f"{sample.path.name} does not fit the model: {error}"
+        warnings.append(no_accuracy)
         sample, feeds = None, _feeds(None, specs)
     if sample is None:
         warnings.append(
             "no real input to try the model on, so it was given zeros; set transform.sample"
         )
-    labels = sample.labels if sample else None
     rows = min((len(feed) for feed in feeds.values() if feed.ndim), default=1)
+    labels = None
+    if sample is not None:
+        try:
+            labels, no_accuracy = _labels(sample, rows, predict.structured_outputs), ""
+        except ValueError as why:
+            no_accuracy = str(why)
+            if sample.labels is not None:
+                warnings.append(f"accuracy was not measured: {why}")
     tried = rows if labels is not None else min(rows, _ROWS_SHOWN)
     source = sample.path.name if sample else "zeros"
     predicted, served = _outputs(predict, serve, list(_batches(feeds, specs, tried)), source)
@@ -93,10 +105,26 @@ def run(
             for name, result in predicted.items()
         },
     }
-    if labels is not None and CLASS_INDEX in predicted and len(labels) == rows:
+    if labels is not None:
         report["labels"] = labels[:_ROWS_SHOWN].tolist()
         report["accuracy"] = round(float(np.mean(predicted[CLASS_INDEX] == labels)), 6)
+    report["no_accuracy"] = no_accuracy
     return report, warnings
+
+
+def _labels(sample: samples.Sample, rows: int, outputs: Mapping[str, Any]) -> np.ndarray:
+    """The class of each row, int64 [rows]. Raises ValueError if there is none to compare with."""
+    if sample.labels is None:
+        raise ValueError(f"sample {sample.path.name} has no labels")
+    try:
+        labels = samples.classes(sample.labels)
+    except ValueError as error:
+        raise ValueError(f"sample {sample.path.name}: {error}") from None
+    if len(labels) != rows:
+        raise ValueError(f"sample {sample.path.name} has {len(labels)} labels for {rows} rows")
+    if CLASS_INDEX not in outputs or outputs[CLASS_INDEX].shape.rank not in (None, 1):
+        raise ValueError(f"the model does not predict a class of each row, as {CLASS_INDEX} [n]")
+    return labels
 
 
 def _report(signatures: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +136,7 @@ def _report(signatures: Mapping[str, Any]) -> dict[str, Any]:
         "prediction": {},
         "labels": None,
         "accuracy": None,
+        "no_accuracy": "the model was not asked",
     }
 
 

@@ -22,7 +22,7 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
 from ddl_ops import lifecycle
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT
-from ddl_ops.gradients import averaged_by_both, grads_reduce
+from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
 from ddl_ops.loader import OPERATIONS
 
 _installed = False
@@ -90,6 +90,7 @@ def join() -> None:
         return
     if not lifecycle.initialised():
         lifecycle.init("mpi_collectives", by_import=True)
+    note_gradients()
     hook_initialisers()
 
 

@@ -1,6 +1,6 @@
 // The engine without TensorFlow: starts in milliseconds, so that endings whose messages cross on
-// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options (soak.h).
-// Prints "<rank> code sum" for each collective.
+// the way can be tried many times. argv: how the job ends, or "soak" or "large" and options
+// (soak.h). Prints "<rank> code sum" for each collective.
 
 #include <unistd.h>
 
@@ -80,8 +80,8 @@ ddl::Status Run(ddl::Request request) {
   return finished.get_future().get();
 }
 
-// The gather of `rows` rows at `in`, each of `columns` elements. Where the memory for all rows comes
-// from is left to the caller.
+// The gather of `rows` rows at `in`, each of `columns` elements. Where the memory for all rows
+// comes from is left to the caller.
 ddl::Request GatherOf(const char* name, ddl::DType dtype, const void* in, int64_t rows,
                       int64_t columns) {
   ddl::TensorBuffer buffer;
@@ -263,10 +263,10 @@ int main(int count, char** arguments) {
   if (std::strcmp(how, "no memory") == 0 && !GatherWithoutMemory(topology)) return 3;
   if (std::strcmp(how, "throws") == 0) GatherAndThrow(topology);
   if (std::strcmp(how, "measured") == 0) return Measured(topology) ? 0 : 4;
-  if (std::strcmp(how, "root is missing") == 0 && topology.rank == 0) usleep(1800 * 1000);
-  if (std::strcmp(how, "member is missing") == 0 && topology.rank == 1) usleep(1800 * 1000);
-  if (std::strcmp(how, "root leaves") == 0 && topology.rank == 0) return 0;
-  if (std::strcmp(how, "member leaves") == 0 && topology.rank == 1) return 0;
+  if (std::strcmp(how, "rank 0 is missing") == 0 && topology.rank == 0) usleep(1800 * 1000);
+  if (std::strcmp(how, "rank 1 is missing") == 0 && topology.rank == 1) usleep(1800 * 1000);
+  if (std::strcmp(how, "rank 0 leaves") == 0 && topology.rank == 0) return 0;
+  if (std::strcmp(how, "rank 1 leaves") == 0 && topology.rank == 1) return 0;
   if (std::strcmp(how, "crossed order") == 0) {
     for (int step = 0; step < 200; ++step) {
       if (!SumCrossed(topology, step)) return 4;

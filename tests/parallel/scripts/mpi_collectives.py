@@ -293,7 +293,7 @@ def a_mismatch_is_an_error_on_every_rank_and_the_next_one_runs() -> None:
         for _ in range(3):
             for wrong in (different, sparse):
                 try:
-                    # The one that fits shares the fate of its run, and must not meet the next one.
+                    # The one that matches fails with its run, and is not matched with the next one.
                     session.run([wrong, alike])
                 except tf.errors.FailedPreconditionError as error:
                     assert "3]" in str(error) and "4]" in str(error), error

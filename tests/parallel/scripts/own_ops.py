@@ -10,6 +10,7 @@ import importlib.util
 
 import numpy as np
 import tensorflow as tf
+from ddl_ops import averaging
 from speech import RANK, SIZE, say
 
 tf.set_random_seed(RANK + 1)
@@ -46,6 +47,7 @@ with tf.Session() as session:
     (average,) = session.run(ddl_mdr.all_reduce_n([rows], op="avg"))
     (total,) = session.run(ddl_mdr.all_reduce_n([rows + 1], op="sum"))
     say(f"reduced: {(average.tolist(), total.tolist())}")
+    assert averaging._facts["averaged"]
     if importlib.util.find_spec("tf_keras"):
         model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(2,))])
         say(f"keras: {model.get_weights()[0].tolist()}")

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms/meeting.h"
+#include "algorithms/host_barrier.h"
 #include "comm/mpi_session.h"
 #include "core/half.h"
 #include "runtime/engine.h"
@@ -42,7 +42,7 @@ constexpr int kMaxTensors = 40;  // in one group
 constexpr int kGuard = 64;      // bytes behind each tensor that nobody may touch
 constexpr unsigned char kGuardByte = 0xc5;
 constexpr int kWrong = 4, kFailed = 5;  // exit codes
-constexpr auto kPatience = std::chrono::seconds(100);  // more than any collective may take
+constexpr auto kHangLimit = std::chrono::seconds(100);  // more than any collective may take
 
 constexpr DType kReduced[] = {DType::kFloat32, DType::kFloat64, DType::kInt32,
                               DType::kInt64,   DType::kFloat16, DType::kBfloat16};
@@ -240,7 +240,7 @@ uint64_t HashOf(const unsigned char* memory, int64_t nbytes, uint64_t hash) {
 int64_t RandomCount(Random& random, int64_t most, int64_t element) {
   if (random() % 50 == 0) return 0;
   if (random() % 10 == 0) {
-    const int64_t borders[] = {ddl::kMaxOfferBytes, ddl::HostGroup::kPieceBytes, 256 << 10,
+    const int64_t borders[] = {ddl::kMaxInlineBytes, ddl::HostGroup::kPieceBytes, 256 << 10,
                                4 << 20};
     const int64_t count = borders[random() % 4] / element + static_cast<int64_t>(random() % 3) - 1;
     if (count <= most) return count;
@@ -249,8 +249,8 @@ int64_t RandomCount(Random& random, int64_t most, int64_t element) {
   return static_cast<int64_t>(std::exp(uniform * std::log(static_cast<double>(most) + 1)));
 }
 
-// `own`: nothing that calls MPI where ranks share memory, so that the engine looks for dead ranks all
-// the time.
+// `own`: nothing that calls MPI where ranks share memory, so that the engine looks for dead ranks
+// all the time.
 Collective RandomCollective(Random& random, int64_t index, int64_t most_bytes, int size, bool own) {
   Collective one;
   one.index = index;
@@ -291,8 +291,8 @@ Collective RandomCollective(Random& random, int64_t index, int64_t most_bytes, i
   return one;
 }
 
-// Makes `one` wrong on one rank. Where ranks submit in orders of their own there are no wrong names:
-// what only one rank has may still come on the others. `alone`: nothing else is in flight.
+// Makes `one` wrong on one rank. Where ranks submit in orders of their own there are no wrong
+// names: what only one rank has may still come on the others. `alone`: nothing else is in flight.
 void MakeWrong(Random& random, bool ordered, bool alone, int size, Collective* one) {
   std::vector<Mistake> possible = {Mistake::kShape, Mistake::kDtype};
   if (ordered) possible.push_back(Mistake::kName);
@@ -366,14 +366,14 @@ class Slot {
     request.done = [this](const ddl::Status& status) { finished_.set_value(status); };
     if (one.mistake != Mistake::kNone) untouched_ = Hash();
     if (rank_ == one.mistaken) Err(&request);
-    const bool withdrawn = request.IsWithdrawn();
+    const bool cancelled = request.IsCancelled();
     ddl::Engine::Get().Submit(std::move(request));
-    if (withdrawn) ddl::Engine::Get().Withdraw();
+    if (cancelled) ddl::Engine::Get().NotifyCancelled();
   }
 
   ddl::Status Wait() {
     std::future<ddl::Status> future = finished_.get_future();
-    if (future.wait_for(kPatience) == std::future_status::ready) return future.get();
+    if (future.wait_for(kHangLimit) == std::future_status::ready) return future.get();
     return ddl::Status(ddl::Code::kDeadlineExceeded, Name() + ": hangs");
   }
 
@@ -463,7 +463,7 @@ class Slot {
         };
         return;
       case Mistake::kCancelled:
-        request->withdrawn = std::make_shared<std::atomic<bool>>(true);
+        request->cancelled = std::make_shared<std::atomic<bool>>(true);
         return;
     }
   }

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pty
+import select
+import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -178,3 +182,102 @@ def test_only_what_changed_is_compiled(small_tree) -> None:
 def test_compiler_error_is_shown(tmp_path: Path) -> None:
     with pytest.raises(build.BuildError, match="(?s)compiling x.cc failed.*no such thing"):
         build._run(["sh", "-c", "echo no such thing >&2; exit 1"], "compiling x.cc")
+
+
+# --- what is seen of a build that pip runs ------------------------------------------------------
+
+# A package whose build takes a while, as ours does.
+SETUP = """\
+import sys, time
+from setuptools import setup
+from setuptools.command.build import build
+sys.path.insert(0, {ops_lib!r})
+from build import TerminalProgress
+
+class Build(build):
+    def run(self):
+        with TerminalProgress([2.0, 1.0], jobs=1) as progress:
+            time.sleep(0.5)
+            progress.finished(2.0)
+            time.sleep(1.5)
+        super().run()
+
+setup(name="tiny", version="1", py_modules=[], cmdclass={{"build": Build}})
+"""
+
+
+def pip_install(folder: Path) -> list[str]:
+    """The command that installs a package with this code into a folder."""
+    source = folder / "tiny"
+    source.mkdir()
+    (source / "setup.py").write_text(SETUP.format(ops_lib=str(OPS_LIB)))
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    options = ["--no-index", "--no-deps", "--no-build-isolation"]
+    return [*pip, *options, "--target", str(folder / "target"), str(source)]
+
+
+def on_terminal(command: list[str], *, shell: str = '"$@"', typed: bytes = b"") -> str:
+    """What a terminal shows of a command, which must succeed.
+
+    Args:
+        shell: what a shell on that terminal does with the command.
+        typed: what a person types before.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execvp("bash", ["bash", "-c", shell, "bash", *command])
+    os.write(terminal, typed)
+    shown = b""
+    try:
+        while select.select([terminal], [], [], 30)[0]:
+            shown += os.read(terminal, 65536)
+    except OSError:  # the last of its processes has ended
+        pass
+    else:
+        os.killpg(os.tcgetpgrp(terminal), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    return shown.decode()
+
+
+def test_pip_shows_how_far_the_build_is_behind_its_own_words(tmp_path: Path) -> None:
+    shown = on_terminal(pip_install(tmp_path))
+    _, _, line = shown.partition("Building wheel for tiny")
+    states = [text.partition("\x1b[K")[0] for text in line.split("\x1b7\x1b[?7l")[1:]]
+    assert states[0] == " 0/2 files, ~3 s left"
+    assert " 1/2 files, ~1 s left" in states
+    assert states[-1] == " "  # and then nothing is left of it
+    line = line.rpartition("\x1b8")[2]
+    assert "done" in line and "files" not in line
+
+
+def build_alone() -> list[str]:
+    """A command that has the progress of a build, and no more."""
+    script = f"""
+        import sys, time
+        sys.path.insert(0, {str(OPS_LIB)!r})
+        from build import TerminalProgress
+        with TerminalProgress([1.0] * 3, jobs=1) as progress:
+            for _ in range(3):
+                time.sleep(0.4)
+                progress.finished(1.0)
+    """
+    return [sys.executable, "-c", textwrap.dedent(script)]
+
+
+def test_no_terminal_holds_or_stops_a_build() -> None:
+    command = build_alone()
+    # There is none.
+    alone = subprocess.run(command, capture_output=True, start_new_session=True, timeout=60)
+    assert (alone.returncode, alone.stdout, alone.stderr) == (0, b"", b"")
+    assert "0/3 files" in on_terminal(command)
+    assert on_terminal(command, shell='TERM=dumb "$@"') == ""
+    # In the background, of a terminal that stops who writes to it from there.
+    assert "files" not in on_terminal(command, shell='set -m; stty tostop; "$@" & wait $!')
+    # Held up by Ctrl-S, for ever.
+    assert "files" not in on_terminal(command, typed=b"\x13")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ddl_ops import progress
 
@@ -53,7 +54,10 @@ def test_value_that_is_no_number_is_an_error(lines) -> None:
         progress.append({"loss": "low"}, source="script")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_value_outside_of_json_becomes_null(lines, value: float) -> None:
-    progress.append({"loss": value}, source="keras")
-    assert lines()[0]["loss"] is None
+def test_what_json_has_no_number_for_is_a_word(lines) -> None:
+    values = {"loss": float("nan"), "a": float("inf"), "b": np.float32("-inf"), "c": 1e300}
+    progress.append({"step": float("nan"), **values}, source="keras")
+    (line,) = lines()
+    assert line.pop("t") > 0
+    words = {"loss": "NaN", "a": "Infinity", "b": "-Infinity", "c": 1e300}
+    assert line == {"source": "keras", "step": None, **words}

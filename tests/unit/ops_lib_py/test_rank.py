@@ -23,7 +23,7 @@ OWN = shlex.quote(sys.executable)
 
 def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
     """What mpirun and the launcher give a rank."""
-    kept = {n: os.environ[n] for n in ("PATH", "HOME", "LANG") if n in os.environ}
+    kept = {n: os.environ[n] for n in ("PATH", "HOME", "LANG", "PYTHONPATH") if n in os.environ}
     return kept | {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
@@ -217,9 +217,31 @@ def test_metric_reader_leaves_out_what_is_no_number():
 
 
 @pytest.mark.parametrize(
+    ("regex", "line", "value"),
+    [
+        (r"loss= (\S+)", "loss= nan", "nan"),
+        (r"loss= ([0-9.]+)", "step 3 loss= nan", "nan"),
+        (r"loss= ([0-9.]+), acc", "loss= -inf, acc= nan", "-inf"),
+        (r"loss=\s*([0-9.]*)", "loss= NaN", "nan"),
+        (r"loss= (\d+\.\d{4}),", "nan: loss= Infinity, nan", None),  # more digits than it wants
+        (r"loss= (\d\.\d+e[+-]\d+)", "loss= -nan", "nan"),
+        (r"loss= (\d+)\b", "loss= inf", "inf"),
+        (r"loss= ([0-9.]+)", "loss= nano", None),
+        (r"loss= ([0-9.]+)", "nan loss= unknown", None),
+        (r"([0-9.]+) is the loss", "nan of these, 7 is the loss", "7"),
+    ],
+)
+def test_nan_and_infinities_are_found_by_expressions_for_digits(regex, line, value):
+    reader = MetricReader([{"name": "loss", "regex": regex}])
+    found = reader.feed(f"{line}\n".encode())
+    assert repr(found) == repr([] if value is None else [{"loss": float(value)}])
+
+
+@pytest.mark.parametrize(
     ("regex", "line"),
     [
         (r"loss.*acc.*= ([0-9.]+)", "loss acc " * 7000),
+        (r"(?:a+)+b([0-9]+)", "a" * 60 + " nan"),
         (r"(?:a+)+b([0-9]+)", "a" * 60),
         (r"a.*a.*a.*a.*= ([0-9.]+)", "a" * 4000),
     ],
@@ -258,7 +280,7 @@ def with_metrics(folder: Path, *pairs: tuple[str, str]) -> dict[str, str]:
 def test_metrics_come_from_the_output(start, tmp_path):
     env = with_metrics(tmp_path, ("step", r"step (\d+)"), ("loss", r"loss= (\S+)"))
     script = "print('step 10 loss= 0.5'); print('hm'); print('step 20 loss= nan')"
-    expected = [{"step": 10, "loss": 0.5}, {"step": 20, "loss": None}]
+    expected = [{"step": 10, "loss": 0.5}, {"step": 20, "loss": "NaN"}]
     assert metrics_of(start(script, **env)) == expected
 
 
@@ -325,6 +347,74 @@ def test_syntax_error_has_its_line(start, tmp_path):
     said = start("x = 1\ny = (\n").end().record()["exception"]
     assert (said["type"], said["line"]) == ("SyntaxError", 2)
     assert said["file"].endswith("main.py")
+
+
+WRITES = """
+    import os, sys, threading
+    from pathlib import Path
+    result = os.environ["RESULT_DIR"]
+    os.chdir(result)
+    for name, mode in (("w", "w"), ("x", "xb"), ("both", "w+b")):
+        open(name, mode).close()
+        open(Path(result) / ".." / "result" / name, mode.replace("x", "w")).close()
+    for name, mode in (("log", "a"), ("log", "a+b"), ("w", "r"), ("w", "rb")):
+        open(name, mode).close()
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
+        os.close(os.open(f"os-{flags}", flags | os.O_CREAT))
+    open("../elsewhere", "w").close()
+    open(os.open("w", os.O_RDONLY), "rb").close()
+    sys.audit("open", "told", "w", 0)
+    sys.audit("open", b"\\xff", "w", 0)
+    for odd in (None, 3.5, [], "/a\\0b"):
+        sys.audit("open", odd, "w", 0)
+    def in_thread(number):
+        open(f"thread-{number}", "w").close()
+    threads = [threading.Thread(target=in_thread, args=[n]) for n in range(3)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    if (child := os.fork()) == 0:
+        open("forked", "w").close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    try:
+        open("none/there", "w")
+    except FileNotFoundError:
+        print("not there")
+    for n in range(int(sys.argv[1])):
+        open("many-%d" % n, "w").close()
+"""
+
+
+def test_results_that_are_written_are_noted_once(start, tmp_path):
+    (tmp_path / "result").mkdir()
+    one = start(
+        WRITES,
+        command="python main.py 0; python -c 0",
+        size=2,
+        rank=1,
+        RESULT_DIR=str(tmp_path / "result"),
+    ).end()
+    assert one.log(1) == "not there\n"
+    wrote = one.record(1)["wrote"]
+    assert all(name.startswith(f"{tmp_path}/result/") for name in wrote)
+    names = [name.removeprefix(f"{tmp_path}/result/") for name in wrote]
+    assert len(names) == len(set(names))
+    assert set(names) == {
+        *("w", "x", "both", "os-1", "os-2", "told", "\udcff", "forked", "none/there"),
+        *("thread-0", "thread-1", "thread-2"),
+    }
+
+
+def test_files_that_are_noted_have_an_end(start, tmp_path):
+    (tmp_path / "result").mkdir()
+    one = start(WRITES, command="python main.py 1000", size=2, RESULT_DIR=str(tmp_path / "result"))
+    assert len(one.end().record()["wrote"]) == 200 + 1  # the fork counts by itself
+    assert len(list((tmp_path / "result").glob("many-*"))) == 1000
+    (tmp_path / "rank-0.writes").unlink()
+    alone = start(
+        WRITES.replace("xb", "w"), command="python main.py 0", RESULT_DIR=str(tmp_path / "result")
+    )
+    assert "wrote" not in alone.end().record()  # one rank has nobody to write with
 
 
 def test_exit_on_purpose_is_no_exception(start):
@@ -442,3 +532,28 @@ def test_shim_and_startup_import_nothing_but_the_standard_library():
     assert Path(place).parent == startup
     foreign = {"tensorflow", "keras", "numpy", "mpi4py", "airflow", "ddl_airflow", "ddl"}
     assert not foreign & set(eval(modules))
+
+
+# As TensorFlow 2.21, built for GPUs, prints them on a host without.
+NO_DRIVER = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795373925.500912    7401 cudart_stub.cc:31] Could not find cuda drivers on your \
+machine, GPU will not be used.
+E0000 00:00:1795373938.872614    7401 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA \
+error: Failed call to cuInit: UNKNOWN ERROR (303)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "kept"),
+    [
+        ("python main.py", {"DDL_NO_GPU": "1"}, ""),
+        ("python main.py", {}, NO_DRIVER),
+        ("python main.py", {"DDL_NO_GPU": "1", "TF_CPP_MIN_LOG_LEVEL": "0"}, NO_DRIVER),
+        ("TF_CPP_MIN_LOG_LEVEL=1 python main.py", {"DDL_NO_GPU": "1"}, NO_DRIVER),
+    ],
+)
+def test_that_there_is_no_gpu_is_said_where_one_is_expected_only(start, command, more, kept):
+    script = f"import sys; print('Epoch 1'); sys.stdout.write({NO_DRIVER!r}); print('loss: 1')"
+    one = start(script, command=command, **more).end()
+    assert one.log() == f"Epoch 1\n{kept}loss: 1\n"

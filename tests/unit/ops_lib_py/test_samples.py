@@ -43,6 +43,71 @@ def test_npy_and_npz(tmp_path):
     np.testing.assert_array_equal(samples.read(tmp_path / "x.npz").arrays["right"], PIXELS[::-1])
 
 
+def test_labels_beside_npy(tmp_path):
+    np.save(tmp_path / "test-images.npy", PIXELS)
+    assert samples.read(tmp_path / "test-images.npy").labels is None
+    np.save(tmp_path / "test-labels.npy", np.int64([7, 3]))
+    labels = samples.read(tmp_path / "test-images.npy").labels
+    assert labels is not None and labels.tolist() == [7, 3]
+
+
+NUMBERS, OTHERS = np.int64([7, 3]), np.int64([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "inputs", "rows", "labels"),
+    [
+        ({"x": PIXELS, "y": NUMBERS}, ["images"], ["x"], NUMBERS),
+        ({"X": PIXELS, "labels": NUMBERS}, ["images"], ["X"], NUMBERS),
+        ({"left": PIXELS, "right": PIXELS, "y": NUMBERS}, ["left", "right"], ["left", "right"], 1),
+        # As Keras's own mnist.npz has them: nothing of what was trained on.
+        (
+            {"x_train": PIXELS, "y_train": OTHERS, "x_test": PIXELS, "y_test": NUMBERS},
+            *(["images"], ["x_test"], NUMBERS),
+        ),
+        ({"x": PIXELS, "y_test": NUMBERS}, ["images"], ["x"], NUMBERS),
+        ({"x": PIXELS, "y": NUMBERS}, ["x", "y"], ["x", "y"], None),  # both are inputs
+        ({"labels": PIXELS, "y": NUMBERS}, ["labels"], ["labels"], NUMBERS),
+        ({"y": PIXELS}, ["images"], ["y"], None),
+        ({"x_train": PIXELS, "y_train": OTHERS}, ["images"], ["x_train", "y_train"], None),
+    ],
+)
+def test_labels_in_npz(tmp_path, arrays, inputs, rows, labels):
+    np.savez(tmp_path / "x.npz", **arrays)
+    found = samples.with_labels(samples.read(tmp_path / "x.npz"), inputs)
+    assert sorted(found.arrays) == sorted(rows)
+    assert (found.labels is None) is (labels is None)
+    if found.labels is not None:
+        assert found.labels.tolist() == NUMBERS.tolist()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *(np.uint8([2, 0, 1]), np.int64([[2], [0], [1]]), np.float32([2, 0, 1])),
+        *(np.eye(3)[[2, 0, 1]], np.eye(3, dtype=bool)[[2, 0, 1]]),
+    ],
+)
+def test_classes_are_whole_numbers_or_one_of_k(labels):
+    assert samples.classes(labels).tolist() == [2, 0, 1]
+
+
+def test_truths_are_two_classes():
+    assert samples.classes(np.array([True, False])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *(np.float32([0.5, 1.0]), np.float32([np.nan, 1.0]), np.float32([[0.5, 0.5]])),
+        *(np.array(["a", "b"]), np.int64(3), np.zeros((2, 3, 4)), np.array([[1, 1], [0, 1]])),
+    ],
+)
+def test_what_is_no_class(labels):
+    with pytest.raises(ValueError, match="are neither whole numbers"):
+        samples.classes(labels)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -464,6 +465,34 @@ def test_a_full_disk_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
 # --- samples -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "why"),
+    [
+        (logits(100).argmax(axis=1), 1.0, ""),
+        (np.eye(CLASSES)[(logits(100).argmax(axis=1) + 1) % CLASSES], 0.0, ""),
+        (np.zeros(ROWS - 1), None, "sample digits.npz has 10 labels for 11 rows"),
+        (
+            np.full(ROWS, 0.5),
+            None,
+            r"sample digits.npz: labels of float64 \[11\] are neither whole",
+        ),
+    ],
+)
+def test_a_sample_has_its_labels_with_it(
+    bench: Bench, labels: Any, accuracy: Any, why: str
+) -> None:
+    """As Keras's mnist.npz has them; what was trained on is not asked."""
+    trained_on = {"x_train": PIXELS[:1], "y_train": np.uint8([0])}
+    np.savez(bench.data / "digits.npz", x_test=PIXELS, y_test=labels, **trained_on)
+    report = bench.succeed("--sample", "digits.npz")
+    assert (report["accuracy"], report["sample"]) == (accuracy, "digits.npz")
+    assert re.match(why, report["no_accuracy"]) and bool(why) is (accuracy is None)
+    assert [w for w in report["warnings"] if "accuracy was not measured: " in w] == (
+        [f"accuracy was not measured: {report['no_accuracy']}"] if why else []
+    )
+    assert report["rows"] == (8 if why else ROWS)
+
+
 def test_without_a_sample_zeros_and_a_warning(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -615,6 +644,17 @@ def test_a_written_model_is_taken_if_there_is_no_checkpoint(bench: Bench) -> Non
     assert bench.run("--may-be-written", "--checkpoint", "20")[1]["kind"] == "CheckpointMissing"
     assert bench.run()[1]["kind"] == "CheckpointMissing"
     assert "checkpoint" not in bench.succeed("--may-be-written")
+
+
+def test_a_written_model_is_taken_if_no_checkpoint_can_be_read(bench: Bench) -> None:
+    bench.succeed("--checkpoint", "20")
+    for path in bench.result.rglob("*.index"):
+        if path.parent != bench.model / "variables":
+            path.write_bytes(b"of weights only")
+    assert bench.run()[1]["kind"] == "CheckpointMissing"
+    report = bench.succeed("--may-be-written")
+    assert "checkpoint" not in report
+    assert report["warnings"][0].startswith("took the model that the training wrote itself: ")
 
 
 def test_a_written_model_need_not_give_scores(bench: Bench, tf: Any) -> None:

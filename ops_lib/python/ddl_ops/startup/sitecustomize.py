@@ -1,7 +1,8 @@
-"""Runs when the Python of a rank starts: note the exception that ends the script; TensorFlow 1.
+"""Runs when the Python of a rank starts: notes how it ends and what it writes; TensorFlow 1.
 
 The rank shim puts this folder on ``PYTHONPATH``. The record tells whoever started the job which
-exception it was, by type and place, so that a syntax error is not tried three times. With DDL_TF1
+exception ended the script, by type and place, so that a syntax error is not tried three times; and
+which results it wrote, so that several ranks that write one file are known. With DDL_TF1
 `import tensorflow` will give the 1.x API.
 """
 
@@ -14,6 +15,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 
 def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]:
@@ -56,6 +58,43 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         mpi.COMM_WORLD.Abort(1)
 
 
+def _note_writes(file: str, folders: list[str]) -> None:
+    """From here on notes each file below `folders` that is opened for writing, once, in `file`.
+
+    Python itself tells of it, in whatever thread, and in forks. What C code opens it does not see,
+    unless somebody tells (sys.audit), as ddl does of h5py.
+    """
+    known: set[str] = set()
+    below = tuple(os.path.abspath(folder) + os.sep for folder in folders)
+
+    def noted(event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open":
+            return
+        path, mode, flags = arguments
+        if mode is None:  # os.open
+            if not flags & (os.O_WRONLY | os.O_RDWR) or flags & os.O_APPEND:
+                return
+        elif "a" in mode or not _WRITES.intersection(mode):
+            return
+        try:
+            if isinstance(path, int):
+                return
+            name = os.path.abspath(os.fsdecode(path))
+            if not name.startswith(below) or name in known or len(known) >= _MOST_FILES:
+                return
+            known.add(name)
+            line = json.dumps(name)[:_LONGEST] + "\n"
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, line.encode())  # one write, so that lines stay whole
+            finally:
+                os.close(descriptor)
+        except Exception:  # what is raised here is raised by the script's own open()
+            return
+
+    sys.addaudithook(noted)
+
+
 def _chain() -> None:
     """Runs the sitecustomize that this one stands in front of, if there is one."""
     here = Path(__file__).resolve().parent
@@ -78,11 +117,19 @@ def _start_tensorflow_1() -> None:
     importing.install()
 
 
+# Modes in which a file is written from its start; many may append to one.
+_WRITES = frozenset("wx+")
+_MOST_FILES = 200
+_LONGEST = 2_000
 _folder = os.getcwd()
 # Taken away, so that Pythons which the script starts do not speak for it, and are not changed.
 _file = os.environ.pop("DDL_EXCEPTION_FILE", None)
 _previous_hook = sys.excepthook
 sys.excepthook = _hook
+_writes_file = os.environ.pop("DDL_WRITES_FILE", None)
+_results = ("RESULT_DIR", "CHECKPOINT_DIR", "EXPERIMENT_DIR")
+if _writes_file is not None:
+    _note_writes(_writes_file, [os.environ[name] for name in _results if os.environ.get(name)])
 if os.environ.pop("DDL_TF1", "0") != "0":
     _start_tensorflow_1()
 _chain()

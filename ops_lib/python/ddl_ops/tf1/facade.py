@@ -20,6 +20,7 @@ from tensorflow.python.ops import (  # noqa: TID253
 )
 from tensorflow.python.util import deprecation, lazy_loader  # noqa: TID253
 
+from ddl_ops import averaging
 from ddl_ops.tf1 import gone
 from ddl_ops.tf1.importing import has_legacy
 
@@ -139,12 +140,24 @@ def _ddl_mdr() -> ModuleType:
     from ddl_ops import tf1_hooks
     from ddl_ops.loader import operations
 
-    ops = operations()
+    ops = ModuleType("ddl_MDR")
+    vars(ops).update(vars(operations()))
+    for name in ("all_reduce", "all_reduce_n"):
+        setattr(ops, name, _averaging(getattr(ops, name)))
     # Whoever loads the ops talks to the other ranks by himself, and hooks his optimizers. But
     # variables that he made before would start with another value on each rank, and an exception on
     # one rank would leave the others waiting.
     tf1_hooks.join()
     return ops
+
+
+def _averaging(op: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(op)
+    def averaging_op(*args: Any, **kwargs: Any) -> Any:
+        averaging.averaged()
+        return op(*args, **kwargs)
+
+    return averaging_op
 
 
 def _settle_keras(itself: ModuleType) -> None:

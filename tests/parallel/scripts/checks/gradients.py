@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable
 
 import ddl
+import dl_comm
 import numpy as np
 import tensorflow as tf
+from ddl.keras import MetricAverageCallback, broadcast_variables
+from ddl_ops import averaging
 from ddl_ops.gradients import reduce_gradients
 from speech import RANK, SIZE, say
 
@@ -201,3 +204,67 @@ def gradients_of_dl_comm_need_a_graph_and_take_arrays_anywhere() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         (average,) = mc.gradients([tf.constant([RANK, 4.0])], 0)
         assert session.run(average).tolist() == [(SIZE - 1) / 2, 4]
+
+
+def _says_that_it_averages(run: Callable[[], object]) -> bool:
+    averaging._facts["averaged"] = False
+    run()
+    return averaging._facts["averaged"]
+
+
+@check
+def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
+    ones = tf.ones([2, 3])
+    slices = tf.IndexedSlices(ones, tf.constant([0, RANK]), tf.constant([9, 3]))
+
+    @tf.function
+    def in_a_function(value: tf.Tensor) -> tf.Tensor:
+        return ddl.grads_reduce([(value, None)])[0][0]
+
+    def in_a_graph() -> None:
+        with tf.Graph().as_default():
+            weight = v1.get_variable("weight", [3])
+            v1.train.AdamOptimizer().minimize(tf.reduce_sum(weight**2))
+
+    for averages in (
+        lambda: ddl.grads_reduce([(ones, None)]),
+        lambda: ddl.grads_reduce([(slices, None)], sparse_as_dense=False),
+        lambda: in_a_function(ones),
+        lambda: ddl.allreduce(slices),
+        lambda: ddl.allreduce_n([ones]),
+        lambda: dl_comm.average(np.ones(3, "float32")),
+        in_a_graph,
+    ):
+        assert _says_that_it_averages(averages), averages
+    for does_not in (
+        lambda: ddl.barrier("all"),
+        lambda: ddl.bcast(ones),
+        lambda: ddl.allgather(ones),
+        lambda: ddl.grads_reduce([(None, None)]),
+        lambda: dl_comm.check_buffers_match([np.ones(3)]),
+        lambda: dl_comm.broadcast([np.ones(3)]),
+        lambda: MetricAverageCallback().on_epoch_end(0, {"loss": 1.0}),
+        lambda: broadcast_variables([tf.Variable(ones)]),
+        ddl.join,
+    ):
+        assert not _says_that_it_averages(does_not), does_not
+
+
+@check
+def gradients_are_noted_however_they_are_computed() -> None:
+    weight = tf.Variable([1.0, 2.0])
+
+    def by_a_tape() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight**2)
+        tape.gradient(loss, weight)
+
+    def in_a_graph() -> None:
+        with tf.Graph().as_default():
+            value = tf.ones([2])
+            tf.gradients(tf.reduce_sum(value**2), value)
+
+    for computes in (by_a_tape, tf.function(by_a_tape), in_a_graph):
+        averaging._facts["gradients"] = False
+        computes()
+        assert averaging._facts["gradients"], computes

@@ -13,6 +13,8 @@ import ddl.keras
 import keras
 import numpy as np
 import tensorflow as tf
+from ddl_ops import arrays, checkpoints
+from ddl_ops.equal_weights import WeightsDifferError
 from speech import RANK, SIZE
 from threads import in_threads
 
@@ -387,3 +389,212 @@ def keras_models_that_differ_are_named() -> None:
     message = mismatch(lambda: ddl.keras.broadcast_variables([variable]))
     assert "kernel" in message, message
     assert "rank 1 sent float32[3] as tensor 0, rank 0 float32[2]." in message, message
+
+
+class _Sets(keras.callbacks.Callback):
+    """Lets rank 1 scale its first trained weights at the end of the first epoch."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        if RANK == 1 and epoch == 0:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign(kernel * self._factor)
+
+
+def _apart_after(factor: float, epochs: int = 2) -> str:
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    x, y = whole_batch()
+    callbacks = [ddl.keras.BroadcastCallback(), _Sets(factor)]
+    try:
+        model.fit(my_part(x), my_part(y), epochs=epochs, verbose=0, callbacks=callbacks)
+    except WeightsDifferError as error:
+        return str(error)
+    return ""
+
+
+@check
+def keras_weights_that_end_apart_are_an_error_on_every_rank() -> None:
+    said = _apart_after(1.01)
+    if SIZE == 1:
+        assert said == ""
+    else:
+        assert "rank 1 has other values than rank 0 of 'sequential" in said, said
+        assert "/dense" in said and "/kernel' and" not in said, said
+        assert "EarlyStopping(restore_best_weights=True)" in said
+    assert _apart_after(1 + 1e-6) == ""  # as on another processor
+    assert (_apart_after(float("nan"), epochs=1) == "") == (SIZE == 1)
+
+
+class _Stops(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        self.model.stop_training = batch == 1
+
+
+@check
+def keras_weights_that_end_alike_are_no_error() -> None:
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(40, 5), generator.randn(40, 3)
+
+    def best() -> keras.callbacks.Callback:
+        return keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+
+    average, broadcast = ddl.keras.MetricAverageCallback, ddl.keras.BroadcastCallback
+    for callbacks in (
+        [broadcast(), average(), best()],
+        [average(), best(), broadcast()],
+        [broadcast(), _Stops()],
+        [ddl.keras.JoinCallback(), average(), best()],
+    ):
+        joins = isinstance(callbacks[0], ddl.keras.JoinCallback)
+        rows = 40 - 8 * RANK if joins else 40
+        layers = [keras.Input((5,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
+        model.fit(
+            *(x[:rows], y[:rows]),
+            batch_size=8,
+            epochs=4,
+            verbose=0,
+            callbacks=callbacks,
+            validation_data=(x, y),
+        )
+        assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+
+
+@check
+def keras_ranks_that_begin_apart_are_given_the_weights_of_the_first() -> None:
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    first = [np.asarray(v) for v in keras_model(1).trainable_variables]
+
+    def optimizer() -> keras.Optimizer:
+        return ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.0))
+
+    def fits(model: keras.Model) -> None:
+        model.compile(optimizer(), "mse")
+        model.fit(x, y, verbose=0)
+
+    def fits_resumed(model: keras.Model) -> None:
+        built = optimizer()
+        built.build(model.trainable_variables)
+        built.iterations.assign(7)
+        model.compile(built, "mse")
+        model.fit(x, y, verbose=0)
+
+    def loops(model: keras.Model, in_a_function: bool, reduced_by_hand: bool) -> None:
+        averages = keras.optimizers.SGD(0.0) if reduced_by_hand else optimizer()
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - y))
+            pairs = zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
+            averages.apply_gradients(ddl.grads_reduce(pairs) if reduced_by_hand else pairs)
+
+        run = tf.function(step) if in_a_function else step
+        run()
+        run()
+
+    ways = [fits, fits_resumed]
+    ways += [
+        functools.partial(loops, in_a_function=graph, reduced_by_hand=by_hand)
+        for graph in (True, False)
+        for by_hand in ([True, False] if SIZE > 1 else [False])
+    ]
+    arrays._joins.clear()  # of other checks
+    for way in ways:
+        model = keras_model(RANK + 1)
+        way(model)
+        for mine, want in zip(model.trainable_variables, first, strict=True):
+            assert np.asarray(mine).tobytes() == want.tobytes(), way
+
+
+@check
+def keras_ranks_without_data_begin_later() -> None:
+    arrays._joins.clear()
+    model = keras_model(1)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - 1.0))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for epoch in range(2):
+        for _ in range(2 if epoch == 1 or RANK == SIZE - 1 else 0):
+            step(tf.ones([2, 5]) * (RANK + 1.0))
+        last = ddl.join()
+        optimizer.build(model.trainable_variables)
+        ddl.keras.broadcast_variables([*model.weights, *optimizer.variables], root=last)
+    assert_same_everywhere(model.get_weights())
+
+
+def _weights_of(path: Path) -> bytes:
+    return keras.models.load_model(path).get_weights()[0].tobytes()
+
+
+@check
+def keras_checkpoints_are_saved_on_rank_0_and_whole() -> None:
+    # One folder for all ranks.
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{{odd}} {SIZE} checkpoints"
+    os.environ["CHECKPOINT_DIR"] = str(folder)
+    model = keras_model(1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x, y = map(my_part, whole_batch())
+
+    def fit(*callbacks: keras.callbacks.Callback, epochs: int = 2) -> None:
+        every = [ddl.keras.BroadcastCallback(), *callbacks]
+        model.fit(x, y, epochs=epochs, verbose=0, callbacks=every)
+        if SIZE > 1:
+            ddl.barrier("saved")
+
+    fit(ddl.keras.CheckpointCallback())
+    assert sorted(os.listdir(folder)) == ["model-1.keras", "model-2.keras"]
+    assert _weights_of(folder / "model-2.keras") == model.get_weights()[0].tobytes()
+    folder = folder.with_name(f"{SIZE} checkpoints")  # braces in a path of one's own are fields
+    os.environ["CHECKPOINT_DIR"] = str(folder)
+    last = folder / "last.keras"
+    fit(ddl.keras.CheckpointCallback(last, monitor="loss", save_best_only=True, mode="min"))
+    assert last.exists()
+    fit(ddl.keras.CheckpointCallback(save_weights_only=True), epochs=1)
+    assert (folder / "model-1.weights.h5").exists()
+    fit(ddl.keras.CheckpointCallback(folder / "step-{batch}.keras", save_freq=1), epochs=1)
+    assert (folder / "step-1.keras").exists()
+
+    whole = last.read_bytes()
+    save = model.save
+
+    def save_half(path: str, overwrite: bool) -> None:
+        save(path, overwrite=overwrite)
+        os.truncate(path, 100)
+        raise InterruptedError("as one that was killed")
+
+    if RANK == 0:
+        model.save = save_half
+        callback = ddl.keras.CheckpointCallback(last)
+        callback.set_model(model)
+        callback.on_epoch_begin(0)
+        try:
+            callback.on_epoch_end(0, {"loss": 1.0})
+        except InterruptedError:
+            assert last.read_bytes() == whole
+        else:
+            raise AssertionError("no error")
+        assert {c.path.name for c in checkpoints.find(folder).checkpoints} >= {"last.keras"}
+        assert not any(c.path.name.startswith(".") for c in checkpoints.find(folder).checkpoints)
+    del os.environ["CHECKPOINT_DIR"]
+    try:
+        ddl.keras.CheckpointCallback()
+    except ValueError as error:
+        assert "CHECKPOINT_DIR is not set" in str(error)
+    else:
+        raise AssertionError("no error")

@@ -1,4 +1,4 @@
-"""Requests: an error is one request's, threads are told apart, a step that is given up, joins."""
+"""Requests: an error is one request's, threads are told apart, a step that is cancelled, joins."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def tf1_a_step_that_fails_on_one_rank_ends_it_everywhere() -> None:
                 assert time.monotonic() - start < 1.1, "it waited for rank 1"
             except tf.errors.FailedPreconditionError as error:
                 assert RANK > 0, error
-                assert "rank 0 has given up AllReduce" in error.message, error
+                assert "rank 0 has cancelled AllReduce" in error.message, error
                 assert time.monotonic() - start < 20, "it waited for the limit"
             else:
                 raise AssertionError("no error")
@@ -220,7 +220,7 @@ def tf1_a_step_that_times_out_is_given_up_everywhere() -> None:
         except (tf.errors.DeadlineExceededError, tf.errors.CancelledError):
             assert RANK == 0
         except tf.errors.FailedPreconditionError as error:
-            assert "rank 0 has given up AllReduce" in error.message, error
+            assert "rank 0 has cancelled AllReduce" in error.message, error
         else:
             raise AssertionError("no error")
         assert session.run(collectives.allreduce(1.0 + RANK, average=False)) == (

@@ -1,0 +1,94 @@
+"""Whether this rank trains with the others: what it tells whoever started the job.
+
+Ranks that end well have not trained one model if they never averaged a gradient. So a rank leaves
+``$DDL_RECORD_DIR/rank-<n>.ddl.json``, which the rank shim puts into its record:
+
+    {"averaged": whether it has averaged gradients, "gradients": whether it has computed any,
+     "alone": whether it ran a fit() in which nothing averaged}
+
+It is there as soon as the rank has started ddl, and is written again when one of them becomes true,
+so it is right however the process ends. Of graphs it is told when the op is made, not when it runs:
+a step that a graph holds costs nothing more, and a training that is found done has run none.
+
+Standard library only: who averages NumPy arrays does without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from ddl_ops.environment import PLACEMENT, child_of_rank
+
+_writing = threading.Lock()
+_path: Path | None = None
+_times = 0
+_facts = {"averaged": False, "gradients": False, "alone": False}
+
+
+def file_of(directory: Path, rank: int) -> Path:
+    """Where a rank leaves it."""
+    return directory / f"rank-{rank}.ddl.json"
+
+
+def started() -> None:
+    """This rank has started ddl, and can average."""
+    global _path
+    if not (directory := os.environ.get("DDL_RECORD_DIR")):
+        return
+    _path = file_of(Path(directory), PLACEMENT.rank)
+    try:
+        # A command may run several programs one after the other in the place of one rank.
+        before = json.loads(_path.read_text("utf-8"))
+    except FileNotFoundError:
+        before = {}
+    for name in _facts:
+        _facts[name] = _facts[name] or before.get(name) is True
+    _write()
+
+
+def averaged() -> None:
+    """This rank has averaged gradients with the others, or made the op that does."""
+    global _times
+    _times += 1
+    _note("averaged")
+
+
+def times_averaged() -> int:
+    """How often this process has averaged gradients, or made an op that does."""
+    return _times
+
+
+def computed_gradients() -> None:
+    """This rank has computed gradients, or made the ops that do."""
+    _note("gradients")
+
+
+def fitted_alone() -> None:
+    """This rank ran a fit() in which nothing averaged."""
+    _note("alone")
+
+
+def _note(name: str) -> None:
+    if not _facts[name] and not child_of_rank():
+        _facts[name] = True
+        _write()
+
+
+def _write() -> None:
+    if _path is None:
+        return
+    with _writing:
+        try:
+            partial = Path(f"{_path}.partial")
+            partial.write_text(json.dumps(_facts), "utf-8")
+            partial.replace(_path)
+        except OSError as error:  # a full disk: the training itself may go on
+            print(
+                f"ddl: rank {PLACEMENT.rank}: cannot note in {_path} that it trains with the "
+                f"others: {error.strerror}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,103 @@
+"""What an uncaught error of ours shows: the script's own lines, and one sentence.
+
+TensorFlow puts some thirty lines in front of what an op of a tf.function says: how the op was made.
+That is of use where the op is the script's; ours are made by ddl and by Keras.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from types import TracebackType
+
+# What an op of ours says, alone or at the end of what TensorFlow has put around it.
+_SENTENCE = re.compile(
+    r"(?:\A|\n)(?:\{\{.*?\}\} )?((?:AllReduceAtStep|AllReduceN|AllReduce|AllGather|Bcast|"
+    r'TeamGradients|Barrier|Join) "[^"\n]*": [^\n]*)(?:\n\t \[\[.*)?\s*\Z',
+    re.DOTALL,
+)
+_AROUND = "Graph execution error:"
+_GRADIENTS = r'AllReduce(?:AtStep|N) "[^"]*ddl_gradients[^"]*"'
+# Their frames say nothing about the script.
+_PACKAGES = (
+    *("tensorflow", "keras", "tf_keras"),
+    *("ddl", "ddl_ops", "dl_comm", "ml_comm", "mpi_collectives"),
+)
+_IN_KERAS = (
+    "In Keras: does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before "
+    "EarlyStopping. Else give all ranks the same number of steps (steps_per_epoch=, or "
+    "dataset.take())."
+)
+
+
+def shortened(
+    error: BaseException, traceback: TracebackType | None
+) -> tuple[BaseException, TracebackType | None] | None:
+    """An error of our own with one sentence, and the frames of its traceback that are the script's.
+
+    None for any other error, which is to be shown as it is.
+    """
+    if type(error).__module__.partition(".")[0] == "ddl_ops":
+        frames = _frames_of_script(traceback)
+        return error.with_traceback(frames), frames
+    if (sentence := _sentence_of(error)) is None:
+        return None
+    if "has already ended its script" in sentence and _is_in_fit(traceback):
+        sentence = f"{sentence} {_IN_KERAS}"
+    short: BaseException = type(error)(None, None, sentence)  # type: ignore[arg-type]
+    short.__cause__, short.__context__ = error.__cause__, error.__context__
+    short.__suppress_context__ = error.__suppress_context__
+    return short, _frames_of_script(traceback)
+
+
+def _sentence_of(error: BaseException) -> str | None:
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
+        return None
+    message = str(error.message)
+    found = _SENTENCE.search(message)
+    if found is None or (found.start() > 0 and not message.startswith(_AROUND)):
+        return None  # another op's, which quotes one of ours
+    return _in_words(found[1].strip())
+
+
+def _in_words(said: str) -> str:
+    """Without the names of ops where they are those of the optimizer's gradients."""
+    said, of_gradients = re.subn(rf"\A{_GRADIENTS}: ", "", said)
+    said = re.sub(rf"\bruns {_GRADIENTS}", "averages gradients", said)
+    said = re.sub(r'\bruns Barrier "([^"]*)"', r"is at \1", said)
+    if of_gradients:
+        said = said.replace("still runs this collective", "still averages gradients")
+    return said[:1].upper() + said[1:]
+
+
+def _is_in_fit(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name == "fit_together":  # ddl_ops.keras_optimizer
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _frames_of_script(traceback: TracebackType | None) -> TracebackType | None:
+    """Those that are in none of the packages above; all, if nothing else is left."""
+    folders = tuple(
+        os.path.join(os.path.realpath(folder), "")
+        for name in _PACKAGES
+        if (module := sys.modules.get(name)) is not None
+        for folder in getattr(module, "__path__", ())
+    )
+    kept = []
+    one = traceback
+    while one is not None:
+        file = one.tb_frame.f_code.co_filename
+        if not file.startswith("<") and not os.path.realpath(file).startswith(folders):
+            kept.append(one)
+        one = one.tb_next
+    if not kept:
+        return traceback
+    chain = None
+    for one in reversed(kept):
+        chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return chain

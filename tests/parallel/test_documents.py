@@ -1,0 +1,82 @@
+"""The scripts in README.md and docs/scripts.md, as they stand: two ranks, then a SavedModel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [
+    (document, number, script)
+    for document in ("README.md", "docs/scripts.md")
+    for number, script in enumerate(
+        re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text("utf-8"), re.M | re.S)
+    )
+]
+
+
+def start(script: Path, environ: dict[str, str], *options: str) -> str:
+    """Runs it on two ranks by ddl-run; returns what they said."""
+    argv = [sys.executable, "-c", "from ddl_airflow.run import main; main()", "--np", "2", *options]
+    done = subprocess.run(
+        [*argv, "python", str(script)],
+        env=os.environ | environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "document, number, script", SCRIPTS, ids=[f"{one[0]}-{one[1]}" for one in SCRIPTS]
+)
+def test_a_script_of_the_documents_trains_and_its_model_serves(tmp_path, document, number, script):
+    data, result = tmp_path / "data", tmp_path / "result"
+    checkpoints = result / "checkpoints"
+    for folder in (data, checkpoints):
+        folder.mkdir(parents=True)
+    rng = np.random.default_rng(11)
+    rows = rng.normal(size=(97, 8)).astype(np.float32)  # ranks' parts differ by a row
+    labels = rows[:, :4].argmax(1)
+    for name in ("train.npz", "test.npz"):
+        np.savez(data / name, x=rows, y=labels)
+    np.save(data / "sample.npy", rows[:5])
+    (tmp_path / "train.py").write_text(script, "utf-8")
+    environ = {
+        "DATA_DIR": str(data),
+        "RESULT_DIR": str(result),
+        "CHECKPOINT_DIR": str(checkpoints),
+        "DDL_PROGRESS": str(tmp_path / "progress.jsonl"),
+        "PARAM_EPOCHS": "2",
+    }
+    options = ["--tf1"] if "tf.placeholder" in script else []
+    start(tmp_path / "train.py", environ, *options)
+    told = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert any("loss" in line for line in told)
+
+    if list(checkpoints.iterdir()):
+        saved = {path.name: path.stat().st_mtime_ns for path in checkpoints.iterdir()}
+        assert saved.keys() == {"model-1.keras", "model-2.keras"}
+        start(tmp_path / "train.py", environ | {"PARAM_EPOCHS": "3"})
+        again = {path.name: path.stat().st_mtime_ns for path in checkpoints.iterdir()}
+        assert again.items() >= saved.items()  # it has gone on from there
+        assert again.keys() - saved.keys() == {"model-3.keras"}
+
+    words = ["--result-dir", result, "--data-dir", data, "--export-dir", result / "model"]
+    report = tmp_path / "transform.json"
+    subprocess.run(
+        [sys.executable, "-m", "ddl_ops.saved_model", *map(str, words), "--report", str(report)],
+        check=True,
+        timeout=120,
+    )
+    assert json.loads(report.read_text())["prediction"]
