@@ -24,7 +24,7 @@ class BuildOps(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """One extension: ddl_ops._ddl_ops."""
-        build(Path(self.get_ext_fullpath(ext.name)))
+        build(Path(self.get_ext_fullpath(ext.name)), on_terminal=True)
 
 
 class OpsDistribution(Distribution):

@@ -14,6 +14,9 @@ from ddl_airflow.core.errors import DdlError
 def airflow_errors(attempts_left: bool = True) -> Iterator[None]:
     """Raises what Airflow understands.
 
+    Airflow logs them with all that led to them. So what they say is not said once more as their
+    cause; what caused ours is.
+
     Args:
         attempts_left: whether this run may try again.
 
@@ -29,9 +32,9 @@ def airflow_errors(attempts_left: bool = True) -> Iterator[None]:
         if error.retryable and not attempts_left:
             raise AirflowFailException(
                 f"{kind}: {error} (Not retried: this run was given no more attempts.)"
-            ) from error
+            ) from error.__cause__
         if error.retryable:
-            raise AirflowException(f"{kind}: {error}") from error
+            raise AirflowException(f"{kind}: {error}") from error.__cause__
         raise AirflowFailException(
             f"{kind}: {error} (Not retried: the same again would fail the same way.)"
-        ) from error
+        ) from error.__cause__

@@ -9,20 +9,36 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ddl_airflow import __version__
+from ddl_airflow.core.command import command_finding
 from ddl_airflow.core.compute import Compute, compute_table
-from ddl_airflow.core.errors import DdlError, ManifestError, ManifestIssue
+from ddl_airflow.core.errors import (
+    ConnectionInvalid,
+    DdlError,
+    ManifestError,
+    ManifestIssue,
+    NoSuchModel,
+)
 from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import StoreReference, plan
-from ddl_airflow.lineage.production import PRODUCTION, promote, read_pointer, rollback
+from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    dags_in,
+    promote,
+    read_pointer,
+    rollback,
+)
 from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
@@ -40,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DdlError as error:
         print(f"ddl-airflow: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train the examples through a real Airflow")
     demo.add_argument("--dags", type=Path, default=Path("dags"))
     demo.add_argument("--home", type=Path, default=Path(".demo"), help="default: .demo")
-    demo.add_argument("--port", type=int, default=8080, help="for the UI, or the next free one")
+    demo.add_argument(
+        "--port", type=_port, help="for the UI; by default 8080, or the next one that is free"
+    )
     demo.add_argument("--keep", action="store_true", help="leave the UI running until Ctrl-C")
     demo.set_defaults(run=_demo)
     return parser
@@ -247,7 +267,35 @@ def _look(path: Path, compute: Mapping[str, Compute]) -> _Look:
         manifest = load_manifest(path, compute=compute)
     except ManifestError as error:
         return _Look(str(path), None, list(error.issues), [])
-    return _Look(str(path), manifest, [], list(manifest.warnings))
+    return _Look(
+        str(path), manifest, list(_in_commands(manifest)), [*manifest.warnings, *_apart(manifest)]
+    )
+
+
+def _in_commands(manifest: Manifest) -> Iterator[ManifestIssue]:
+    """What stage-data would say of the commands; a syntax error where the ranks' Python is this."""
+    code = (manifest.folder or Path()) / manifest.code
+    if not code.is_dir():
+        fix = "Create it, or correct the path."
+        yield ManifestIssue(manifest.line_of("code"), "code", f"{code} is no folder", fix)
+        return
+    site = os.environ.get("AIRFLOW__DDL__PYTHON", "")
+    python = manifest.launcher.python or site or sys.executable
+    commands = [("model_definition.execution.command", one) for one in manifest.commands]
+    if manifest.evaluation is not None and manifest.evaluation.command:
+        commands.append(("evaluation.command", manifest.evaluation.command))
+    for field, command in commands:
+        if (found := command_finding(field, command, code, python)) is not None:
+            yield ManifestIssue(manifest.line_of(field), field, found.message, found.fix)
+
+
+def _apart(manifest: Manifest) -> Iterator[ManifestIssue]:
+    if manifest.folder is None:
+        return
+    code = manifest.folder / manifest.code
+    if said := will_train_apart(code, manifest.distribution, manifest.world_size):
+        field = "model_definition.execution"
+        yield ManifestIssue(manifest.line_of(field), field, said, CURE)
 
 
 def _find_shared_ids(looks: Sequence[_Look]) -> None:
@@ -342,6 +390,8 @@ def _lineage(options: argparse.Namespace) -> int:
         store = store.at(next(iter(there)))  # of a training, the newest
     record = json.loads(store.read_bytes(LINEAGE))
     print(json.dumps(record, indent=2))
+    for metric, word in record["result"].get("not_finite", {}).items():
+        print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
     problems = check_files(record, store)
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
@@ -382,12 +432,32 @@ def _who() -> str:
 
 
 def _results_of(uri: str) -> tuple[ObjectStore, str]:
-    results, _, dag_id = uri.rstrip("/").rpartition("/")
-    return _open(results), dag_id
+    """Splits the place of a DAG's results.
+
+    Raises:
+        NoSuchModel: it is the place of the results of DAGs; the message names them.
+    """
+    uri = uri.rstrip("/")
+    results, _, dag_id = uri.rpartition("/")
+    if not results.endswith(":/"):
+        store = _open(results)
+        if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
+            return store, dag_id
+    below = dags_in(_open(uri))
+    if below or results.endswith(":/"):
+        raise NoSuchModel(
+            f"{uri} is no DAG's. Name one, as {uri}/{below[0] if below else '<dag_id>'}; there is: "
+            f"{', '.join(below) or 'none'}"
+        )
+    return store, dag_id
 
 
 def _open(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
-    scheme, _, _rest = uri.partition("://")
+    scheme, separator, _rest = uri.partition("://")
+    if separator and scheme not in ("s3", "file"):
+        raise ConnectionInvalid(
+            f"{uri}: results are at s3://bucket/prefix or in a folder; {scheme}:// is neither"
+        )
     if scheme == "s3":
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
@@ -448,6 +518,19 @@ def _clean(options: argparse.Namespace) -> int:
     if options.workspace is None and not options.results:
         print("ddl-airflow: clean what? Give --workspace DIR, --results URI.", file=sys.stderr)
         return 2
+    asked = {
+        "--keep-runs": options.keep_runs,
+        "--keep-experiments": options.keep_experiments,
+        "--cache-size": options.cache_size,
+    }
+    if options.workspace is None and any(asked.values()):
+        first = next(name for name, value in asked.items() if value)
+        said = f"{first} is for a workspace: give --workspace DIR"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 2
+    if options.workspace is not None and not Path(options.workspace).is_dir():
+        print(f"ddl-airflow: --workspace {options.workspace} is no folder", file=sys.stderr)
+        return 2
     removed: list[Iterator[Removed]] = []
     if options.workspace is not None:
         kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
@@ -464,13 +547,23 @@ def _clean(options: argparse.Namespace) -> int:
     return 0
 
 
+def _port(text: str) -> int:
+    if text.isdecimal() and 0 < int(text) < 2**16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 1 to 65535")
+
+
 def _demo(options: argparse.Namespace) -> int:
+    # Its imports take two seconds, of which Ctrl-C would show a traceback.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from ddl_airflow.demo.show import demo
     except ImportError as error:
         said = f"{error}. Run pip install '.[demo]' in the sources"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGINT, before)
     if not options.dags.is_dir():
         print(f"ddl-airflow: {options.dags} is no folder. Give --dags.", file=sys.stderr)
         return 2

@@ -11,9 +11,9 @@ import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,13 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     shared_dag_id,
 )
-from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.manifest_dag import ManifestDag, collecting, dag_from, leave_out
 
 _log = logging.getLogger(__name__)
 
 
 class ManifestProblem(SerializationError):
-    """What is wrong in a manifest, as Airflow's import errors show it.
+    """What is wrong in a manifest, for who serialises its stand-in without having collected it.
 
     Airflow wraps any other error that rises while it serialises a DAG, and shows both.
     """
@@ -54,15 +54,15 @@ class ManifestProblem(SerializationError):
 class BrokenManifest(DAG):
     """Stands in for the DAG of a manifest that has none, and tells Airflow why.
 
-    It raises while Airflow serialises it, which makes an import error of our words, without the
-    traceback that an error of the file itself would bring. In a loader there is one more reason:
-    an error of the file would make all its DAGs stale. There the error is filed under the
-    manifest's own path, beside the DAGs that are well.
-    Seen in Airflow 3.3: ``airflow/dag_processing/processor.py``, ``_serialize_dags``.
+    Whoever collects DAGs (a ``DagBag``: that of the DAG processor, of ``airflow dags reserialize``,
+    of a site's own tests) has each validated before it is kept. There this one files its words
+    among the import errors and is left out, so that who serialises what was collected, which may
+    be all of a site at once, does not meet it.
 
     Args:
         error: what is wrong.
-        filed_under: path under which Airflow files the error; by default the file it parses.
+        filed_under: path under which Airflow files the error; by default the file it parses. In a
+            loader, the manifest's own, since the other DAGs of the file are well.
     """
 
     _error: ManifestError | None = None
@@ -86,9 +86,21 @@ class BrokenManifest(DAG):
         if not self._filed:
             self._filed_under = value
 
+    def validate(self) -> None:
+        """Files the error with the ``DagBag`` that asks, and has that leave this DAG out.
+
+        Raises:
+            AirflowClusterPolicySkipDag: it is filed.
+            ManifestProblem: no ``DagBag`` asks.
+        """
+        bag = collecting()
+        if bag is None or self._filed_under is None:
+            raise ManifestProblem(f"\n{self._error}")
+        leave_out(bag, self._filed_under, str(self._error))
+
     @property
     def tags(self) -> Any:
-        """Read by the serialisation, which is where the error must rise."""
+        """Read by the serialisation: who has not validated it must not store it."""
         if self._error is not None:
             raise ManifestProblem(f"\n{self._error}") from None
         return set()
@@ -153,9 +165,12 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         try:
             # A loader has no file without keys to show as code, so then it is the loader itself.
             without_keys = redacted_text(claim.text) == claim.text
-            dags[dag_id] = _built(claim, claim.path if without_keys else None)
+            dag = _built(claim, claim.path if without_keys else None)
         except ManifestError as refusal:
             broken.append(refusal)
+            continue
+        dag.also_claimed_by = _also_claimed_by(claim)
+        dags[dag_id] = dag
     if wanted is None:
         stand_ins = (BrokenManifest(error, error.source) for error in broken)
         dags |= {dag.dag_id: dag for dag in stand_ins}
@@ -243,7 +258,7 @@ class _Loaded:
     manifest: Manifest
 
 
-def _built(claim: _Loaded, shown_as_code: Path | None) -> DAG:
+def _built(claim: _Loaded, shown_as_code: Path | None) -> ManifestDag:
     for issue in claim.manifest.warnings:
         warnings.warn(issue.render(claim.source), stacklevel=1)
     try:
@@ -267,6 +282,16 @@ def _refused(claim: _Loaded, error: Exception) -> ManifestError:
     message = f"Airflow cannot make a DAG of it: {type(error).__name__}: {error}"
     issue = ManifestIssue(0, "", message, "Change the value that it names, and report this.")
     return ManifestInvalid(claim.source, [issue])
+
+
+def _also_claimed_by(claim: _Loaded) -> Callable[[str], ManifestError]:
+    # The manifest stays out of the DAG: keys may be written out in it.
+    source, issue = claim.source, shared_dag_id(claim.manifest, [""])
+
+    def error(other: str) -> ManifestError:
+        return ManifestInvalid(source, [replace(issue, message=issue.message + label(other))])
+
+    return error
 
 
 def _claimed_twice(claim: _Loaded, others: Sequence[str]) -> ManifestError:

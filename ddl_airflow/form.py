@@ -37,7 +37,7 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
         # What a task takes of a pool is fixed before anybody fills in the form.
         maximum=_most_nodes(manifest, steps),
     )
-    if manifest.distribution == "mpi":  # the other one has no choice
+    if manifest.distribution != "parameter_server":  # which has no choice
         fields["launcher"] = Param(
             manifest.launcher.kind,
             title="Launcher",

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.configuration import conf
+from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.sdk import DAG, Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
 from airflow.sdk.definitions.asset import BaseAsset
 from airflow.sdk.definitions.param import ParamsDict
 from pendulum import timezone
 
-from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
-from ddl_airflow.core.manifest import Manifest, redacted_text
+from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
+from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.plan import ApproveStep, EvaluateStep, Plan, ScheduleStep, plan
+from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
 from ddl_airflow.operators.base import asset_of
@@ -27,6 +31,11 @@ from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+
+_log = logging.getLogger(__name__)
 
 
 class ManifestDag(DAG):
@@ -37,6 +46,8 @@ class ManifestDag(DAG):
     """
 
     shown_as_code: Path | None = None
+    # In a loader: what is wrong with the manifest if that other file has its DAG id.
+    also_claimed_by: Callable[[str], ManifestError] | None = None
     _fileloc = ""
     _relative_fileloc: str | None = None
 
@@ -60,16 +71,60 @@ class ManifestDag(DAG):
     def relative_fileloc(self, value: str | None) -> None:
         self._relative_fileloc = value
 
+    def validate(self) -> None:
+        """Beside Airflow's own checks: no DAG of a loader has the id of one in another file.
+
+        Airflow files that under the loader, and makes all its DAGs stale.
+
+        Raises:
+            AirflowClusterPolicySkipDag: another has it, which is filed under the manifest.
+        """
+        super().validate()  # type: ignore[no-untyped-call]
+        if self.also_claimed_by is None or (bag := collecting()) is None:
+            return
+        other = bag.dags.get(self.dag_id)
+        if other is not None and other.fileloc != self.fileloc:
+            error = self.also_claimed_by(other.relative_fileloc or other.fileloc)
+            leave_out(bag, error.source, str(error))
+
+
+def collecting() -> DagBag | None:
+    """Returns the ``DagBag`` that has called, if one has: it tells a DAG no other way who it is."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, DagBag):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
+    """Ends the ``validate`` of a DAG: the error is filed under a path, and the DAG is not kept.
+
+    Whatever else it raised, Airflow would file under the Python file, and make all DAGs of that
+    stale. Seen in Airflow 3.3: ``airflow/dag_processing/dagbag.py``, ``process_file``.
+
+    Raises:
+        AirflowClusterPolicySkipDag: always; it is how a site's policy leaves a DAG out.
+    """
+    _log.error("%s", error)
+    bag.import_errors[filed_under] = error
+    raise AirflowClusterPolicySkipDag(error)
+
 
 def dag_from(
     manifest: Manifest, path: Path, text: str = "", shown_as_code: Path | None = None
-) -> DAG:
+) -> ManifestDag:
     """The DAG of one manifest.
 
     Args:
         manifest: as loaded.
         path: its file; code and folders are relative to it.
-        text: the manifest as written, shown (without keys) in the DAG's documentation.
+        text: the manifest as written, shown (without keys) in the DAG's documentation where the
+            Code tab does not show it.
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
     """
     steps = plan(manifest, path)
@@ -93,7 +148,7 @@ def dag_from(
         catchup=steps.schedule.catchup,
         max_active_runs=steps.schedule.max_active_runs,
         tags={"ddl", manifest.model_definition.framework.name},
-        doc_md=_documentation(manifest, path, text),
+        doc_md=documentation(manifest, steps, path, "" if shown_as_code else text),
         default_args={"on_failure_callback": [say_error, *failed] if failed else None},
     ) as dag:
         dag.shown_as_code = shown_as_code
@@ -302,7 +357,7 @@ def _bound(evaluate: EvaluateStep | None) -> dict[str, Any]:
     if evaluate is None or not evaluate.not_worse:
         return {}
     small = smaller_is_better(evaluate.minimum, evaluate.maximum)
-    return {"not_worse_in": evaluate.metric, "small": small}
+    return {"not_worse_in": evaluate.metric, "source": evaluate.source, "small": small}
 
 
 def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> EvaluateOperator:
@@ -312,6 +367,7 @@ def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> E
         results=steps.upload_results.results,
         command=evaluate.command,
         metric=evaluate.metric,
+        source=evaluate.source,
         minimum=evaluate.minimum,
         maximum=evaluate.maximum,
         not_worse=evaluate.not_worse,
@@ -337,8 +393,3 @@ def _approved(steps: Plan, approve: ApproveStep, manifest: Manifest) -> BaseOper
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),
     )
-
-
-def _documentation(manifest: Manifest, path: Path, text: str) -> str:
-    warned = "".join(f"- ⚠ {issue.render(path.name)}\n" for issue in manifest.warnings)
-    return f"{warned}\n```yaml\n{redacted_text(text)}\n```\n" if text else warned

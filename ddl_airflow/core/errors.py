@@ -18,9 +18,10 @@
     │   ├── CommandInvalid       command or script does not exist       permanent
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
+    │   ├── TrainedApart         all ended well, and averaged nothing   permanent
     │   └── JobLost              nobody knows how the ranks ended
     ├── EvaluationError          the model against what is asked of it
-    │   ├── EvaluationInvalid    nobody measured what decides           permanent
+    │   ├── EvaluationInvalid    nobody measured what may decide        permanent
     │   └── QualityTooLow        measured, and not good enough          permanent
     ├── NoSuchModel              to be put into production              permanent
     ├── TimedOut                 a step took longer than it may
@@ -186,6 +187,12 @@ class JobFailed(LaunchError):
         self.exit_code = exit_code
 
 
+class TrainedApart(LaunchError):
+    """All ranks ended well, and each trained a model of its own."""
+
+    retryable = False
+
+
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
 
@@ -195,7 +202,7 @@ class EvaluationError(DdlError):
 
 
 class EvaluationInvalid(EvaluationError):
-    """Its quality is not known: the metric was not measured."""
+    """Its quality is not known: nobody measured the metric on what the model has not learnt."""
 
 
 class QualityTooLow(EvaluationError):

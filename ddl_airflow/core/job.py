@@ -34,6 +34,10 @@ class JobSpec:
         keep: folder of which the job leaves a copy, and where, when it has ended well and before it
             lets go of ``lock``; None for none.
         user: name of the user that the job runs as; empty for the one that starts it.
+        averages: whether its ranks are to train one model: a job in which none has averaged a
+            gradient has then failed, however well its ranks ended.
+        resumes: whether an earlier try of these scripts has averaged: this one may find nothing
+            left to train, and end before it imports ddl.
     """
 
     job_id: str
@@ -51,11 +55,27 @@ class JobSpec:
     lock: Path | None = None
     keep: tuple[Path, Path] | None = None
     user: str = ""
+    averages: bool = False
+    resumes: bool = False
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.cluster.size if self.cluster else self.nodes * self.slots
+
+    def handle(self, kind: str, number: int) -> JobHandle:
+        """What finds the job again; ``kind`` and ``number`` as JobHandle has them."""
+        return JobHandle(
+            kind,
+            self.job_id,
+            number,
+            self.world_size,
+            self.record_dir,
+            self.log_dir,
+            self.user,
+            self.averages,
+            self.resumes,
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +106,7 @@ class JobHandle:
         number: of the process that holds the ranks together, on this host; or the scheduler's
             own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
-        record_dir, log_dir, user: as in the JobSpec.
+        record_dir, log_dir, user, averages, resumes: as in the JobSpec.
     """
 
     kind: str
@@ -96,6 +116,8 @@ class JobHandle:
     record_dir: Path
     log_dir: Path
     user: str = ""
+    averages: bool = False
+    resumes: bool = False
 
 
 class JobState(Enum):
@@ -138,12 +160,14 @@ class JobStatus:
     Attributes:
         reason: what its scheduler says of it: why it waits, where it runs, or why it was ended.
         permanent: it would end the same way again, whatever its ranks did.
+        apart: its ranks ended well and trained apart; ``reason`` says which, and what to do.
     """
 
     state: JobState
     failure: RankFailure | None = None
     reason: str = ""
     permanent: bool = False
+    apart: bool = False
 
     @property
     def ended(self) -> bool:
@@ -163,6 +187,7 @@ class JobStatus:
             RankFailure(**failure) if failure else None,
             told["reason"],
             told["permanent"],
+            told.get("apart", False),  # not in what an earlier version dumped
         )
 
 

@@ -20,7 +20,7 @@
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
-                                  training.json, job.json, lineage/, lineage.json
+                                  training.json, job.json, failure.json, lineage/, lineage.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
 the site and the run alone.
@@ -59,6 +59,7 @@ def training_id(dag_id: str, run_id: str, site: str) -> str:
 
 
 _OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
+_TRY = "try-"
 _LONGEST_NAME = 255  # of a file, in bytes
 _MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
 
@@ -189,7 +190,7 @@ class RunLayout:
 
     def records(self, try_number: int) -> Path:
         """Where the ranks of one try leave their records."""
-        return self.state / f"try-{try_number}"
+        return self.state / f"{_TRY}{try_number}"
 
     @property
     def to_start_again(self) -> Path:
@@ -200,6 +201,15 @@ class RunLayout:
     def scheduled_job(self) -> Path:
         """What is known of the job that a scheduler runs for the training."""
         return self.kept / "job.json"
+
+    @property
+    def failure(self) -> Path:
+        """Why a step failed last, while none has begun since; for who looks at the run.
+
+        An object of ``step`` (the task's id), ``try`` (Airflow's number), ``error`` (its type),
+        ``message`` (without secrets) and ``rank`` (the one that failed first, or null).
+        """
+        return self.kept / "failure.json"
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -284,7 +294,8 @@ class RunLayout:
             self.replaced.mkdir(_OURS, parents=True)
             self.to_start_again.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
-        for path in (self.result, self.progress, *own):
+        tries = self.state.glob(f"{_TRY}*")
+        for path in (self.result, self.progress, *tries, *own):
             if (self.replaced / path.name).exists():  # moved before; this is an empty folder
                 shutil.rmtree(path, ignore_errors=True)
             elif path.exists():

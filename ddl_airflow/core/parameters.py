@@ -66,3 +66,26 @@ def word_of(value: Any) -> str:
 def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:
     """``PARAM_LEARNING_RATE`` for ``learning_rate``, and so on."""
     return {f"PARAM_{name.upper()}": text_of(value) for name, value in parameters.items()}
+
+
+def filled_in(command: str, values: Mapping[str, Any]) -> str:
+    """A command with the parameters in it, as a run would have it, without Airflow.
+
+    Args:
+        command: one command of a manifest; its templates have been checked.
+        values: what ``params`` has.
+
+    Raises:
+        SettingInvalid: it names something that only a run in Airflow has, such as ``ds``.
+    """
+    from jinja2 import StrictUndefined, TemplateError  # slow to import, and rarely needed
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=word_of)
+    try:
+        return environment.from_string(command).render(params=dict(values))
+    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        raise SettingInvalid(
+            f"execution.command {command!r} cannot be filled in outside Airflow: {error}. Give the "
+            "command itself."
+        ) from None

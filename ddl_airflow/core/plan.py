@@ -110,7 +110,7 @@ class TrainStep:
     Attributes:
         scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
         gpu: whether each rank expects a GPU of its own.
-        distribution: ``mpi`` or ``parameter_server``.
+        distribution: ``mpi``, ``independent`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
         when_busy: while another training works in the experiment: ``wait``, or ``skip`` this one.
         place: where Airflow runs it.
@@ -161,12 +161,15 @@ class EvaluateStep:
     Attributes:
         command: run once; empty for none.
         metric: that decides; empty if none does, and a person is only shown all.
+        source: what it must be measured on (``ddl_airflow.core.metrics``); empty: anything but
+            training batches.
         minimum, maximum: its bounds.
         not_worse: whether the model in production is one too.
     """
 
     command: str = ""
     metric: str = ""
+    source: str = ""
     minimum: float | None = None
     maximum: float | None = None
     not_worse: bool = False
@@ -271,7 +274,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             name: one.conn_id or name for name, one in manifest.parameters.items() if one.secret
         },
         experiment=manifest.experiment.name if manifest.experiment else "",
-        experiments=manifest.experiment is not None or manifest.distribution != "mpi",
+        experiments=manifest.experiment is not None or manifest.distribution == "parameter_server",
         schedule=_schedule(manifest.schedule or Schedule()),
         tries=_tries(manifest),
         stage_data=StageDataStep(
@@ -366,6 +369,7 @@ def _evaluate(manifest: Manifest) -> EvaluateStep | None:
     return EvaluateStep(
         command=asked.command or "",
         metric=asked.metric,
+        source=asked.source or "",
         minimum=asked.minimum,
         maximum=asked.maximum,
         not_worse=asked.not_worse_than_production,

@@ -13,9 +13,10 @@ from typing import Any
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.metrics import Measurement, is_word, number_of, source_of, spelled
 
 # Not metrics of the model: about the run itself.
-_ABOUT_RUN = frozenset(
+ABOUT_RUN = frozenset(
     {
         *("t", "source", "step", "steps", "epoch", "examples_per_s"),
         *("comm_s", "wait_s", "bytes_reduced"),
@@ -38,8 +39,9 @@ _MAX_RECENT = 10_000
 def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
     """Returns the numbers and short texts of a progress line by name; None if it is none.
 
-    A loss that became NaN is left out, since it has no newest value. A line with more or other
-    than numbers, short texts and null is none at all.
+    NaN and infinities, which JSON has not, are the texts "NaN", "Infinity" and "-Infinity",
+    whichever way they were written; null is left out. A line with more or other than numbers, short
+    texts and null is none at all.
     """
     if len(line) > MAX_LINE:
         return None
@@ -53,11 +55,15 @@ def read_line(line: str | bytes) -> dict[str, float | int | str] | None:
     for name, value in said.items():
         if not _is_text(name):
             return None
-        if isinstance(value, (bool, int, float)):
-            if abs(value) <= _LARGEST:  # not so NaN
+        if isinstance(value, float) or is_word(value):
+            if name not in ABOUT_RUN:
+                fields[name] = spelled(number_of(value))
+            elif isinstance(value, float) and abs(value) <= _LARGEST:  # not so NaN
                 fields[name] = value
-            elif isinstance(value, int):
+        elif isinstance(value, int):  # or a bool
+            if abs(value) > _LARGEST:
                 return None
+            fields[name] = value
         elif isinstance(value, str) and _is_text(value):
             fields[name] = value
         elif value is not None:
@@ -133,7 +139,7 @@ class Progress:
 
     Attributes:
         step, steps, epoch: steps done, steps in all, epoch; None while unknown.
-        metrics: newest value of each metric of the script.
+        metrics: newest value of each metric of the script, which may be NaN or infinite.
         comm_s: seconds that rank 0 spent in collectives.
         wrong: how many lines were no progress.
         first_wrong: the beginning of the first of them.
@@ -152,6 +158,12 @@ class Progress:
     )
     _rest: str = field(default="", repr=False)
     _script_counts: bool = field(default=False, repr=False)
+    _told: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """The newest value of each metric by each source, in the order in which they came."""
+        return [Measurement(metric, value, of) for (metric, of), value in self._told.items()]
 
     def feed(self, text: str) -> bool:
         """Takes what was appended to the file since the last call; true if a whole line came.
@@ -194,8 +206,12 @@ class Progress:
                 setattr(self, name, float(line[name]))
         for name, value in line.items():
             known = name in self.metrics or len(self.metrics) < _MAX_FIELDS
-            if name not in _ABOUT_RUN and isinstance(value, (int, float)) and known:
-                self.metrics[name] = float(value)
+            is_number = isinstance(value, (int, float)) or is_word(value)
+            if name not in ABOUT_RUN and is_number and known:
+                self.metrics[name] = number_of(value)
+                of = name, source_of(name, source)
+                self._told.pop(of, None)  # to the end
+                self._told[of] = self.metrics[name]
         return True
 
     @property
@@ -213,8 +229,12 @@ class Progress:
             return None
         return max(0.0, (self.steps - self.step) / self.steps_per_s)
 
-    def line(self) -> str:
-        """One line for a log: ``step 120/400 · 12.3 steps/s · loss 0.1234 · ETA 0:23``."""
+    def line(self, *, ended: bool = False) -> str:
+        """One line for a log: ``step 120/400 · 12.3 steps/s · loss 0.1234 · ETA 0:23``.
+
+        Args:
+            ended: whether the training has: no time is left then, whatever steps are.
+        """
         parts = []
         if self.step is not None:
             parts.append(f"step {self.step}" + (f"/{self.steps}" if self.steps else ""))
@@ -225,7 +245,7 @@ class Progress:
         if self.examples_per_s is not None:
             parts.append(f"{self.examples_per_s:.0f} examples/s")
         parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
-        if self.eta_s is not None and self.eta_s > 0:
+        if not ended and self.eta_s is not None and self.eta_s > 0:
             minutes, seconds = divmod(round(self.eta_s), 60)
             parts.append(f"ETA {minutes}:{seconds:02d}")
         return " · ".join(parts)

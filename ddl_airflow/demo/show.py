@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -10,14 +11,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.digits import write_digits
-from ddl_airflow.demo.site import USER, AirflowSite, EmbeddedObjectStore, running
+from ddl_airflow.demo.site import (
+    USER,
+    AirflowSite,
+    EmbeddedObjectStore,
+    Taken,
+    locked,
+    reserved_port,
+    running,
+)
 from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import open_store
 
@@ -25,6 +35,10 @@ DATA_BUCKET = "mnist-training-data"
 RESULTS_BUCKET = "mnist-training-models"
 EXAMPLES = ("mnist-tf1", "mnist-keras")
 _STEPS = ("stage_data", "train", "transform", "upload_results")
+# Both: a shell that starts the demo in the background has SIGINT ignored.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PORT = 8080
+_STORE_PORT = 9000
 _SAY_EVERY_S = 2.0
 _MARKS = {"success": "✔", "running": "▶", "failed": "✘", "up_for_retry": "↻"}
 
@@ -79,31 +93,50 @@ def fill_buckets(store: EmbeddedObjectStore | Any) -> Any:
     return client
 
 
-def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
+def demo(home: Path, dags: Path, *, keep: bool, port: int | None) -> int:
     """Runs every example and prints what came out.
 
     Args:
         home: folder for Airflow and the workspace; kept between demos.
         dags: the folder with the examples.
         keep: leave the UI running until Ctrl-C.
-        port: for the UI, or the next free one above.
+        port: for the UI; None for 8080, or the next free one above.
 
     Returns:
-        0 when every run succeeded.
+        0 when every run succeeded, 1 when one did not, 2 when nothing was started because another
+        demo has the folder or somebody the port, 130 after Ctrl-C.
     """
     clock = Clock()
-    _end_on_sigterm()
-    # Rank 0 of a training may be the largest of all processes; watch what the sum really is.
-    memory = MemoryWatch()
-    memory.start()
-    store = EmbeddedObjectStore(home / "logs" / "site")
-    site: AirflowSite | None = None
     try:
+        _end_on_signals()
+        with (
+            reserved_port(port or _PORT, exactly=port is not None) as ui_port,
+            locked(home, f"http://127.0.0.1:{ui_port}") as lock,
+            reserved_port(_STORE_PORT) as store_port,
+        ):
+            if port is None and ui_port != _PORT:
+                clock.say(f"port {_PORT} is taken: the UI gets {ui_port}; --port asks for another")
+            store = EmbeddedObjectStore(home / "logs" / "site", store_port, lock)
+            environment = connection_environment(store)
+            site = AirflowSite(home, dags, environment, ui_port, lock=lock)
+            return _run(clock, store, site, keep=keep)
+    except Taken as taken:
+        print(f"ddl-airflow: {taken}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        for number in _SIGNALS:  # it is over; another would be a traceback
+            signal.signal(number, signal.SIG_IGN)
+        clock.say("ended; every process of it was stopped")
+        return 0 if keep else 130
+
+
+def _run(clock: Clock, store: EmbeddedObjectStore, site: AirflowSite, *, keep: bool) -> int:
+    # Rank 0 of a training may be the largest of all processes; watch what the sum really is.
+    with MemoryWatch() as memory:
         clock.say("object store: starting (embedded; yours may be any S3-compatible store)")
         with running(store):
             client = fill_buckets(store)
             clock.say(f"object store: {store.endpoint_url}, digits in s3://{DATA_BUCKET}")
-            site = AirflowSite(home, dags, connection_environment(store), port)
             clock.say("Airflow: starting its database, api-server, scheduler and dag-processor")
             with running(site):
                 clock.say(f"Airflow: {site.url}  user {USER}  password {site.password}")
@@ -124,21 +157,17 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int) -> int:
                         for said in site.revive():
                             clock.say(f"{said}\nstarted again")
         return 0 if succeeded else 1
-    except KeyboardInterrupt:
-        clock.say("ended; every process of it was stopped")
-        return 0 if keep else 130
-    finally:
-        memory.stop()
 
 
-def _end_on_sigterm() -> None:
+def _end_on_signals() -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
-        print("\nstopping; this takes a few seconds", flush=True)
+        # Not by print, in whose midst this may be.
+        with suppress(OSError):
+            os.write(sys.stdout.fileno(), b"\nstopping; this takes a few seconds\n")
         raise KeyboardInterrupt
 
-    # Both: a shell that starts the demo in the background has SIGINT ignored.
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    for number in _SIGNALS:
+        signal.signal(number, end)
 
 
 def _example(clock: Clock, site: AirflowSite, client: Any, dag_id: str) -> bool:
@@ -223,12 +252,15 @@ class MemoryWatch(threading.Thread):
         self.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def run(self) -> None:
-        """Samples until stopped."""
+        """Samples until the with statement ends."""
         while not self._over.wait(self._every_s):
             self.peak_bytes = max(self.peak_bytes, _memory_below(Path("/proc/self").resolve()))
 
-    def stop(self) -> None:
-        """Ends the thread."""
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
 

@@ -6,6 +6,7 @@ has a guard, so that none outlives the one that starts the site.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,83 @@ _TOO_SOON_S = 20.0
 def free_port(first: int = 0) -> int:
     """A TCP port that nobody listens on, the given one or the next above it (0: any)."""
     for port in range(first, first + 100) if first else (0,):
-        with socket.socket() as probe:
-            # As servers do: a port that closed a minute ago is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+        with suppress(OSError):
+            return _check_free(port)
     raise OSError(f"no free port from {first} to {first + 99}")
+
+
+def _check_free(port: int) -> int:
+    """Returns the port, or for 0 one that is free. Raises OSError if it cannot be had."""
+    with socket.socket() as probe:
+        # As servers do: a port that closed a minute ago is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return int(probe.getsockname()[1])
+
+
+class Taken(RuntimeError):
+    """What a demo needs is somebody else's; the message names it, and what to do."""
+
+
+@contextmanager
+def reserved_port(first: int, *, exactly: bool = False) -> Iterator[int]:
+    """A free TCP port that no other demo of this host takes meanwhile.
+
+    Args:
+        first: tried first, then those above it.
+        exactly: this one or none.
+
+    Raises:
+        Taken: there is none.
+    """
+    for port in range(first, first + (1 if exactly else 100)):
+        # A server is long in starting. Until it listens, a name in Linux's abstract namespace, as
+        # wide as that of ports and gone with its process, keeps others away: unix(7).
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0ddl-airflow-port-{port}")
+                _check_free(port)
+            except OSError as error:
+                why = error.strerror
+                continue
+            yield port
+            return
+    if exactly:
+        raise Taken(f"port {first} cannot be had: {why}. Give another with --port.")
+    raise Taken(f"no port from {first} to {first + 99} is free. Free one, or give --port.")
+
+
+@contextmanager
+def locked(home: Path, url: str) -> Iterator[int]:
+    """Keeps other demos from a folder, until this process and what it started have ended.
+
+    Args:
+        home: made if missing.
+        url: of the UI, told to whoever comes next.
+
+    Returns:
+        The lock's descriptor, for Services to keep: the kernel gives the lock free with the last
+        of them, however they end. Source: flock(2).
+
+    Raises:
+        Taken: another demo has it.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "demo.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            pid, _, there = file.read().partition(" ")
+            if pid.isdigit() and Path("/proc", pid).exists():
+                said = f"a demo runs there (pid {pid}), its UI at {there}: {home}. End it first"
+            else:
+                said = f"a demo that was killed is just ending there: {home}. Wait some seconds"
+            raise Taken(f"{said}, or give another folder with --home.") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} {url}")
+        file.flush()
+        yield file.fileno()
 
 
 class Service:
@@ -53,9 +122,17 @@ class Service:
         argv: what to run.
         env: its whole environment.
         logs: folder.
+        lock: a descriptor that stays open until nothing of it is left.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        lock: int | None = None,
+    ) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = logs / f"{name}.log"
@@ -68,6 +145,8 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # The guard's alone: it closes it to what it runs.
+                pass_fds=() if lock is None else (lock,),
             )
 
     @property
@@ -87,6 +166,10 @@ class Service:
         if said := self.ended():
             raise RuntimeError(said)
 
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code."""
+        return self._process.wait()
+
     def terminate(self) -> None:
         """SIGTERM; does not wait."""
         self._process.send_signal(signal.SIGTERM)
@@ -98,13 +181,20 @@ class Service:
 
 
 class EmbeddedObjectStore:
-    """moto's S3 server: enough for a demo. It checks no signature; not a store to rely on."""
+    """moto's S3 server: enough for a demo. It checks no signature; not a store to rely on.
+
+    Args:
+        folder: for its log.
+        port: or the next free one above.
+        lock: as of a Service.
+    """
 
     access_key_id = "demo"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int = 9000, lock: int | None = None) -> None:
         self.secret_access_key = secrets.token_hex(12)
-        self.port = free_port(9000)
+        self.port = free_port(port)
+        self._lock = lock
         self.endpoint_url = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         self._service: Service | None = None
@@ -112,7 +202,7 @@ class EmbeddedObjectStore:
     def start(self) -> None:
         """Starts the server and waits until it answers."""
         argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        self._service = Service("object-store", argv, os.environ, self._folder)
+        self._service = Service("object-store", argv, os.environ, self._folder, self._lock)
         _wait(lambda: _answers(self.endpoint_url + "/moto-api/"), [self._service], 60)
 
     def stop(self) -> None:
@@ -131,6 +221,7 @@ class AirflowSite:
         port: for the UI, or the next free one above.
         bundles: DAG bundles beside that of the manifests.
         database: URL for SQLAlchemy; by default SQLite in ``home``.
+        lock: as of a Service.
     """
 
     def __init__(
@@ -141,8 +232,10 @@ class AirflowSite:
         port: int = 8080,
         bundles: Sequence[Mapping[str, Any]] = (),
         database: str = "",
+        lock: int | None = None,
     ) -> None:
         self.home = home
+        self._lock = lock
         self.workspace = home / "ddl"
         self.url = f"http://127.0.0.1:{free_port(port)}"
         self.password = secrets.token_urlsafe(9)
@@ -207,11 +300,12 @@ class AirflowSite:
         passwords.touch(mode=0o600)
         passwords.chmod(0o600)  # also one that was there
         passwords.write_text(json.dumps({USER: self.password}), "utf-8")
-        migrate = subprocess.run(
-            _airflow("db", "migrate"), env=self._env, capture_output=True, text=True
-        )
-        if migrate.returncode:
-            raise RuntimeError(f"airflow db migrate failed:\n{migrate.stderr[-2000:]}")
+        migrate = self.also("db", "migrate", name="db-migrate")
+        try:
+            if migrate.wait():
+                raise RuntimeError(migrate.ended())
+        finally:
+            migrate.stop()
         for name in ("dag-processor", "api-server", "scheduler"):
             self.restart(name)
         self._wait(lambda: _answers(f"{self.url}/api/v2/version"), 120)
@@ -274,7 +368,8 @@ class AirflowSite:
             environment: further variables for it alone.
         """
         env = {**self._env, **(environment or {})}
-        return Service(name or words[0], _airflow(*words), env, self.home / "logs" / "site")
+        logs = self.home / "logs" / "site"
+        return Service(name or words[0], _airflow(*words), env, logs, self._lock)
 
     def stop(self) -> None:
         """Ends every process of the site, and of the tasks that it was running."""

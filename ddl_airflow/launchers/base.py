@@ -9,13 +9,18 @@ success from mpirun's exit code: see ``ranks_status``.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+from ddl_airflow.core.advice import LESS_MEMORY, advice
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import (
@@ -42,10 +47,20 @@ _CONSEQUENCES = frozenset({"AbortedError", "FailedPreconditionError", "Unavailab
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, by what they hold; docs/process-contract.md.
 _TIMES = ("started", "ended", "asked_to_end", "released")
-_TEXTS = ("host", "task", "reason")
+_TEXTS = ("host", "task", "reason", "python")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
+_MOST_FILES = 1_000
 _NOT_EXECUTABLE = 126
+# More than a file system keeps for a file that is there.
+_PROBE_BYTES = 1 << 16
+_ROOM = "Free space there, raise the quota, or use a larger disk."
+_NO_ROOM = re.compile(f"{os.strerror(errno.ENOSPC)}|{os.strerror(errno.EDQUOT)}")
+# Lines that TensorFlow puts around what an op says. Source: error_interpolation.py, and
+# ``AttachDef`` in op_kernel.cc.
+_OF_A_GRAPH = re.compile(
+    r"Graph execution error:|Detected at node |  File \"[^\"]*\", line \d+, in |\s*\[\["
+)
 
 
 class Launcher(Protocol):
@@ -174,8 +189,14 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
             "bases": [one for one in bases if isinstance(one, str)]
             if isinstance(bases, list)
             else [],
-            **{name: _text(exception.get(name) or "") for name in ("type", "message", "file")},
+            **{name: _text(exception.get(name) or "") for name in ("type", "file")},
+            "message": _text(_sentence(str(exception.get("message") or ""))),
         }
+    if isinstance(wrote := said.get("wrote"), list):
+        names = [_text(one) for one in wrote[:_MOST_FILES] if isinstance(one, str)]
+        record["wrote"] = list(dict.fromkeys(names))
+    if isinstance(ddl := said.get("ddl"), dict):
+        record["ddl"] = {name: ddl.get(name) is True for name in ("averaged", "gradients", "alone")}
     return record
 
 
@@ -183,6 +204,18 @@ def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) <= _LARGEST  # not so NaN
+
+
+def _sentence(message: str) -> str:
+    """What an exception says, on one line, without TensorFlow's trace of the graph around it."""
+    # One of several errors of a step, which are consequences of the first or the same again.
+    several = re.search(
+        r"root error\(s\) found\.\s*\(0\)(.*?)(?:\n\s*\(1\)|\Z)", message, re.DOTALL
+    )
+    if several is not None:
+        message = several[1]
+    lines = [line for line in message.splitlines() if not _OF_A_GRAPH.match(line)]
+    return " ".join(" ".join(lines).split()) or message
 
 
 def _text(value: object) -> str:
@@ -194,7 +227,8 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     """The state of a job from what its ranks left on disk.
 
     Every rank must have reached its end: exit code 0 in each of ``world_size`` records, or that it
-    was released, as parameter servers are when all others have done their work.
+    was released, as parameter servers are when all others have done their work. And where they are
+    to train one model, they must not have trained apart.
 
     Args:
         handle: the job.
@@ -205,9 +239,103 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     records = read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
+        if handle.averages and (reason := _trained_apart(ended, resumed=handle.resumes)):
+            return JobStatus(JobState.FAILED, reason=reason, permanent=True, apart=True)
         return JobStatus(JobState.SUCCEEDED)
     failure = _first_failure(handle, records)
-    return JobStatus(JobState.FAILED if failure else JobState.LOST, failure)
+    full = "" if failure and failure.exit_code is not None else _full(handle)
+    if failure is None:
+        return JobStatus(JobState.LOST, reason=full and f"The ranks left no word: {full}")
+    if full:
+        failure = replace(failure, reason=f"could not say how it ended: {full}")
+    return JobStatus(JobState.FAILED, failure)
+
+
+def no_room(error: OSError) -> str:
+    """What to do about a full disk."""
+    return f"{error.strerror}. {_ROOM}"
+
+
+def _full(handle: JobHandle) -> str:
+    """Says that the ranks' records and logs have no room, if that is so."""
+    for folder in (handle.record_dir, handle.log_dir):
+        try:
+            # It has no name, so nobody can have put a link there.
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(_PROBE_BYTES))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return f"{folder}: {no_room(error)}"
+    return ""
+
+
+def have_averaged(records: Mapping[int, dict[str, Any]]) -> bool:
+    """Whether the ranks with these records have averaged gradients."""
+    return any(record.get("ddl", {}).get("averaged") for record in records.values())
+
+
+def written_by_several(records: Mapping[int, dict[str, Any]]) -> dict[str, str]:
+    """Each file that several ranks opened for writing, and which ranks, in words."""
+    by: dict[str, list[int]] = {}
+    for rank, record in sorted(records.items()):
+        for name in record.get("wrote", ()):
+            by.setdefault(name, []).append(rank)
+    return {name: _named(ranks) for name, ranks in by.items() if len(ranks) > 1}
+
+
+def _trained_apart(records: Mapping[int, dict[str, Any]], *, resumed: bool) -> str:
+    """Which ranks trained by themselves, and what to do; empty if none did.
+
+    Averaging takes all ranks that have started ddl, also those that had no data and have joined.
+    One that has not is alone. Where nobody has averaged, ranks that have started ddl and computed
+    no gradient found nothing left to train; in a training that resumes also those that have not
+    started it.
+    """
+    without = [rank for rank, record in records.items() if "ddl" not in record]
+    started = [rank for rank in records if rank not in without]
+    averaged = have_averaged(records)
+    alone = [rank for rank in started if records[rank]["ddl"]["alone"]]
+    if averaged and len(alone) > 1:
+        return (
+            f"The {len(records)} ranks trained apart, each a model of its own: {_named(alone)} ran "
+            "fit() with an optimizer that does not average gradients, as one is that load_model "
+            "has brought, or compile() was given anew. Wrap it: "
+            "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...). If that is "
+            "meant, write `distribution: independent` in the manifest."
+        )
+    trained = any(records[rank]["ddl"]["gradients"] for rank in started)
+    if (not without and averaged) or (not averaged and not trained and (resumed or not without)):
+        return ""
+    who = f"{_named(without)} did not import ddl" if without else ""
+    if started:
+        did = "averaged gradients" if averaged else "imported it and averaged no gradient"
+        who = (
+            f"{who}, {_named(started)} {did}"
+            if who
+            else (f"{_named(started)} imported ddl, computed gradients and averaged none")
+        )
+    cure = (
+        "Write `import ddl` in the script before the optimizer is made, and in Keras wrap that: "
+        "ddl.keras.DistributedOptimizer(optimizer)."
+        if without
+        else "In Keras wrap the optimizer, also one that load_model has brought: "
+        "ddl.keras.DistributedOptimizer(optimizer). In TensorFlow 1 put `import ddl` before the "
+        "line that makes the optimizer."
+    )
+    return (
+        f"The {len(records)} ranks trained apart, each a model of its own: {who}. {cure} Or ask "
+        "for one rank. If ranks need not average here, as in a search or with MPI of the script's "
+        "own, write `distribution: independent` in the manifest."
+    )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    shown = [str(rank) for rank in ranks[:8]] + ["…"] * (len(ranks) > 8)
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _did_its_work(record: dict[str, Any]) -> bool:
@@ -229,7 +357,8 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
                 rank=rank,
                 host=str(record["host"]),
                 exit_code=None,
-                reason="was killed without a word (SIGKILL; often the machine ran out of memory)",
+                reason="was killed without a word (SIGKILL; often the machine ran out of memory). "
+                + LESS_MEMORY,
                 task=str(record.get("task", "")),
             )
     if failed:
@@ -260,20 +389,34 @@ def _explain(record: dict[str, Any]) -> RankFailure:
     permanent = code in (_COMMAND_NOT_FOUND, _NOT_EXECUTABLE) or bool(
         _PERMANENT_EXCEPTIONS & {name, *exception.get("bases", [])}
     )
+    cure = ""
     if name:
         place = f" at {exception['file']}:{exception['line']}" if exception.get("file") else ""
-        reason = f"raised {name}{place}: {exception.get('message', '')}"
+        message = exception.get("message", "")
+        reason = f"raised {name}{place}{': ' if message else ''}{message}"
+        cure = advice(name, message)
+        if name == "ModuleNotFoundError" and record.get("python") and not cure:
+            cure = (
+                f"The ranks' Python is {record['python']}: install it there with `-m pip install`, "
+                "or name another Python, in [ddl] python or launcher.python; what is yours belongs "
+                "beside the script."
+            )
     elif code == _COMMAND_NOT_FOUND:
         reason = f"did not start: command not found ({record.get('reason', 'see its log')})"
     elif code == _NOT_EXECUTABLE:
         reason = f"did not start: command cannot be run ({record.get('reason', 'see its log')})"
     elif code > 128:
-        reason = f"was ended by {_signal_name(code - 128)}" + (
-            " (often the machine ran out of memory)" if code - 128 == signal.SIGKILL else ""
-        )
+        reason = f"was ended by {_signal_name(code - 128)}"
+        if code - 128 == signal.SIGKILL:
+            reason += " (often the machine ran out of memory)"
+            cure = LESS_MEMORY
     else:
         why = f" ({record['reason']})" if "reason" in record else ""
         reason = f"exited with code {code}{why}"
+    if _NO_ROOM.search(reason):
+        cure = _ROOM
+    if cure:
+        reason = f"{reason.rstrip('. ')}. {cure}"
     return RankFailure(
         rank=int(record["rank"]),
         host=str(record["host"]),
@@ -283,6 +426,15 @@ def _explain(record: dict[str, Any]) -> RankFailure:
         permanent=permanent,
         task=str(record.get("task", "")),
     )
+
+
+def explained(failure: RankFailure, world_size: int) -> str:
+    """Which rank failed, where and how, in one sentence: for the train task and for ddl-run."""
+    where = f" on {failure.host}" if failure.host else ""
+    rank = f"rank {failure.rank} of {world_size}"
+    who = f"{failure.task} ({rank})" if failure.task else rank
+    reason = failure.reason.rstrip()
+    return f"{who}{where} {reason}{'' if reason.endswith(('.', '?', '!')) else '.'}"
 
 
 def _signal_name(number: int) -> str:

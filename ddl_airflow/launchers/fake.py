@@ -41,13 +41,11 @@ class FakeLauncher:
         codes = self.exit_codes + [0] * (job.world_size - len(self.exit_codes))
         for rank, code in enumerate(codes[: job.world_size]):
             (job.log_dir / f"rank-{rank}.log").write_text(self.output, "utf-8")
-            record: dict[str, object] = {"rank": rank, "host": "fake"}
+            record: dict[str, object] = {"rank": rank, "host": "fake", "ddl": {"averaged": True}}
             if code is not None:
                 record |= {"ended": float(rank), "exit_code": code}
             (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record), "utf-8")
-        return JobHandle(
-            self.kind, job.job_id, os.getpid(), job.world_size, job.record_dir, job.log_dir
-        )
+        return job.handle(self.kind, os.getpid())
 
     def status(self, handle: JobHandle) -> JobStatus:
         """What the records say; a fake job never runs on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from ddl_airflow.core.beneath import make_folder, open_beneath
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.errors import LaunchError, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import processes, run_as, session_directory, tasks, tether
-from ddl_airflow.launchers.base import END_S, over_since, ranks_status
+from ddl_airflow.launchers.base import END_S, no_room, over_since, ranks_status
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked, said_of
@@ -162,20 +163,14 @@ class LocalLauncher:
             with open(open_beneath(job.log_dir / "launcher.log", root, flags), "ab") as log:
                 process = self._start(submission, log)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(f"{error.filename or job.log_dir}: {no_room(error)}") from error
             user = f" as user {job.user}" if job.user else ""
             raise SubmitFailed(
                 f"cannot start ranks in {job.folder}{user}: {error.strerror}"
             ) from error
         self._started[process.pid] = process
-        return JobHandle(
-            self.kind,
-            job.job_id,
-            process.pid,
-            job.world_size,
-            job.record_dir,
-            job.log_dir,
-            job.user,
-        )
+        return job.handle(self.kind, process.pid)
 
     def _start(self, submission: Submission, log: IO[bytes]) -> subprocess.Popen[bytes]:
         job = submission.job

@@ -58,7 +58,8 @@ def settings(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _base() -> Path:
+def usual_base() -> Path:
+    """Where such directories are made."""
     # Memory, as Open MPI itself chooses for its segments, where there is some.
     try:
         room = shutil.disk_usage(_SHARED_MEMORY).free >= _ROOM_BYTES
@@ -134,7 +135,7 @@ def create(base: Path) -> Path:
 
 def main(command: Sequence[str]) -> None:
     """Never returns: executes ``command``."""
-    base = _base()
+    base = usual_base()
     remove_stale(base)
     directory = create(base)
     # The rank shim, ddl_ops.rank, ends its script when this process has ended.

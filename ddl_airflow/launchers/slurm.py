@@ -180,9 +180,7 @@ class SlurmLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name at Slurm is the ``job_id``."""
-        return JobHandle(
-            self.kind, job.job_id, 0, job.world_size, job.record_dir, job.log_dir, job.user
-        )
+        return job.handle(self.kind, 0)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
@@ -293,7 +291,8 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     status = ranks_status(handle, running=False)
     failure = status.failure
     # What a rank did by itself says more than that Slurm then ended the rest.
-    if status.state is JobState.SUCCEEDED or (failure and failure.exit_code is not None):
+    known = status.state is JobState.SUCCEEDED or status.apart
+    if known or (failure and failure.exit_code is not None):
         return status
     if state in _ENDINGS:
         why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.transfer import missing_from, publications, restore
@@ -41,17 +43,25 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         name: ``latest`` or ``production``.
 
     Returns:
-        training_id, publication (its place in the store), model (its URI), metrics, made_of, set
-        (time, ISO 8601), due (of its run, for example a schedule's time) and before: the same of
-        earlier ones, the newest first, and whether each was withdrawn. history: every change, the
-        newest first: number, event, publication, training_id, at, by and reason. One that was
-        written before publications had places of their own has no publication, due and history.
+        training_id, publication (its place in the store), model (its URI), metrics (numbers by
+        name), measurements (each with what it was measured on), made_of, set (time, ISO 8601), due
+        (of its run, for example a schedule's time) and before: the same of earlier ones, the newest
+        first, and whether each was withdrawn. history: every change, the newest first: number,
+        event, publication, training_id, at, by and reason. What one does not have because it was
+        written by an earlier version of ours is empty.
 
     Raises:
         StagingError: it is damaged.
     """
     found = _read(store, _key(dag_id, name))
     return None if found is None else _upgraded(found[0])
+
+
+def dags_in(store: ObjectStore) -> list[str]:
+    """Ids of the DAGs whose results are there, as the pointers' places say."""
+    pointer = re.compile(rf"([^/]+)/(?:{LATEST}|{PRODUCTION})\.json")
+    found = (pointer.fullmatch(one.key) for one in store.list())
+    return sorted({match[1] for match in found if match})
 
 
 def point(
@@ -61,6 +71,7 @@ def point(
     publication: str,
     metrics: Mapping[str, float],
     *,
+    measurements: Sequence[Mapping[str, Any]] = (),
     made_of: Mapping[str, Any] | None = None,
     due: datetime | None = None,
     check: Callable[[Pointer], None] | None = None,
@@ -74,6 +85,7 @@ def point(
     Args:
         publication: its place in the store; begins with the training's id.
         metrics: of its model.
+        measurements: what they were measured on, as ``Measurement.dump`` has them.
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         due: when its run was; None: it may overtake any.
         check: is given the pointer as it is when it changes, and raises if it must stay.
@@ -94,6 +106,7 @@ def point(
                 check(now)
         facts = {
             "metrics": dict(metrics),
+            "measurements": list(measurements),
             "made_of": dict(made_of or {}),
             "due": due and due.isoformat(),
         }
@@ -147,7 +160,7 @@ def rollback(
                 f"{store.uri}/{one['publication']} is no longer there, or not as it was published. "
                 "Choose another with --to."
             )
-        facts = {field: one[field] for field in ("metrics", "made_of", "due")}
+        facts = {field: one[field] for field in ("metrics", "measurements", "made_of", "due")}
         event = {"event": "rolled back", "by": by, "reason": reason}
         return _next(store, now, one["publication"], facts, event, withdraw=True)
 
@@ -185,6 +198,7 @@ def promote(
         )
     facts = {
         "metrics": record["result"]["metrics"],
+        "measurements": record["result"].get("measurements", []),
         "made_of": made_of(record),
         "due": record["run"].get("due"),
     }
@@ -208,25 +222,41 @@ def made_of(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_not_worse(
-    metrics: Mapping[str, float], pointer: Pointer | None, metric: str, *, small: bool
-) -> None:
+def serving(pointer: Pointer | None, metric: str) -> list[Measurement]:
+    """What is known of the model in production, of one metric, by each source; the newest last."""
+    if pointer is None or metric not in pointer["metrics"]:
+        return []
+    told = [Measurement.load(one) for one in pointer["measurements"] if one["metric"] == metric]
+    return told or [Measurement(metric, pointer["metrics"][metric])]
+
+
+def check_not_worse(one: Measurement | None, pointer: Pointer | None, *, small: bool) -> str:
     """Raises QualityTooLow if a model is worse than the one in production.
 
     Args:
-        metrics: of the model.
+        one: what decides, of the model; None: nobody has measured it.
         pointer: to production; None, or without the metric: nothing to compare with.
-        metric: that decides.
         small: whether less of it is better.
+
+    Returns:
+        Why the two are not compared, for people; empty if they are, or there is nothing.
     """
-    if pointer is None or metric not in pointer["metrics"]:
-        return
-    value, serves = metrics[metric], pointer["metrics"][metric]
+    known = [] if one is None else serving(pointer, one.metric)
+    if one is None or pointer is None or not known:
+        return ""
+    like = [other for other in known if one.like(other)]
+    if not like:
+        return (
+            f"{one.metric} is not compared with that of the model in production: here it is of "
+            f"{one.measured_on}, there of {known[-1].measured_on}."
+        )
+    value, serves = one.value, like[-1].value
     if (value > serves) if small else (value < serves):
         raise QualityTooLow(
-            f"{metric} is {value:.4g}, {abs(value - serves):.4g} worse than the {serves:.4g} of "
-            f"the model in production, {pointer['training_id']}."
+            f"{one.metric} is {value:.4g}, {abs(value - serves):.4g} worse than the {serves:.4g} "
+            f"of the model in production, {pointer['training_id']}."
         )
+    return ""
 
 
 def reject(
@@ -354,6 +384,7 @@ def _upgraded(pointer: Pointer) -> Pointer:
     for one in (pointer, *pointer["before"]):
         one.setdefault("publication", one["training_id"])
         one.setdefault("due", None)
+        one.setdefault("measurements", [])
     if "history" not in pointer:
         known = (pointer, *pointer["before"])
         pointer["history"] = [
@@ -385,5 +416,5 @@ def _key(dag_id: str, name: str) -> str:
 
 
 def _entry(pointer: Mapping[str, Any], withdrawn: bool) -> Pointer:
-    fields = ("training_id", "publication", "model", "metrics", "made_of", "due", "set")
-    return {field: pointer[field] for field in fields} | {"withdrawn": withdrawn}
+    fields = ("training_id", "publication", "model", "metrics", "measurements", "made_of")
+    return {field: pointer[field] for field in (*fields, "due", "set")} | {"withdrawn": withdrawn}

@@ -20,6 +20,7 @@ from typing import Any
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
 from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
@@ -77,6 +78,24 @@ def has_part(layout: RunLayout, step: str) -> bool:
     return (layout.kept / "lineage" / f"{step}.json").exists()
 
 
+def measured(layout: RunLayout) -> list[Measurement]:
+    """What train and transform know of the model's quality, in the order in which they learnt it.
+
+    Raises:
+        StagingError: as ``read_part``.
+    """
+    trained = read_part(layout, "train")["result"]
+    # Of an earlier version of ours: numbers alone.
+    told = [Measurement(name, value) for name, value in trained["metrics"].items()]
+    if "measurements" in trained:
+        told = [Measurement.load(one) for one in trained["measurements"]]
+    formed = read_part(layout, "transform")["result"]
+    if (accuracy := formed.get("accuracy")) is not None:
+        file, rows = formed.get("sample") or "", formed.get("rows") or 0
+        told.append(Measurement("accuracy", accuracy, SAMPLE, file, rows))
+    return told
+
+
 def fix_run(
     layout: RunLayout,
     run_id: str,
@@ -116,8 +135,17 @@ def has_begun_training(layout: RunLayout) -> bool:
 
 def trained_with_other_data(layout: RunLayout) -> bool:
     """Whether what ranks left is of another dataset than the one that is staged."""
+    return _differs(layout, "dataset")
+
+
+def trained_with_other_code(layout: RunLayout) -> bool:
+    """Whether the last ranks that were started ran other scripts than those that are staged."""
+    return _differs(layout, "code")
+
+
+def _differs(layout: RunLayout, what: str) -> bool:
     before, now = _trained_with(layout), _made_of(layout)
-    return before is not None and now is not None and before["dataset"] != now["dataset"]
+    return before is not None and now is not None and before[what] != now[what]
 
 
 def _made_of(layout: RunLayout) -> dict[str, Any] | None:
@@ -172,6 +200,10 @@ def assemble(
         record["run"]["tries"].update(part.pop("tries"))
         for section, facts in part.items():
             record.setdefault(section, {}).update(facts)
+    if not has_part(layout, "evaluate"):
+        known = measured(layout)
+        record["result"]["metrics"] = finite(known)
+        record["result"]["measurements"] = [one.dump() for one in known]
     record["run"]["tries"]["upload_results"] = tries
     if _is_published(layout.kept / LINEAGE, published):
         before = read_object(layout.kept / LINEAGE, layout.workspace)["run"]

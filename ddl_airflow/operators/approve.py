@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 
 from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
@@ -17,6 +19,8 @@ from ddl_airflow.operators.base import layout_of
 
 class ApproveOperator(ApprovalOperator):
     """Airflow's own form; who rejects skips the upload, and no schedule trains the same again.
+
+    Its body is what the DAG gives it, and the parameters of the run.
 
     Args:
         results: where rejections are remembered. Its keys are never serialised nor rendered.
@@ -38,6 +42,22 @@ class ApproveOperator(ApprovalOperator):
         super().__init__(**kwargs)
         self._reference = results
 
+    def execute(self, context: Any) -> Any:
+        """Asks, and has Airflow wait for the answer."""
+        with airflow_errors():
+            begun = fixed_run(layout_of(context))
+        # What the run trained with, also where the DAG has other defaults by now.
+        form = dict(context["params"])
+        given = begun["made_of"]["parameters"] if begun is not None else form
+        rows = [
+            (code(name, in_table=True), code(_text(given[name]), in_table=True))
+            for name in {**form, **given}  # as the form has them
+            if name in given
+        ]
+        said = [self.body or "", table(("parameter", "this run"), rows) if rows else ""]
+        self.body = "\n\n".join(filter(None, said))
+        return super().execute(context)
+
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Called by Airflow with the answer."""
         with airflow_errors():
@@ -56,3 +76,7 @@ class ApproveOperator(ApprovalOperator):
                     why,
                 )
         return super().execute_complete(context=context, event=event)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

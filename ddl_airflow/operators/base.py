@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import socket
 import sys
@@ -15,10 +16,11 @@ from typing import Any
 
 from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.sdk import Asset, BaseOperator, XComArg
-from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.beneath import check_folder
+from ddl_airflow.core.beneath import check_folder, write_beneath
 from ddl_airflow.core.errors import (
     CommandInvalid,
     DdlError,
@@ -38,6 +40,7 @@ from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.workspace import check_mounted
 
 _SAY_EVERY_S = 2.0
+_LONGEST_MESSAGE = 10_000
 # In AIRFLOW_HOME, which is the host's own where the workspace is not.
 _SEEN = "ddl-workspaces"
 
@@ -136,9 +139,11 @@ class StepOperator(BaseOperator):
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
         attempts = context["params"].get("attempts", sys.maxsize)
-        with airflow_errors(attempts_left=self.tries(context) < attempts):
+        left = self.tries(context) < attempts
+        with airflow_errors(attempts_left=left), self._noting_failure(context):
             try:
                 layout = layout_of(context)
+                layout.failure.unlink(missing_ok=True)  # the run goes on
                 # Airflow takes any name in a run's conf, and makes a parameter of it.
                 check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
@@ -155,10 +160,40 @@ class StepOperator(BaseOperator):
                     self.log.error("%s", line)
                 raise
 
+    @contextmanager
+    def _noting_failure(self, context: Any) -> Iterator[None]:
+        """Leaves in the run's folder why the step failed."""
+        try:
+            yield
+        except (AirflowSkipException, TaskDeferred):  # it did not
+            raise
+        except BaseException as error:
+            try:
+                self._note(layout_of(context), context, error)
+            except (DdlError, OSError) as unnoted:  # the log has it all the same
+                self.log.warning("the Training tab will not show why this failed: %s", unnoted)
+            raise
+
+    def _note(self, layout: RunLayout, context: Any, error: BaseException) -> None:
+        if not self._follows_staging():
+            layout.create()
+        if not layout.kept.is_dir():
+            return  # another host's disk, which the tab does not see
+        failure = {
+            "step": self.task_id,
+            "try": context["ti"].try_number,
+            "error": type(error).__name__,
+            "message": str(redact(str(error)))[:_LONGEST_MESSAGE],
+            "rank": getattr(error, "rank", None),
+        }
+        write_beneath(layout.failure, layout.workspace, json.dumps(failure).encode())
+
+    def _follows_staging(self) -> bool:
+        return any(s.task_id == "stage_data" for s in self.get_flat_relatives(upstream=True))
+
     def _check_staged(self, layout: RunLayout) -> None:
         """Whether this is where the run's data was staged, and no other host's own disk."""
-        before = self.get_flat_relatives(upstream=True)
-        if has_part(layout, "stage_data") or not any(s.task_id == "stage_data" for s in before):
+        if has_part(layout, "stage_data") or not self._follows_staging():
             return
         raise StagingError(
             f"{layout.root}: nothing that stage_data left for this run is here, on "
@@ -231,7 +266,7 @@ class StepOperator(BaseOperator):
         been made of one that was edited since.
         """
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
-        with airflow_errors():
+        with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
             # The rules of the manifest say so too; an operator may have been made without one.
             for name in self.templated:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.command import check_command
 from ddl_airflow.core.errors import EvaluationInvalid, FileRefused, QualityTooLow
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.markdown import escaped, table
+from ddl_airflow.core.metrics import (
+    COMMAND,
+    TRAINING,
+    Measurement,
+    deciding,
+    finite,
+    newest,
+    shown,
+)
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import (
@@ -17,11 +28,14 @@ from ddl_airflow.lineage.production import (
     check_not_worse,
     read_pointer,
     reject,
+    serving,
 )
-from ddl_airflow.lineage.record import fixed_run, read_part, write_part
+from ddl_airflow.lineage.record import fixed_run, measured, read_part, write_part
 from ddl_airflow.operators.base import rank_python
-from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
+
+# Metrics in one message.
+_MOST_NAMED = 20
 
 
 class EvaluateOperator(JobOperator):
@@ -29,12 +43,14 @@ class EvaluateOperator(JobOperator):
 
     That is, later ones before earlier: the last metrics of the training; ``accuracy``, as the
     reloaded SavedModel has it on the sample's rows, where the sample has labels; and what the
-    command writes.
+    command writes. What was measured on training batches decides only where that is asked for.
 
     Args:
         results: where production's metrics are. Its keys are never serialised nor rendered.
         command: run once; writes a JSON object of numbers to ``$EVALUATION``. Empty: none.
         metric: the one that decides; empty: none does.
+        source: what it must be measured on (``ddl_airflow.core.metrics``); empty: anything but
+            training batches.
         minimum, maximum: that it must reach, may not exceed.
         not_worse: whether it must be at least as good as that of the model in production.
         python, tf1, parameters, secrets: as ``JobOperator`` has them.
@@ -43,6 +59,7 @@ class EvaluateOperator(JobOperator):
     template_fields = (
         "command",
         "metric",
+        "source",
         "minimum",
         "maximum",
         "not_worse",
@@ -61,6 +78,7 @@ class EvaluateOperator(JobOperator):
         results: StoreReference,
         command: str = "",
         metric: str = "",
+        source: str = "",
         minimum: float | None = None,
         maximum: float | None = None,
         not_worse: bool = False,
@@ -70,6 +88,7 @@ class EvaluateOperator(JobOperator):
         self._reference = results
         self.command = command
         self.metric = metric
+        self.source = source
         self.minimum = minimum
         self.maximum = maximum
         self.not_worse = not_worse
@@ -78,39 +97,33 @@ class EvaluateOperator(JobOperator):
         """What has to hold."""
         if self.command:
             check_command(self.command, layout.code, rank_python(self.python))
-        bounds = {"at least": self.minimum, "at most": self.maximum}
-        wanted = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
-        if self.not_worse:
-            wanted.append("no worse than production")
-        return f"would ask that {self.metric} is {' and '.join(wanted)}" if wanted else "no bounds"
+        if not self.metric:
+            return "no bounds"
+        bounds = wanted(self.minimum, self.maximum, not_worse=self.not_worse)
+        return f"would ask that {self.metric} is {bounds}"
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
         """Returns the metrics, production's, and a table of both for people."""
         try_number = context["ti"].try_number
-        metrics = dict(read_part(layout, "train")["result"]["metrics"])
-        accuracy = read_part(layout, "transform")["result"].get("accuracy")
-        if accuracy is not None:
-            metrics["accuracy"] = accuracy
+        measurements = measured(layout)
         if self.command:
-            metrics |= self._measured(layout, try_number)
-        for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
-            if name == self.metric:
-                continue  # it decides, below
-            # JSON has no such numbers: Airflow refuses them, and so do those who read the record.
-            self.log.warning("metric %s is %s and is left out", name, metrics.pop(name))
+            measurements += self._measured(layout, try_number)
+        metrics = finite(measurements)
         now = read_pointer(store_of(self._reference), self.dag_id, PRODUCTION)
-        production = now["metrics"] if now else None
-        table = _table(metrics, production)
-        for line in table.splitlines():
-            self.log.info("%s", line)
+        for one in newest(measurements).values():
+            self.log.info("%s is %s (%s)", one.metric, shown(one.value), one.measured_on)
+        decides = None
         if self.metric:
+            decides = self._deciding(layout, measurements)
+            self.log.info("%s decides, as measured on %s", self.metric, decides.measured_on)
             try:
-                self._decide(metrics, now)
+                self._decide(decides, now)
             except QualityTooLow as low:
                 self._remember(layout, low)
                 raise
         evaluation = {
             "metric": self.metric or None,
+            "measured": decides and decides.dump(),
             "minimum": self.minimum,
             "maximum": self.maximum,
             "production": now and now["training_id"],
@@ -119,13 +132,20 @@ class EvaluateOperator(JobOperator):
             layout,
             "evaluate",
             {
-                "result": {"metrics": metrics, "evaluation": evaluation},
+                "result": {
+                    "metrics": metrics,
+                    "measurements": [one.dump() for one in measurements],
+                    "evaluation": evaluation,
+                },
                 "tries": {"evaluate": self.tries(context)},
             },
         )
-        return {"metrics": metrics, "production": production, "table": table}
+        production = now["metrics"] if now else None
+        bound = wanted(self.minimum, self.maximum, not_worse=self.not_worse)
+        shown_to_people = _table(measurements, now, decides, bound)
+        return {"metrics": metrics, "production": production, "table": shown_to_people}
 
-    def _measured(self, layout: RunLayout, try_number: int) -> dict[str, float]:
+    def _measured(self, layout: RunLayout, try_number: int) -> list[Measurement]:
         check_command(self.command, layout.code, rank_python(self.python))
         layout.evaluation.unlink(missing_ok=True)  # of an earlier try
         env = {"MODEL": str(layout.model), "EVALUATION": str(layout.evaluation)}
@@ -136,7 +156,8 @@ class EvaluateOperator(JobOperator):
             layout.logs / "evaluate",
             self.environment(layout) | env,
         )
-        return _read(layout, self.command)
+        measured = _read(layout, self.command)
+        return [Measurement(name, value, COMMAND) for name, value in measured.items()]
 
     def _remember(self, layout: RunLayout, low: QualityTooLow) -> None:
         """So that no schedule trains the same again."""
@@ -144,28 +165,89 @@ class EvaluateOperator(JobOperator):
             store = store_of(self._reference)
             reject(store, self.dag_id, layout.training_id, begun["made_of"], str(low))
 
-    def _decide(self, metrics: Mapping[str, float], production: Pointer | None) -> None:
-        if self.metric not in metrics:
+    def _deciding(self, layout: RunLayout, measurements: Sequence[Measurement]) -> Measurement:
+        """The measurement that decides. Raises EvaluationInvalid if there is none that may."""
+        metric = self.metric
+        one = deciding(measurements, metric, self.source)
+        if one is not None and one.source == TRAINING != self.source:
             raise EvaluationInvalid(
-                f"evaluation.metric: nobody measured {self.metric!r}. There is: "
-                f"{', '.join(sorted(metrics)) or 'nothing'}. Report it in training, or write it in "
-                "evaluation.command."
+                f"evaluation.metric: {metric} is {shown(one.value, 4)} on training batches, which "
+                f"the model has learnt: that decides nothing.{_before(one, measurements)} "
+                f"{_cures(layout, metric, measurements)} evaluation.source: training takes it all "
+                "the same."
             )
-        value, nothing = metrics[self.metric], "Nothing was published."
+        if one is not None and not one.source:
+            raise EvaluationInvalid(
+                f"evaluation.metric: {metric} is of a training of an earlier version, which did "
+                "not note what it was measured on. Clear train with downstream."
+            )
+        if one is not None:
+            return one
+        asked = f" by source {self.source}" if self.source else ""
+        there = [f"{m.metric} ({m.measured_on})" for m in measurements[-_MOST_NAMED:]]
+        raise EvaluationInvalid(
+            f"evaluation.metric: nobody measured {metric!r}{asked}. There is: "
+            f"{', '.join(sorted(there)) or 'nothing'}. {_cures(layout, metric, measurements)}"
+        )
+
+    def _decide(self, one: Measurement, production: Pointer | None) -> None:
+        value, metric = one.value, self.metric
+        rest = f"({one.measured_on}). Nothing was published."
         if not math.isfinite(value):
-            raise QualityTooLow(f"{self.metric} is {value}. {nothing}")
+            raise QualityTooLow(f"{metric} is {shown(value)} {rest}")
         if self.minimum is not None and value < self.minimum:
             short = f"{self.minimum - value:.4g} below the minimum {self.minimum:g}"
-            raise QualityTooLow(f"{self.metric} is {value:.4g}, {short}. {nothing}")
+            raise QualityTooLow(f"{metric} is {value:.4g}, {short} {rest}")
         if self.maximum is not None and value > self.maximum:
             beyond = f"{value - self.maximum:.4g} above the maximum {self.maximum:g}"
-            raise QualityTooLow(f"{self.metric} is {value:.4g}, {beyond}. {nothing}")
+            raise QualityTooLow(f"{metric} is {value:.4g}, {beyond} {rest}")
         if self.not_worse:
             small = smaller_is_better(self.minimum, self.maximum)
             try:
-                check_not_worse(metrics, production, self.metric, small=small)
+                if other := check_not_worse(one, production, small=small):
+                    self.log.warning("%s", other)
             except QualityTooLow as worse:
-                raise QualityTooLow(f"{worse} {nothing}") from None
+                raise QualityTooLow(f"{worse} Nothing was published.") from None
+
+
+def _before(one: Measurement, measurements: Sequence[Measurement]) -> str:
+    """What another source said of the metric before, and how to take that."""
+    others = [m for m in measurements if m.metric == one.metric and m.source != one.source]
+    if not others:
+        return ""
+    last = others[-1]
+    return (
+        f" Before it, {shown(last.value, 4)} came from {last.measured_on}: evaluation.source: "
+        f"{last.source} takes that."
+    )
+
+
+def _cures(layout: RunLayout, metric: str, measurements: Sequence[Measurement]) -> str:
+    """How the metric is measured on what the model has not learnt."""
+    cures = []
+    if metric == "accuracy":
+        why = read_part(layout, "transform")["result"].get("no_accuracy") or "there is no sample"
+        cures.append(f"name a sample with labels in transform.sample ({why[:300]})")
+    cures.append("write it in evaluation.command")
+    validated = newest(measurements).get(f"val_{metric}")
+    if validated is not None:
+        cures.append(
+            f"take metric: {validated.metric}, which is {shown(validated.value, 4)} on "
+            f"{validated.measured_on}"
+        )
+    else:
+        cures.append(f"report it from held-out data (ddl.report, or fit() for val_{metric})")
+    said = f"{', '.join(cures[:-1])}, or {cures[-1]}."
+    return said[0].upper() + said[1:]
+
+
+def wanted(minimum: float | None, maximum: float | None, *, not_worse: bool) -> str:
+    """The bounds of what decides, for people."""
+    bounds = {"at least": minimum, "at most": maximum}
+    said = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+    if not_worse:
+        said.append("no worse than production")
+    return " and ".join(said)
 
 
 def smaller_is_better(minimum: float | None, maximum: float | None) -> bool:
@@ -186,13 +268,24 @@ def _read(layout: RunLayout, command: str) -> dict[str, float]:
     )
 
 
-def _table(metrics: Mapping[str, float], production: Mapping[str, float] | None) -> str:
-    lines = ["| metric | this model | production |", "|---|---|---|"]
-    for name in sorted(metrics):
-        serves = (production or {}).get(name)
-        lines.append(
-            f"| {name} | {metrics[name]:.5g} | {'' if serves is None else f'{serves:.5g}'} |"
-        )
-    if production is None:
-        lines += ["", "No model is in production yet."]
-    return "\n".join(lines)
+def _table(
+    measurements: Sequence[Measurement],
+    now: Pointer | None,
+    decides: Measurement | None,
+    bound: str,
+) -> str:
+    """All metrics beside production's, for the form of who approves; what decides is first."""
+    known = dict(sorted(newest(measurements).items()))
+    if decides is not None:
+        known = {decides.metric: decides} | known | {decides.metric: decides}
+    rows = []
+    for name, one in known.items():
+        serves = ""
+        for other in serving(now, name)[-1:]:
+            serves = shown(other.value)
+            if not one.like(other):
+                serves += f" ({escaped(other.measured_on)})"
+        asked = bound if one is decides else ""
+        rows.append((escaped(name), shown(one.value), serves, escaped(one.measured_on), asked))
+    said = table(("metric", "this model", "production", "measured on", "asked for"), rows)
+    return said if now is not None else f"{said}\n\nNo model is in production yet."

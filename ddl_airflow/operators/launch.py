@@ -12,18 +12,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
-from ddl_airflow.core.errors import DdlError, FileRefused, JobFailed, JobLost, LaunchError
+from ddl_airflow.core.errors import (
+    DdlError,
+    FileRefused,
+    JobFailed,
+    JobLost,
+    LaunchError,
+    TrainedApart,
+)
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Scheduler, reports_of, run_folder
+from ddl_airflow.launchers.base import (
+    END_S,
+    GRACE_S,
+    Launcher,
+    Scheduler,
+    explained,
+    reports_of,
+    run_folder,
+)
 
 _POLL_S = 0.1
 _ASK_S = 1.0
@@ -32,6 +49,39 @@ _LAST_LINES = 25
 _LAST_BYTES = 1 << 16
 _MOST_LINES = 2000
 _LONGEST_LINE = 2000
+# TensorFlow's own log of an error that it also raises: the line, what stands before the first such
+# line of a process, and the node. Source: local_rendezvous.cc.
+_SAID_AGAIN = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|"
+    r"[A-Z]\S* .*local_rendezvous\.cc:\d+\] Local rendezvous is aborting|\t \[\[\{\{"
+)
+
+
+class _Shown:
+    """A rank's lines as a person needs them: without TensorFlow's trace of the graph.
+
+    It has thirty lines before the one that says what is wrong, which the script's traceback has
+    too. A line says where the rest is.
+
+    Args:
+        path: the whole log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inside = False
+
+    def of(self, lines: Iterable[str]) -> Iterator[str]:
+        """Of the lines that come next those to be shown."""
+        for line in lines:
+            if line.startswith("Detected at node "):
+                self._inside = True
+                yield f"… TensorFlow's trace of the graph is in {self._path}"
+            elif self._inside and (not line.strip() or line.startswith("  ")):
+                continue
+            elif not _SAID_AGAIN.match(line):
+                self._inside = False
+                yield line
 
 
 class _Echo:
@@ -43,9 +93,10 @@ class _Echo:
         self._said = 0
         self._held: deque[str] = deque(maxlen=_LAST_LINES)
         self._passed_over = 0
+        self._shown = _Shown(path)
 
     def say(self, text: str) -> None:
-        for line in text.splitlines():
+        for line in self._shown.of(text.splitlines()):
             if self._said < _MOST_LINES:
                 self._said += 1
                 self._log.info("rank 0 | %s", _short(line))
@@ -89,6 +140,7 @@ class RunningJob:
         Raises:
             SubmitFailed: nothing could be started.
             JobFailed: a rank failed; says which, where and how, with its last lines in the log.
+            TrainedApart: none did, and they did not train one model.
             JobLost: the ranks are gone and none says why; or it was cancelled.
         """
         submission = self._prepare(job)
@@ -141,7 +193,7 @@ class RunningJob:
                 fresh |= self._report(reports, ended=status.ended)
                 self._say_wrong(ended=status.ended)
             if fresh and (status.ended or time.monotonic() - said >= _SAY_EVERY_S):
-                self._log.info("progress | %s", self.progress.line())
+                self._log.info("progress | %s", self.progress.line(ended=status.ended))
                 said, fresh = time.monotonic(), False
             if status.ended:
                 return status
@@ -172,6 +224,8 @@ class RunningJob:
             )
         if status.state is JobState.SUCCEEDED:
             return
+        if status.apart:
+            raise TrainedApart(f"{status.reason} {left}".rstrip())
         failure = status.failure
         if failure is None:
             said = handle.log_dir / "launcher.log"
@@ -187,11 +241,10 @@ class RunningJob:
                 retryable=not status.permanent,
             )
         path = self._launcher.log(handle, failure.rank)
-        self._show(path, started)
-        where = f" on {failure.host}" if failure.host else ""
-        rank = f"rank {failure.rank} of {handle.world_size}"
+        if failure.rank != 0:  # whose output is above
+            self._show(path, started)
         raise JobFailed(
-            f"{f'{failure.task} ({rank})' if failure.task else rank}{where} {failure.reason}. "
+            f"{explained(failure, handle.world_size)} "
             f"{f'But {left}' if left else 'All ranks were ended.'} Its whole log: {path}",
             rank=failure.rank,
             host=failure.host,
@@ -210,7 +263,8 @@ class RunningJob:
         with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(started.sizes.get(path.name, 0), end - _LAST_BYTES))
-            last = deque(file.read().decode("utf-8", "replace").splitlines(), _LAST_LINES)
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        last = deque(_Shown(path).of(lines), _LAST_LINES)
         self._log.error("::group::last %d lines of %s", len(last), path.name)
         for line in last:
             self._log.error("%s | %s", path.stem, _short(line))
@@ -259,7 +313,8 @@ class ScheduledJob(RunningJob):
         handle = self._launcher.find(left.handle)
         left = replace(left, handle=handle)
         status = self._launcher.status(handle)
-        if status.ended and status.state is not JobState.SUCCEEDED:
+        # One whose ranks trained apart is gone on with to its end, which says so.
+        if status.ended and status.state is not JobState.SUCCEEDED and not status.apart:
             if status.permanent:  # it waits all the same, and starts if its reason is mended
                 self._launcher.cancel(handle, GRACE_S)
             self.forget()

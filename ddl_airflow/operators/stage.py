@@ -12,11 +12,13 @@ from airflow.configuration import conf
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException
 
+from ddl_airflow.core.command import check_command
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import differs_by_run
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import store_of
+from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.hooks.store import check_folder_of_results, store_of
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
 from ddl_airflow.lineage.record import (
@@ -27,8 +29,8 @@ from ddl_airflow.lineage.record import (
     write_part,
 )
 from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
-from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.launch import kept_job
+from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.storage.filesystem import holder_of
 
@@ -158,6 +160,16 @@ class StageDataOperator(StepOperator):
             "parameters": dict(context["params"]),
         }
 
+    def _warn_of_ranks_apart(self, layout: RunLayout, context: Any) -> None:
+        for train in self.get_flat_relatives():
+            if not isinstance(train, TrainOperator):
+                continue
+            nodes = context["params"].get("nodes", train.nodes)
+            if isinstance(nodes, XComArg) or isinstance(train.slots, XComArg):
+                continue  # nobody knows it yet
+            if said := will_train_apart(layout.code, train.distribution, nodes * train.slots):
+                self.log.warning("%s. %s", said, CURE)
+
     def _take_code(self, layout: RunLayout) -> CodeSnapshot:
         from ddl_airflow.storage.code import snapshot
 
@@ -189,6 +201,9 @@ class StageDataOperator(StepOperator):
         # From here on the folders are not what it says, until all is done.
         forget_part(layout, "stage_data")
         code = self._take_code(layout)
+        self._warn_of_ranks_apart(layout, context)
+        if self._results is not None:  # now, and not after days of training
+            check_folder_of_results(self._results)
         store = store_of(self._reference)
         listing = list_dataset(store)
         self._skip_if_trained(listing.fingerprint, code, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,22 +16,31 @@ from airflow.sdk.exceptions import AirflowSkipException, TaskDeferralError
 
 from ddl_airflow.core.beneath import read_beneath
 from ddl_airflow.core.cluster import parameter_servers
+from ddl_airflow.core.command import check_command
 from ddl_airflow.core.communication import communication_line
-from ddl_airflow.core.errors import FileRefused, JobLost, LaunchError, PlaceTaken
+from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, JobLost, LaunchError, PlaceTaken
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.metrics import Measurement, finite, newest, shown
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import Launcher, Scheduler, read_records
+from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.launchers.base import (
+    Launcher,
+    Scheduler,
+    have_averaged,
+    read_records,
+    written_by_several,
+)
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.record import (
     begin_training,
     has_part,
+    trained_with_other_code,
     trained_with_other_data,
     write_part,
 )
 from ddl_airflow.links import TensorBoardLink, TrainingLink
 from ddl_airflow.operators.base import rank_python, ranks_user
-from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
 from ddl_airflow.operators.launch import RunningJob, ScheduledJob, kept_job
 from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
@@ -43,6 +53,8 @@ _ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, Fil
 _OTHERS_END_S = 30.0
 # Than it takes to look whether somebody works in an experiment.
 _OTHERS_LOOK_S = 0.5
+# Files that several ranks wrote, each with a line in the log.
+_MOST_SHARED = 5
 
 
 class TrainOperator(JobOperator):
@@ -65,7 +77,8 @@ class TrainOperator(JobOperator):
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
         scheduler: what the launcher is to ask its scheduler for.
         gpu: whether each rank expects a GPU of its own.
-        distribution: ``mpi``: ``nodes * slots`` ranks; ``parameter_server``: the tasks of
+        distribution: ``mpi``: ``nodes * slots`` ranks, which must not train apart;
+            ``independent``: the same, and they may; ``parameter_server``: the tasks of
             ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
         framework: shown only; what runs is what the ranks' Python has.
         metrics: name and regular expression of each metric to find in rank 0's output.
@@ -132,6 +145,8 @@ class TrainOperator(JobOperator):
         """The line that would start the ranks."""
         job = self._job_of(layout, 1)
         check_command(job.command, job.folder, job.python)
+        if said := will_train_apart(job.folder, self.distribution, job.world_size):
+            self.log.warning("%s. %s", said, CURE)
         submission = launcher(self.launcher, self.scheduler).render(job)
         return f"would start {job.world_size} rank(s): {submission}"
 
@@ -149,12 +164,14 @@ class TrainOperator(JobOperator):
             env={
                 **self.environment(layout, trained=False),
                 "DDL_METRICS": json.dumps(self.metrics),
+                **({} if self.gpu else {"DDL_NO_GPU": "1"}),
             },
             cluster=parameter_servers(self.nodes, self.slots) if servers else None,
             gpu=self.gpu,
             lock=lock_of(layout.kept_alone),
             keep=(layout.experiment, layout.experiment_left) if layout.experiment_id else None,
             user=ranks_user(),
+            averages=self.distribution == "mpi" and self.nodes * self.slots > 1,
         )
 
     def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
@@ -185,6 +202,8 @@ class TrainOperator(JobOperator):
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
                 layout.to_start_again.unlink()
+            if job.averages and self._have_averaged(layout, job, try_number):
+                job = replace(job, resumes=True)
             begin_training(layout)
             if layout.experiment_id and layout.experiment_left.exists():
                 shutil.rmtree(layout.experiment_left)
@@ -197,6 +216,23 @@ class TrainOperator(JobOperator):
         # From here on the job holds the place itself, while it runs.
         self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
+
+    def _have_averaged(self, layout: RunLayout, job: JobSpec, try_number: int) -> bool:
+        """Whether ranks of an earlier try have, with these scripts, since it last started again."""
+        if trained_with_other_code(layout):
+            return False
+        for number in range(1, try_number):
+            records = layout.records(number)
+            try:
+                before = read_records(
+                    JobHandle("", job.job_id, 0, job.world_size, records, layout.logs)
+                )
+            except LaunchError as error:
+                self.log.warning("try %d: %s", number, error)
+                continue
+            if have_averaged(before):
+                return True
+        return False
 
     def _alone(self, held: ExitStack, layout: RunLayout, job_id: str) -> int:
         """Keeps others out until ``held`` is closed; defers, or skips, while there are any."""
@@ -261,6 +297,8 @@ class TrainOperator(JobOperator):
                     retryable=False,
                 )
             status = JobStatus.load(event["status"])
+            with suppress(ConnectionInvalid):  # it may be gone meanwhile
+                self.environment(layout)  # so that this process masks the script's secrets, too
             self._job = job = self._scheduled(layout, launcher(started.handle.kind))
             job.finish(started, status, self.timed_out() if event["timed_out"] else None)
             result = self._result(layout, context, started.handle, job.progress)
@@ -296,26 +334,45 @@ class TrainOperator(JobOperator):
         self, layout: RunLayout, context: Any, job: JobHandle, progress: Progress
     ) -> dict[str, Any]:
         self._say_communication(layout)
+        self._warn_of_shared_files(layout, job)
         if layout.experiment_id and not layout.experiment_left.is_dir():
             raise LaunchError(
                 f"the training has ended well, and its job left no copy of experiment "
                 f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
             )
         told = _told_by_all_tries(layout)
+        lost = self._say_not_finite(told.measurements)
+        metrics = finite(told.measurements)
         write_part(
             layout,
             "train",
             {
                 "environment": self._environment(job),
                 "result": {
-                    "metrics": told.metrics,
+                    "metrics": metrics,
+                    "measurements": [one.dump() for one in told.measurements],
+                    **({"not_finite": lost} if lost else {}),
                     "steps": told.step if progress.step is None else progress.step,
                     "wrote_model": layout.model.exists(),
                 },
                 "tries": {"train": self.tries(context)},
             },
         )
-        return {"world_size": job.world_size, "metrics": told.metrics}
+        return {"world_size": job.world_size, "metrics": metrics}
+
+    def _say_not_finite(self, measurements: Sequence[Measurement]) -> dict[str, str]:
+        """A training that diverged ends as any other: nobody may have asked for a bound."""
+        lost = {}
+        for one in newest(measurements).values():
+            if not math.isfinite(one.value):
+                lost[one.metric] = shown(one.value)
+                self.log.warning(
+                    "%s is %s at the end of the training (%s): it diverged, or was fed such "
+                    "values. Lower the learning rate, clip gradients, or look for them in the "
+                    "data.",
+                    *(one.metric, shown(one.value), one.measured_on),
+                )
+        return lost
 
     def _keep_experiment(self, layout: RunLayout, try_number: int) -> None:
         """Before another training goes on with one that has a name. A scheduler's job does so."""
@@ -336,6 +393,17 @@ class TrainOperator(JobOperator):
         command = shlex.join([*words, *map(str, folders)])
         env = {"CUDA_VISIBLE_DEVICES": "-1"}  # it reads files; GPUs are for the ranks
         self.run_once(layout, name, command, layout.logs / "resume", env)
+
+    def _warn_of_shared_files(self, layout: RunLayout, job: JobHandle) -> None:
+        shared = written_by_several(read_records(job))
+        for name, ranks in list(shared.items())[:_MOST_SHARED]:
+            self.log.warning(
+                "%s each wrote %s, which may be damaged: save on rank 0 only "
+                "(ddl.keras.CheckpointCallback)",
+                *(ranks, name.removeprefix(f"{layout.root}/")),
+            )
+        if len(shared) > _MOST_SHARED:
+            self.log.warning("… and %d more files", len(shared) - _MOST_SHARED)
 
     def _say_communication(self, layout: RunLayout) -> None:
         # A script that never starts ddl leaves none; one that ends without the others an empty one.

@@ -9,11 +9,11 @@ from typing import Any
 
 from ddl_airflow.core import errors
 from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.command import check_command
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.lineage.record import forget_parts, has_part, read_part, write_part
 from ddl_airflow.operators.base import rank_python
-from ddl_airflow.operators.command import check_command
 from ddl_airflow.operators.job import JobOperator
 
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
@@ -170,10 +170,13 @@ def _sound(report: dict[str, Any]) -> dict[str, Any]:
     number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
     step = report.get("checkpoint_step")  # None: the checkpoint's name tells none
     known = step is None or type(step) is int
-    if number and known and isinstance(report.get("checkpoint", ""), str):
+    sample = report.get("sample")
+    texts = (report.get("checkpoint", ""), sample or "", report.get("no_accuracy", ""))
+    said = all(isinstance(text, str) for text in texts)
+    if number and known and said and type(report.get("rows", 0)) is int:
         return report
     raise errors.TransformError(
-        "ddl/transform.json: accuracy, checkpoint or checkpoint_step is not what "
+        "ddl/transform.json: accuracy, sample, rows, checkpoint or checkpoint_step is not what "
         "ddl_ops.saved_model writes there. A command of the training must not write that file."
     )
 

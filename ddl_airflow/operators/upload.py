@@ -18,8 +18,9 @@ from ddl_airflow.core.errors import (
     TransformError,
 )
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.metrics import Measurement, deciding
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import store_of
+from ddl_airflow.hooks.store import check_folder_of_results, store_of
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -57,13 +58,14 @@ class UploadResultsOperator(StepOperator):
         promote: whether the model goes into production, unless that of a later run is there.
         not_worse_in: the metric in which it then must be as good as that in production is at that
             moment; empty: none.
+        source: what that must be measured on; empty: anything but training batches.
         small: whether less of the metric is better.
         keep: publications of the DAG that stay when the results are cleaned, the newest; None: all.
     """
 
-    template_fields = ("results", "manifest", "promote", "not_worse_in", "small")
+    template_fields = ("results", "manifest", "promote", "not_worse_in", "source", "small")
     # Not the results: they go to where they are wanted now.
-    fixed = ("manifest", "promote", "not_worse_in", "small")
+    fixed = ("manifest", "promote", "not_worse_in", "source", "small")
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)
@@ -75,6 +77,7 @@ class UploadResultsOperator(StepOperator):
         manifest: Mapping[str, Any],
         promote: bool = False,
         not_worse_in: str = "",
+        source: str = "",
         small: bool = False,
         keep: int | None = None,
         **kwargs: Any,
@@ -85,6 +88,7 @@ class UploadResultsOperator(StepOperator):
         self.manifest = dict(manifest)
         self.promote = promote
         self.not_worse_in = not_worse_in
+        self.source = source
         self.small = small
         self.keep = keep
         # All trainings of this DAG are published below this key prefix.
@@ -93,7 +97,8 @@ class UploadResultsOperator(StepOperator):
     def rehearse(self, layout: RunLayout) -> str:
         """Where to. A bucket is asked whether it is there, and for us."""
         store = store_of(self._reference)
-        if self._reference.connection is not None:  # a folder is made when it is needed
+        check_folder_of_results(self._reference)
+        if self._reference.connection is not None:
             store.at(layout.training_id).list()
         return f"would publish to {store.uri}/{layout.training_id}"
 
@@ -112,7 +117,7 @@ class UploadResultsOperator(StepOperator):
         }
         self.log.info("model: %s", places["model"])
         self.log.info("lineage: %s", places["lineage"])
-        facts = record["result"]["metrics"], made_of(record), context["dag_run"]
+        facts = record["result"], made_of(record), context["dag_run"]
         publication = f"{layout.training_id}/{published.name}"
         self._point(store, LATEST, publication, *facts)
         in_production = self.promote and self._point(store, PRODUCTION, publication, *facts)
@@ -137,7 +142,7 @@ class UploadResultsOperator(StepOperator):
         """
         if not self.promote:
             return
-        facts = newest["metrics"], newest["made_of"], run
+        facts = newest, newest["made_of"], run
         try:
             self._point(store_of(self._reference), PRODUCTION, newest["publication"], *facts)
         except QualityTooLow as worse:
@@ -196,17 +201,22 @@ class UploadResultsOperator(StepOperator):
         store: ObjectStore,
         name: str,
         publication: str,
-        metrics: Mapping[str, float],
+        quality: Mapping[str, Any],
         made: Mapping[str, Any],
         run: Any,
     ) -> bool:
-        """Whether the pointer then names it."""
-        due = due_of(run)
+        """Whether the pointer then names it. ``quality`` has its metrics and measurements."""
+        due, metrics = due_of(run), quality["metrics"]
+        told = [Measurement.load(one) for one in quality.get("measurements", ())]
+        decides_by = deciding(told, self.not_worse_in, self.source)
+        if decides_by is None and self.not_worse_in in metrics:  # of an earlier version of ours
+            decides_by = Measurement(self.not_worse_in, metrics[self.not_worse_in])
         who = run.triggering_user_name or getattr(run.run_type, "value", run.run_type)
 
         def check(now: Pointer) -> None:
             try:
-                check_not_worse(metrics, now, self.not_worse_in, small=self.small)
+                if other := check_not_worse(decides_by, now, small=self.small):
+                    self.log.warning("%s", other)
             except QualityTooLow as worse:
                 raise QualityTooLow(
                     f"{worse} That came there after this one was evaluated. {publication} is "
@@ -220,6 +230,7 @@ class UploadResultsOperator(StepOperator):
             name,
             publication,
             metrics,
+            measurements=quality.get("measurements", ()),
             made_of=made,
             due=due if decides else None,
             check=check if decides and self.not_worse_in else None,

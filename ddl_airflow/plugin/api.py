@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,17 +16,22 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from ddl_airflow.core.beneath import open_beneath
-from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.beneath import open_beneath, read_object
+from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
-from ddl_airflow.core.progress import read_line
+from ddl_airflow.core.metrics import Measurement, newest, source_of
+from ddl_airflow.core.progress import ABOUT_RUN, read_line
+from ddl_airflow.lineage.record import has_part, measured, read_part
 from ddl_airflow.links import tensorboard
 from ddl_airflow.site import training_of, workspace
 
 _PAGE = Path(__file__).with_name("training.html")
 _MOST_BYTES = 1024 * 1024
 _PIECE = 64 * 1024
+# Of a log, in one answer: its end first, of which people want to read the last lines.
+_TAIL = 64 * 1024
+_LONGEST_MESSAGE = 10_000
 _LARGEST = 2**62  # place in a file
 
 
@@ -51,18 +57,33 @@ def app() -> FastAPI:
     @api.get("/progress/{dag_id}/{run_id:path}", dependencies=[may_read])
     def progress(dag_id: str, run_id: str, offset: int = 0) -> dict[str, Any]:
         layout = _layout(dag_id, run_id)
-        return read_progress(layout.progress, layout.workspace, min(max(0, offset), _LARGEST)) | {
+        news = read_progress(layout.progress, layout.workspace, min(max(0, offset), _LARGEST))
+        return news | {
+            "sources": sources_in(news["lines"]),
+            "measurements": read_measurements(layout),
+            "failure": read_failure(layout),
             "tensorboard": tensorboard(),
             "ranks": ranks_with_logs(layout.logs),
         }
 
-    @api.get("/log/{rank}/{dag_id}/{run_id:path}", dependencies=[may_read])
-    def log(rank: int, dag_id: str, run_id: str) -> StreamingResponse:
+    def opened(rank: int, dag_id: str, run_id: str) -> BinaryIO:
         layout = _layout(dag_id, run_id)
         log = rank_log(layout.logs, layout.workspace, rank)
         if log is None:
             raise HTTPException(404, f"rank {rank} has no log")
-        return StreamingResponse(_pieces(log), media_type="text/plain; charset=utf-8")
+        return log
+
+    @api.get("/log/{rank}/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def log(rank: int, dag_id: str, run_id: str) -> StreamingResponse:
+        pieces = _pieces(opened(rank, dag_id, run_id))
+        return StreamingResponse(pieces, media_type="text/plain; charset=utf-8")
+
+    @api.get("/log-part/{rank}/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def log_part(
+        rank: int, dag_id: str, run_id: str, before: int | None = None, after: int | None = None
+    ) -> dict[str, Any]:
+        with opened(rank, dag_id, run_id) as file:
+            return read_part_of_log(file, before, after)
 
     return api
 
@@ -117,13 +138,16 @@ def read_progress(path: Path, root: Path, offset: int) -> dict[str, Any]:
     """Whole lines from an offset on, at most 1 MiB of them. What is no progress is left out.
 
     Returns:
-        ``lines`` (objects) and ``offset`` (bytes), to ask again from.
+        ``lines`` (objects) and ``offset`` (bytes), to ask again from. An offset beyond the end is
+        of a file that is gone: then from the start, and the offset is a smaller one.
     """
     try:
         opened = open_beneath(path, root)
     except (FileNotFoundError, FileRefused):
         return {"lines": [], "offset": 0}
     with open(opened, "rb") as file:
+        if offset > os.fstat(file.fileno()).st_size:
+            offset = 0
         file.seek(offset)
         new = file.read(_MOST_BYTES)
     whole = new.rfind(b"\n") + 1
@@ -131,3 +155,73 @@ def read_progress(path: Path, root: Path, offset: int) -> dict[str, Any]:
         whole = len(new)  # a line that is longer is none, and must not stand in the others' way
     lines = [read_line(line) for line in new[:whole].split(b"\n")]
     return {"lines": [line for line in lines if line], "offset": offset + whole}
+
+
+def sources_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What each metric of progress lines was measured on, for people; the last of each name."""
+    return {
+        name: Measurement(name, 0.0, source_of(name, line.get("source"))).measured_on
+        for line in lines
+        for name in line
+        if name not in ABOUT_RUN
+    }
+
+
+def read_measurements(layout: RunLayout) -> list[dict[str, Any]]:
+    """What the run's steps have measured of the model, the newest of each metric; no steps, none.
+
+    Each has ``metric``, ``value`` (a number, or "NaN" and the like) and ``measured_on``.
+    """
+    try:
+        if has_part(layout, "evaluate"):
+            told = read_part(layout, "evaluate")["result"]["measurements"]
+            known = [Measurement.load(one) for one in told]
+        else:
+            known = measured(layout)
+        return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
+    except (StagingError, OSError, LookupError, TypeError, ValueError, AttributeError):
+        return []  # no step has come so far; or it is of another version of ours
+
+
+def read_failure(layout: RunLayout) -> dict[str, Any] | None:
+    """Which step of the run failed last, and how: step, try, error, message and rank, or None."""
+    try:
+        said = read_object(layout.kept / "failure.json", layout.workspace)
+    except (FileRefused, OSError):
+        return None
+    texts = {name: said.get(name) for name in ("step", "error", "message")}
+    tried, rank = said.get("try"), said.get("rank")
+    sound = all(isinstance(text, str) for text in texts.values())
+    if not sound or type(tried) is not int or not (rank is None or type(rank) is int):
+        return None
+    cut = {name: str(text)[:_LONGEST_MESSAGE] for name, text in texts.items()}
+    return {**cut, "try": tried, "rank": rank}
+
+
+def read_part_of_log(file: BinaryIO, before: int | None, after: int | None) -> dict[str, Any]:
+    """A piece of a log, at most 64 KiB, in whole lines where they are shorter than that.
+
+    Args:
+        file: the log, which may grow.
+        before: where the piece ends, in bytes; by default the log's end.
+        after: where it begins instead, to follow the log. Beyond the end: as without.
+
+    Returns:
+        ``text``, its ``start`` and ``end`` in the file, and the file's ``size``, in bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if after is not None and 0 <= after <= size:
+        start, end = after, min(size, after + _TAIL)
+    else:
+        end = size if before is None else min(max(0, before), size)
+        start = max(0, end - _TAIL)
+    file.seek(start)
+    piece = file.read(end - start)
+    if start > 0 and after is None:
+        line = piece.find(b"\n") + 1  # 0 where there is none
+        piece = piece[line if line < len(piece) else 0 :]
+    start = file.tell() - len(piece)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(piece)
+    cut = len(decoder.getstate()[0])  # of a character, whose rest is still to come
+    return {"text": text, "start": start, "end": start + len(piece) - cut, "size": size}

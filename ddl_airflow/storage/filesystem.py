@@ -58,12 +58,15 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        name = exc.filename
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        # Of a copy, a link or a rename: the first is what there is already.
+        name = exc.filename2 if full and exc.filename2 is not None else exc.filename
         # What was opened beneath a descriptor is named by its last part alone.
-        where = name if isinstance(name, str) and os.path.isabs(name) else path
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        where = Path(name) if isinstance(name, str) and os.path.isabs(name) else path
+        if full:
+            wanted = f"{needed:,} bytes to write, " if needed else ""
             raise NoSpace(
-                f"{where}: {exc.strerror}: {needed:,} bytes to write, {free_bytes(path):,} free. "
+                f"{where}: {exc.strerror}: {wanted}{free_bytes(where):,} bytes free. "
                 "Free space there, raise the quota or limit, or use a larger disk."
             ) from exc
         if exc.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -221,6 +224,26 @@ class FolderStore:
     def at(self, prefix: str) -> FolderStore:
         """The store of a folder inside this one."""
         return FolderStore(self.path, f"{self.prefix}/{prefix}", self._within)
+
+    def check_writable(self) -> None:
+        """Looks whether files could be put here, or where the folder would be made.
+
+        Raises:
+            AccessDenied: a file stands in its place, or nothing may be written there.
+        """
+        place = self._root
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir():
+            why = "is no folder. Move it away, or give another place"
+        elif os.access(place, os.W_OK | os.X_OK):
+            return
+        elif os.statvfs(place).f_flag & os.ST_RDONLY:
+            why = "is mounted read-only. Mount it for writing, or give another place"
+        else:
+            why = f"may not be written to. Let user id {os.getuid()} write there"
+        where = "" if place == self._root else f"{self._root} cannot be made: "
+        raise AccessDenied(f"{where}{place} {why}.")
 
     def list(self) -> list[StoredObject]:
         """All files below, sorted by key."""

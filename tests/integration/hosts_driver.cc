@@ -71,7 +71,7 @@ void CheckHalves(ddl::DType dtype, int64_t count) {
   ddl::Narrow(wide.data(), want.data(), count, dtype);
   Require(group->AllReduce(halves.data(), halves.data(), count, dtype, 1));
   const std::string name = ddl::DTypeName(dtype);
-  if (std::string(group->Means()).find("between hosts") == std::string::npos) {
+  if (std::string(group->TransportName()).find("between hosts") == std::string::npos) {
     if (halves != want) Fail(name + " is not rounded once");
     return;
   }
@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
     }
     group = made.get();
     Say("local rank " + std::to_string(group->local_rank()) + " of " +
-        std::to_string(group->local_size()) + ", over " + group->Means());
+        std::to_string(group->local_size()) + ", over " + group->TransportName());
     const std::string what = argv[1];
     const int64_t n = argc > 3 ? std::atoll(argv[2]) : 0;
     const int runs = argc > 3 ? std::atoi(argv[3]) : 0;

@@ -64,6 +64,7 @@ model_definition:
     compute_configuration: {name: cpu, nodes: 2}
 training_data_reference: {type: fs, source: {path: ./data}}
 training_results_reference: {type: fs, target: {path: ./results}}
+distribution: independent
 """
 WAITS = """\
 import os, time
@@ -94,6 +95,7 @@ with DAG("faults", schedule=None):
         task_id="train",
         command="python train.py",
         nodes=2,
+        distribution="independent",
         queue="training",
         retries=2,
         retry_delay=timedelta(seconds=0),

@@ -6,6 +6,7 @@ would cost ten seconds for each case.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -30,6 +31,7 @@ training_data_reference:
   connection: {connection}
   source: {{bucket: {bucket}}}
 training_results_reference: {results}
+distribution: independent
 retries: {{attempts: 2, delay: 1s, backoff: fixed}}
 {more}
 """
@@ -124,7 +126,12 @@ CASES = {
         script="import tensorflow as tf\nmap_and_batch = tf.contrib.data.map_and_batch\n",
         version="1.13",
     ),
-    "missing-command": Case("train", 1, ("command not found", "pythom"), command="pythom train.py"),
+    "misspelt-command": Case(
+        "stage_data", 1, ("CommandInvalid", "'pythom'"), command="pythom train.py"
+    ),
+    "missing-command": Case(
+        "train", 1, ("command not found", "no-such-trainer"), command="no-such-trainer train.py"
+    ),
     "raises": Case(
         "train",
         2,
@@ -191,6 +198,10 @@ def test_failure_names_cause_and_leaves_nothing(site, object_store, failed, name
     for word in case.absent:
         assert word not in log
     layout = site.layout(dag_id, run_id)
+    noted = json.loads(layout.failure.read_text("utf-8"))
+    assert (noted["step"], noted["try"]) == (case.task, case.tries)
+    assert noted["message"].splitlines()[0] in log
+    assert noted["rank"] == (1 if name == "raises" else noted["rank"])
     for number in range(1, case.tries + 1):
         assert marked("DDL_JOB_ID", f"{layout.training_id}/train-{number}") == []
     published = object_store.client.list_objects_v2(

@@ -84,8 +84,8 @@ def test_installed_commands_run_ranks(environment, tmp_path):
     )
     assert said.returncode == 0, said.stdout + said.stderr
     assert sorted(said.stdout.splitlines()) == [
-        "rank 0 of 2 [3.0, 20.0]",
-        "rank 1 of 2 [3.0, 20.0]",
+        "[rank 0] rank 0 of 2 [3.0, 20.0]",
+        "[rank 1] rank 1 of 2 [3.0, 20.0]",
     ]
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, running
+from ddl_airflow.demo.site import AirflowSite, Taken, locked, running
+from ddl_airflow.launchers.processes import kill_marked, marked
 
 pytestmark = pytest.mark.integration
 
@@ -52,3 +57,104 @@ def test_many_may_write_at_once_and_a_scheduler_that_ends_is_started_again(tmp_p
         assert site.wait_for_run("trains", run_id, 120) == "failed"  # there is no model
         assert site.task_instances("trains", run_id)["train"]["state"] == "success"
     assert (tmp_path / "home" / "airflow.db").exists()
+
+
+DEMO = [sys.executable, "-m", "ddl_airflow", "demo"]
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """demo(home, *words): one that has been started as from a shell of its own, over no DAGs."""
+    mark = f"{time.time()}-{os.getpid()}"
+    (tmp_path / "dags").mkdir()
+    started = []
+
+    def start(home: str, *words: str) -> subprocess.Popen[str]:
+        command = [*DEMO, "--home", str(tmp_path / home), "--dags", str(tmp_path / "dags"), *words]
+        one = subprocess.Popen(
+            command,
+            env={**os.environ, "DDL_TEST_DEMO": mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(one)
+        return one
+
+    start.left = lambda: marked("DDL_TEST_DEMO", mark)
+    yield start
+    kill_marked("DDL_TEST_DEMO", mark)
+    for one in started:
+        one.communicate()
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: the terminal tells all processes of the foreground group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_path):
+    first = demo("home", "--keep")
+    said = ""
+    while "object store: http" not in said:  # it has begun to start things
+        said += first.stdout.readline()
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = str(taken.getsockname()[1])
+    with taken:
+        same_home, same_port = demo("home"), demo("elsewhere", "--port", port)
+        for second, word, fix in (
+            (same_home, f"a demo runs there (pid {first.pid})", "--home"),
+            (same_port, f"port {port}", "--port"),
+        ):
+            output, _ = second.communicate(timeout=20)
+            assert second.returncode == 2
+            (line,) = output.splitlines()  # and no traceback
+            assert word in line and fix in line
+    assert not (tmp_path / "elsewhere" / "logs").exists()  # nothing was started
+    first.kill()
+    wait_for(lambda: not demo.left())
+    wait_for(lambda: is_free(tmp_path / "home"))
+
+
+def is_free(home: Path) -> bool:
+    try:
+        with locked(home, ""):
+            return True
+    except Taken:
+        return False
+
+
+def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tmp_path):
+    """From the imports until Airflow's database is made; all at once, so that the test is short."""
+    after_s = (0.0, 0.3, 0.8, 1.5, 3.0, 5.0, 8.0)
+    demos = []
+    for at_s in after_s:
+        demos.append(one := demo(f"home-{at_s}"))
+        # Python itself starts, and shows what it likes.
+        wait_for(lambda one=one: interrupts_python(one))
+        lock = tmp_path / f"home-{at_s}" / "demo.lock"
+        wait_for(lambda one=one, lock=lock: not interrupts_python(one) or lock.exists())
+    begun = time.monotonic()
+    for at_s, one in zip(after_s, demos, strict=True):
+        time.sleep(max(0.0, begun + at_s - time.monotonic()))
+        assert one.poll() is None
+        interrupt(one)
+    for one in demos:
+        output, _ = one.communicate(timeout=30)
+        assert "Traceback" not in output
+        assert one.returncode in (130, -signal.SIGINT)
+    assert demo.left() == []
+
+
+def interrupts_python(process: subprocess.Popen[str]) -> bool:
+    """Whether it has a handler of SIGINT, as Python installs before it runs anything."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return bool(int(caught, 16) & 1 << signal.SIGINT - 1)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

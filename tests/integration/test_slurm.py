@@ -33,6 +33,7 @@ model_definition:
     compute_configuration: {{name: cpu, nodes: 2}}
 training_data_reference: {{type: fs, source: {{path: ./data}}}}
 training_results_reference: {{type: fs, target: {{path: ./published}}}}
+distribution: {distribution}
 launcher: {{kind: slurm, partition: {partition}, time_limit: 30m}}
 retries: {{attempts: 2, delay: 1s, backoff: fixed}}
 metrics: [{{name: step, regex: "step ([0-9]+)"}}]
@@ -140,7 +141,11 @@ def trainings(
         numpy.save(folder / "data" / "rows.npy", numpy.ones((3, 2), "float32"))
         (folder / "train.py").write_text(script)
         partition = "nosuch" if name == "is-refused" else "cpu"
-        manifest = MANIFEST.format(name=f"slurm-{name}", partition=partition)
+        manifest = MANIFEST.format(
+            name=f"slurm-{name}",
+            partition=partition,
+            distribution="mpi" if "ddl" in script else "independent",
+        )
         (folder / "manifest.yml").write_text(manifest)
     started = {}
     for name in scripts:

@@ -22,6 +22,7 @@ model_definition:
   execution: {{command: {command}, compute_configuration: {{name: cpu, nodes: 2}}}}
 training_data_reference: {{type: fs, source: {{path: ./data}}}}
 training_results_reference: {{type: fs, target: {{path: ./published}}}}
+distribution: independent
 retries: {{attempts: {attempts}, delay: 1s, backoff: fixed}}
 """
 

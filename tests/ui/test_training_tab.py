@@ -12,6 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.demo.site import USER
+from ddl_airflow.links import TAB
 
 pytestmark = pytest.mark.integration
 
@@ -66,10 +67,32 @@ def test_training_tab_draws_the_loss(page, site, finished):
     expect(frame.locator("dl")).to_contain_text("400 / 400")
     expect(frame.locator("dl")).to_contain_text("test_accuracy")
     _shot(page, "training")
-    with page.expect_response(lambda answer: "/ddl/log/1/mnist-tf1/" in answer.url) as log:
-        frame.get_by_role("link", name="1", exact=True).click()
-    assert log.value.status == 200
-    assert log.value.headers["content-type"].startswith("text/plain")
+    # A number's source is beside it; the chips stand as the steps run.
+    expect(frame.locator("dl")).to_contain_text("the output")
+    chips = [f"{name}: success" for name in ("stage-data", "train", "transform", "upload-results")]
+    expect(frame.locator("#tasks span")).to_have_text(chips)
+    frame.get_by_role("link", name="1", exact=True).click()
+    expect(frame.locator("#whose")).to_have_text("Log of rank 1")
+    expect(frame.locator("#shown")).to_contain_text("all ")
+    with page.expect_download() as log:
+        frame.get_by_role("link", name="Whole log").click()
+    assert log.value.suggested_filename == "mnist-tf1-rank-1.log"
+    frame.get_by_role("link", name="← Training").click()
+    expect(loss.locator("polyline")).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_training_tab_has_airflows_theme(page, site, finished, theme):
+    run_id, _ = finished["mnist-keras"]
+    page.evaluate(f"localStorage.setItem('theme', '{theme}')")
+    page.goto(f"{site.run_url('mnist-keras', run_id)}/plugin/{TAB}")
+    frame = page.frame_locator("iframe")
+    expect(frame.locator("#now")).to_contain_text("sample t10k-images-idx3-ubyte.gz")
+    ink = {"light": "rgb(28, 39, 51)", "dark": "rgb(230, 235, 241)"}[theme]
+    expect(frame.locator("body")).to_have_css("color", ink)
+    paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    expect(frame.locator("body")).to_have_css("background-color", paper)
+    _shot(page, f"training-{theme}")
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,11 @@ def _refusal(source: str, line: int, message: str, fix: str) -> ManifestSyntaxEr
 
 
 _FIXES = (
-    ("mapping values are not allowed", "Indent fields of one level alike; quote text with `: `"),
+    (
+        "mapping values are not allowed",
+        "Write `name: value`, with colon and space, also in the line above; indent a level alike; "
+        "quote text with `: `",
+    ),
     ("cannot start any token", "Put the value in quotes"),
     ("undefined tag handle", "Put text that starts with `!` in quotes"),
     ("end of stream", "Close the quotes or brackets opened above"),

@@ -92,10 +92,11 @@ class Manifest(Section):
     launcher: Launcher = Field(
         default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
     )
-    distribution: Literal["mpi", "parameter_server"] = Field(
+    distribution: Literal["mpi", "independent", "parameter_server"] = Field(
         default="mpi",
-        description="How the ranks work together: by MPI, or as a TF_CONFIG cluster of a master, "
-        "workers and parameter servers.",
+        description="How the ranks work together: mpi: they average gradients, and a training of "
+        "several that have not has failed; independent: MPI starts them, and they need not; "
+        "parameter_server: a TF_CONFIG cluster of a master, workers and parameter servers.",
         examples=["parameter_server"],
     )
     experiment: ExperimentOrShort | None = Field(

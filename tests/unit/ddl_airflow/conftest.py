@@ -41,6 +41,7 @@ training_data_reference:
 training_results_reference:
   type: fs
   target: {{path: ./results}}
+distribution: independent
 """
 LITERAL_KEYS = """\
 model_definition:
@@ -150,8 +151,9 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """job(command, scripts, nodes=, slots=, env=, launcher=, python=) -> Job, not yet started.
+    """job(command, scripts, nodes=, slots=, env=, launcher=, python=, averages=) -> Job.
 
+    Not yet started.
     Afterwards each is cancelled, as the operators do, and must have left no process.
     """
     made: list[Job] = []
@@ -165,6 +167,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         env: dict[str, str] | None = None,
         launcher: Any = None,
         python: str = sys.executable,
+        averages: bool = False,
     ) -> Job:
         root = tmp_path / f"job-{len(made)}"
         code = root / "code"
@@ -180,6 +183,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             record_dir=root / "records",
             log_dir=root / "logs",
             env=env or {},
+            averages=averages,
         )
         made.append(Job(launcher or LocalLauncher(), spec))
         return made[-1]
@@ -257,7 +261,7 @@ class FakeScheduler:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """The handle without its number."""
-        return JobHandle(self.kind, job.job_id, 0, job.world_size, job.record_dir, job.log_dir)
+        return job.handle(self.kind, 0)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into the queue."""

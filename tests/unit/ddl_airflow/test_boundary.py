@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.log import mask_secret
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import AccessDenied, JobFailed, NoSpace, StagingError
@@ -29,7 +32,7 @@ def test_permanent_error_is_one_that_airflow_does_not_retry(error):
     assert type(raised) is AirflowFailException
     assert str(raised).startswith(f"{type(error).__name__}: {error}")
     assert "Not retried" in str(raised)
-    assert raised.__cause__ is error
+    assert raised.__cause__ is None and raised.__suppress_context__
 
 
 @pytest.mark.parametrize("error", [NoSpace("disk full"), JobFailed("rank 1")])
@@ -37,7 +40,14 @@ def test_retryable_error_is_one_that_airflow_retries(error):
     raised = caught(error)
     assert type(raised) is AirflowException
     assert str(raised) == f"{type(error).__name__}: {error}"
-    assert raised.__cause__ is error
+    assert raised.__cause__ is None and raised.__suppress_context__
+
+
+def test_what_caused_an_error_is_in_the_traceback():
+    cause = OSError("the disk")
+    error = NoSpace("disk full")
+    error.__cause__ = cause
+    assert caught(error).__cause__ is cause
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
@@ -63,7 +73,9 @@ class Failing(StepOperator):
         return "would fail"
 
     def run_step(self, layout, context):
-        raise self.error
+        if self.error is not None:
+            raise self.error
+        return {}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +94,48 @@ def test_state_of_the_task(run_task, workspace, error, try_number, state):
     ended = run_task(task, try_number)
     assert ended.state == state
     assert str(error) in str(ended.error)
+
+
+def failure_of(workspace):
+    (path,) = workspace.glob("runs/*/*/airflow/failure.json")
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_why_a_step_failed_is_in_the_runs_folder_until_one_begins(run_task, workspace):
+    mask_secret("a-secret-of-the-script")
+    error = JobFailed("rank 1 of 2 raised a-secret-of-the-script", rank=1)
+    with DAG("noted", schedule=None):
+        train = Failing(task_id="train", error=error, retries=2)
+    run_task(train, 2)
+    noted = {"step": "train", "try": 2, "error": "JobFailed", "rank": 1}
+    assert failure_of(workspace) == noted | {"message": "rank 1 of 2 raised ***"}
+    train.error = ValueError("a bug")
+    run_task(train, 3)
+    noted = {"step": "train", "try": 3, "error": "ValueError", "rank": None}
+    assert failure_of(workspace) == noted | {"message": "a bug"}
+    for ended in (AirflowSkipException("nothing to do"), None):
+        train.error = ended
+        run_task(train, 4)
+        assert list(workspace.glob("runs/*/*/airflow/*failure.json*")) == []
+
+
+def test_a_failure_that_cannot_be_noted_is_still_the_tasks(run_task, workspace, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ddl_airflow.operators.base.write_beneath", full)
+    with DAG("noted", schedule=None):
+        task = Failing(task_id="train", error=StagingError("hiccup", retryable=False))
+    assert "hiccup" in str(run_task(task).error)
+
+
+def test_the_log_says_the_sentence_first_and_once_more_at_its_end(run_task, workspace, capsys):
+    with DAG("shown", schedule=None):
+        task = Failing(task_id="train", error=JobFailed("rank 1 of 2 raised it", retryable=False))
+    run_task(task)
+    logged = capsys.readouterr().out + capsys.readouterr().err
+    said = [line for line in logged.splitlines() if "rank 1 of 2 raised it" in line]
+    assert len(said) == 2, logged
 
 
 def test_no_message_of_a_failing_task_holds_a_key(run_task, workspace, tmp_path):

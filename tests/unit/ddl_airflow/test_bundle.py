@@ -7,10 +7,12 @@ import json
 import os
 import re
 import time
+from configparser import ConfigParser
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
 from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.models.dagcode import DagCode
@@ -23,7 +25,6 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 
 from ddl_airflow.bundle import ManifestBundle
-from ddl_airflow.dag import ManifestProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a key is written out")
 
@@ -95,18 +96,15 @@ def parsed(bundle: ManifestBundle) -> dict[str, DAG | str]:
             bundle_name=bundle.name,
             load_op_links=False,
         )
-        assert bag.import_errors == {}
+        alone = len(bag.dags) + len(bag.import_errors) == 1
         for dag in bag.dags.values():
-            key = name if len(bag.dags) == 1 else f"{name} {dag.dag_id}"
-            try:
-                DagSerialization.to_dict(dag)
-                result[key] = dag
-                assert dag.relative_fileloc == name
-            except ManifestProblem as problem:
-                result[key] = str(problem).strip()
-                # An error of the file would be one of its other DAGs.
-                own = name if len(bag.dags) == 1 else name.removesuffix(".py")
-                assert dag.relative_fileloc == own
+            DagSerialization.to_dict(dag)
+            assert dag.relative_fileloc == name
+            result[name if alone else f"{name} {dag.dag_id}"] = dag
+        for filed_under, error in bag.import_errors.items():
+            # An error of the file would be one of its other DAGs.
+            assert filed_under == (name if alone else name.removesuffix(".py"))
+            result[name if alone else f"{name} {filed_under}"] = error
     return result
 
 
@@ -660,10 +658,14 @@ def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_m
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/manifests.md"])
-def test_what_the_documentation_configures_is_this_bundle(page):
+def test_what_the_documentation_configures_is_this_bundle_beside_airflows_own(page):
     text = (Path(__file__).parents[3] / page).read_text()
-    (written,) = re.findall(r"^dag_bundle_config_list = (\[.*?\])$", text, re.M | re.S)
-    (entry,) = json.loads(written)
+    written = ConfigParser(interpolation=None)
+    (snippet,) = re.findall(r"^```ini\n(.*?)^```$", text, re.M | re.S)
+    written.read_string(snippet)
+    *others, entry = json.loads(written["dag_processor"]["dag_bundle_config_list"])
+    unset = conf.get_default_value("dag_processor", "dag_bundle_config_list")
+    assert others == json.loads(unset)
     module, _, name = entry["classpath"].rpartition(".")
     made = getattr(import_module(module), name)(name=entry["name"], **entry["kwargs"])
     assert type(made) is ManifestBundle

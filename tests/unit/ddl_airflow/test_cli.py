@@ -38,6 +38,7 @@ def call(capsys):
 
 def test_good_manifest_is_said_to_be_good(call, tmp_path, write_manifest):
     path = write_manifest(tmp_path, "My model", "python train.py ; python a.py")
+    (tmp_path / "a.py").touch()
     expected = f"{path}: good: DAG My-model, 2 ranks, 2 command(s)\n"
     assert call("validate", path) == (0, expected, "")
 
@@ -57,6 +58,7 @@ def test_every_issue_of_every_broken_manifest_is_said(call, tmp_path, write_mani
 
 
 def test_warning_is_said_and_is_no_error(call, tmp_path, literal_keys):
+    (tmp_path / "train.py").touch()
     text, keys = literal_keys
     path = tmp_path / "m.yml"
     path.write_text(text)
@@ -87,10 +89,73 @@ def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
     assert (code, out) == (2, "") and "there is no manifest below" in err
 
 
+def test_a_command_that_stage_data_would_refuse_is_an_error(call, tmp_path, write_manifest):
+    missing = write_manifest(tmp_path / "a", "a", "python trian.py; pyhton train.py")
+    broken = write_manifest(tmp_path / "b", "b", script="x = 1\ndef f(:\n")
+    more = "evaluation: {metric: x, minimum: 1, command: ./score.sh}\n"
+    scored = write_manifest(tmp_path / "c", "c", more=more)
+    nowhere = write_manifest(tmp_path / "d", "d", more="code: ./src\n")
+    code, out, err = call("validate", missing, broken, scored, nowhere)
+    assert (code, out) == (1, "")
+    at = "model_definition.execution.command"
+    line = missing.read_text().splitlines().index("    command: python trian.py; pyhton train.py")
+    assert err.splitlines() == [
+        f"{missing}:{line + 1}: {at}: 'python trian.py': the script 'trian.py' is not in the "
+        "manifest's code folder. Did you mean 'train.py'?",
+        f"{missing}:{line + 1}: {at}: 'pyhton train.py': there is no 'pyhton'. "
+        "Did you mean 'python'?",
+        f"{broken}:{line + 1}: {at}: train.py:2: invalid syntax. The script is not valid Python.",
+        f"{scored}:{len(scored.read_text().splitlines())}: evaluation.command: './score.sh': the "
+        "program './score.sh' is not in the manifest's code folder. Put it there.",
+        f"{nowhere}:{len(nowhere.read_text().splitlines())}: code: {tmp_path}/d/src is no folder. "
+        "Create it, or correct the path.",
+    ]
+    said = json.loads(call("validate", "--format", "json", missing)[1])["manifests"][0]
+    assert [one["line"] for one in said["errors"]] == [line + 1] * 2
+    github = call("validate", "--format", "github", missing)[1]
+    assert f"::error file={missing},line={line + 1}::{at}: 'python trian.py'" in github
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [("größe-ζ", "gr-e"), ("a (b)", None), ("My model", None), ("a.b_c-d", None)],
+)
+def test_a_name_that_becomes_another_is_warned_of(call, tmp_path, write_manifest, name, made):
+    code, _, err = call("validate", write_manifest(tmp_path, name))
+    assert code == 0
+    said = f"model_definition.name: is {name!r}, of which the DAG id becomes {made!r}. Write it in "
+    assert (said in err) == (made is not None)
+
+
+@pytest.mark.parametrize("command", ["lineage", "production", "rollback", "promote", "clean"])
+def test_an_unknown_scheme_is_no_path(call, command):
+    uri = ["--results", "http://x/y"] if command == "clean" else ["http://x/y"]
+    more = ["--to", "t"] if command == "promote" else []
+    code, _, err = call(command, *uri, *more)
+    assert code == 1
+    assert "results are at s3://bucket/prefix or in a folder; http:// is neither" in err
+
+
+def test_the_place_of_several_dags_results_names_them(call, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        (tmp_path / "results" / name / "latest.json").write_text("{}")
+    for words in (["production"], ["rollback"], ["promote", "--to", "t"]):
+        code, _, err = call(words[0], tmp_path / "results", *words[1:])
+        assert code == 1
+        assert err == (
+            f"ddl-airflow: {tmp_path}/results is no DAG's. Name one, as {tmp_path}/results/one; "
+            "there is: one, two\n"
+        )
+    (tmp_path / "empty").mkdir()
+    assert call("production", tmp_path / "empty")[2].endswith("nothing is in production\n")
+
+
 def test_reports_for_programs(call, tmp_path, write_manifest, literal_keys):
     bad = write_manifest(tmp_path / "a,b: 100%", "bad", more="shedule: '@daily'\n")
     literal = tmp_path / "literal.yml"
     literal.write_text(literal_keys[0])
+    (tmp_path / "train.py").touch()
     line = bad.read_text().splitlines().index("shedule: '@daily'") + 1
     code, out, err = call("validate", "--format", "json", bad, literal)
     first, second = json.loads(out)["manifests"]
@@ -171,10 +236,24 @@ def test_convert_prints_a_manifest_without_keys(call, tmp_path, literal_keys):
     assert (code, err) == (0, "")
     assert not [key for key in keys if key in out]
     path.write_text(out)
+    (tmp_path / "train.py").touch()
     assert call("validate", path)[0] == 0
     path.write_text("learners: 0")
     code, out, err = call("convert", path)
     assert (code, out) == (1, "") and f"{path}:1: learners: is 0, wanted at least 1" in err
+
+
+def test_ranks_that_will_train_apart_are_warned_of(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path, "small", script="import tensorflow")
+    assert "warning" not in call("validate", path)[2]
+    path.write_text(path.read_text().replace("distribution: independent", "distribution: mpi"))
+    code, out, err = call("validate", path)
+    assert (code, out.count("good")) == (0, 1)
+    assert "manifest.yml:4: model_definition.execution: no .py file of the code folder" in err
+    assert "the 2 ranks will train apart, each a model of its own, and train will fail" in err
+    assert call("validate", "--strict", path)[0] == 1
+    (path.parent / "train.py").write_text("import ddl")
+    assert "warning" not in call("validate", path)[2]
 
 
 @pytest.mark.parametrize(
@@ -231,11 +310,13 @@ def test_lineage_checks_the_files_of_a_folder(call, tmp_path):
     (tmp_path / "model" / "saved_model.pb").write_bytes(b"graph")
     digest = "8e4d54dbc6b1e3d6ec7cef6a7a4b0c46ee0bd1aa17ed1bd9e1f6b0a6d1ee1f00"
     file = {"key": "model/saved_model.pb", "size": 5, "sha256": digest}
-    (tmp_path / "lineage.json").write_text(json.dumps({"result": {"files": [file]}}))
+    result = {"files": [file], "not_finite": {"loss": "NaN"}}
+    (tmp_path / "lineage.json").write_text(json.dumps({"result": result}))
     code, out, err = call("lineage", tmp_path)
     assert code == 1
     assert json.loads(out)["result"]["files"] == [file]
     assert "model/saved_model.pb is not the file that was published" in err
+    assert "warning: 'loss' was NaN at the end of the training" in err
 
 
 def test_tensorboard_serves_all_experiments_of_a_workspace(tmp_path):
@@ -269,7 +350,7 @@ def test_tensorboard_serves_all_experiments_of_a_workspace(tmp_path):
                 except OSError:
                     time.sleep(0.1)
         finally:
-            server.terminate()
+            server.kill()  # TensorBoard's own end, by SystemExit of a handler, may be swallowed
 
 
 def test_tensorboard_says_what_it_needs(call, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -337,6 +338,59 @@ def test_literal_keys_appear_nowhere(tmp_path, literal_keys):
     assert "⚠ manifest.yml:" in places["doc_md"]
 
 
+ODD = """\
+parameters:
+  epochs: {default: 4, minimum: 1, maximum: 50, description: "| [x](http://y) <b>data"}
+  rate: {default: 0.5, minimum: 0}
+  note: "it's `odd` | ``` here"
+  kind: {default: adam, choices: [adam, "s*g*d"]}
+  token: {secret: true, conn_id: hub}
+schedule: {cron: "0 3 * * 0", timezone: Europe/Berlin, on_data_change: true, assets: [x`y]}
+evaluation: {metric: "f1_*x*", maximum: 0.5, not_worse_than_production: true, source: script}
+approval: {required: true}
+"""
+
+
+def test_documentation_says_how_to_train_again_and_where_models_are(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, more=ODD, name="digits")
+    said = dag_from(load_manifest(path), path, path.read_text(), path).doc_md
+    lines = said.splitlines()
+    results = (tmp_path / "results").as_uri()
+    for line in (
+        r"| `epochs` | `4` | a whole number from 1 to 50 | \| \[x\]\(http://y\) \<b\>data |",
+        "| `rate` | `0.5` | a number, at least 0 |  |",
+        r"| `note` | ````it's `odd` \| ``` here```` | text |  |",
+        r"| `kind` | `adam` | adam, s\*g\*d |  |",
+        "| `token` |  | secret: the password of connection `hub` |  |",
+        f"- data: `{(tmp_path / 'data').as_uri()}`",
+        f"- which is in production: `{results}/digits/production.json`",
+        f"- each model, with its lineage: `{results}/<training id>/<name>/`",
+        f"ddl-airflow rollback {results}/digits",
+        r"A model goes to production if f1\_\*x\*, of source script, is at most 0.5 and no worse "
+        "than production, and a person approves it; else nothing is published.",
+    ):
+        assert line in lines, said
+    assert "By itself, at `0 3 * * 0` (Europe/Berlin); when its data changes; when " in said
+    assert "when ``x`y`` were updated. A run that nobody" in said
+    (command,) = [line for line in lines if line.startswith("airflow dags trigger")]
+    words = shlex.split(command)
+    given = {"epochs": 4, "rate": 0.5, "note": "it's `odd` | ``` here"}
+    assert (words[3], json.loads(words[5])) == ("digits", given)
+    assert "```yaml" not in said and "framework:" not in said  # the Code tab has it
+
+
+def test_documentation_has_warnings_first_and_no_empty_parts(tmp_path, write_manifest):
+    path = write_manifest(tmp_path, more="parameters: {api_key: 'x'}\n")
+    said = dag_from(load_manifest(path), path, path.read_text(), path).doc_md
+    assert said.startswith("- ⚠ manifest.yml:") and "api_key" in said.splitlines()[0]
+    plain = dag_of(tmp_path / "plain", write_manifest).doc_md
+    assert plain.startswith("### Train again\n")
+    assert "Only when somebody triggers it." in plain
+    assert "rollback" not in plain and "production.json" not in plain
+    # Where nothing else shows the manifest, as with keys and the loader.
+    assert "### Manifest\n\n```yaml\nmodel_definition:" in plain
+
+
 # --- a folder of manifests ------------------------------------------------------------------
 
 
@@ -415,7 +469,7 @@ def test_manifest_with_a_byte_order_mark_is_good(tmp_path, write_manifest):
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     dags = dags_from(tmp_path)
     assert good_in(dags) == ["marked"]
-    assert "name: marked" in dags["marked"].doc_md
+    assert "airflow dags trigger marked\n" in dags["marked"].doc_md
 
 
 def test_a_file_far_too_large_is_broken_and_not_read_whole(tmp_path, write_manifest):

@@ -130,4 +130,5 @@ def test_experiment_is_asked_for_where_scripts_have_one():
     servers = load_manifest_text(text, path.name)
     fields = ParamsDict(form(servers, plan(servers, path)))
     assert fields["experiment_id"] is None
+    assert "launcher" not in fields
     assert "a master, two workers" in fields.get_param("nodes").description

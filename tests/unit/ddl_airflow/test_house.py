@@ -34,13 +34,15 @@ MAY_IMPORT = {
     },
     "form": {"core"},
     "notifications": {"core"},
-    "manifest_dag": {"core", "operators", "form", "triggers", "notifications"},
+    "documentation": {"core", "operators"},
+    "manifest_dag": {"core", "operators", "documentation", "form", "triggers", "notifications"},
     "dag": {"core", "manifest_dag"},
     "bundle": {"core", "dag"},
-    "plugin": {"core", "site", "dag", "links"},
+    "plugin": {"core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site"},
     "cli": {"core", "storage", "lineage", "demo", "doctor"},
+    "__main__": {"cli"},
 }
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
 FOREIGN = {

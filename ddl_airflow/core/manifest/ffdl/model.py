@@ -198,3 +198,8 @@ class FfdlManifest(Section):
     evaluation_metrics: EvaluationMetrics | None = Field(
         default=None, description="Metrics.", examples=[{"type": "tensorboard"}]
     )
+    distribution: Literal["mpi", "independent"] | None = Field(
+        default=None,
+        description="Our addition: independent, where the learners need not average gradients.",
+        examples=["independent"],
+    )

@@ -106,6 +106,8 @@ def translated(parts: Mapping[str, Any]) -> Translation:
             value["metrics"].append(metric)
             names[f"metrics[{i}]"] = names[f"metrics[{i}].name"] = field
             names[f"metrics[{i}].regex"] = f"{group}.regex"
+    if parts.get("distribution"):
+        value["distribution"] = parts["distribution"]
     return Translation(value, names)
 
 

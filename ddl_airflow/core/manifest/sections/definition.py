@@ -143,6 +143,14 @@ def name_gives_a_dag_id(at: str, name: str) -> Findings:
         yield Finding(at, f"has {length} characters, at most {MAX_DAG_ID} fit", "Shorten it.")
 
 
+@_rule("model_definition.name", warning=True)
+def name_keeps_its_letters(at: str, name: str) -> Findings:
+    made = slug(name)
+    if made and any(char.isalnum() and not char.isascii() for char in name):
+        fix = f"Write it in A-Z, a-z, 0-9, _, . and -; or {made!r}, if that is meant."
+        yield Finding(at, f"is {name[:60]!r}, of which the DAG id becomes {made[:60]!r}", fix)
+
+
 @_rule("model_definition.framework.version")
 def version_is_known(at: str, version: str) -> Findings:
     match = re.fullmatch(r"([0-9]{1,4})(\.[0-9]+)*([-+.]?[A-Za-z][\w.+-]*)?", version)

@@ -55,9 +55,19 @@ class Evaluation(Section):
     """What a model must be worth to be published."""
 
     metric: Text = Field(
-        description="Name of the number that decides: accuracy of the reloaded model, a metric of "
-        "the training, or one that the command writes.",
+        description="Name of the number that decides: accuracy of the reloaded model on the "
+        "sample's labels, a metric of the training that is not of training batches, or one that "
+        "the command writes.",
         examples=["accuracy"],
+    )
+    source: Literal["sample", "command", "validation", "script", "output", "training"] | None = (
+        Field(
+            default=None,
+            description="What it must be measured on, or by: the sample, the command, Keras's "
+            "validation data, the script (ddl.report), its output (metrics:), or training batches. "
+            "By default whichever was last, but not training batches.",
+            examples=["validation"],
+        )
     )
     minimum: Annotated[float, BeforeValidator(number)] | None = Field(
         default=None, description="Below it nothing is published.", examples=[0.95]
@@ -156,6 +166,26 @@ def evaluation_asks_for_something(at: str, evaluation: Evaluation | None) -> Fin
         yield Finding(at, "asks for nothing", fix)
     if low is not None and high is not None and low > high:
         yield Finding(f"{at}.minimum", f"is above the maximum {high:g}", "Swap them.")
+
+
+@_rule("metrics", "evaluation")
+def evaluation_asks_for_what_can_be_measured(
+    at: str, metrics: tuple[Metric, ...], evaluation: Evaluation | None
+) -> Findings:
+    if evaluation is None:
+        return
+    source, metric, field = evaluation.source, evaluation.metric, f"{at}.source"
+    if source == "command" and not evaluation.command:
+        yield Finding(field, "is command, and there is none", "Add command: python evaluate.py.")
+    if source == "sample" and metric != "accuracy":
+        fix = "Write metric: accuracy, or command: python evaluate.py."
+        yield Finding(field, "is sample, which tells the accuracy alone", fix)
+    if source == "output" and metric not in (one.name for one in metrics):
+        fix = f"Add metrics: with a regex for {metric[:40]}."
+        yield Finding(field, f"is output, and metrics: has no {metric[:40]!r}", fix)
+    if source == "validation" and not metric.startswith("val_"):
+        fix = f"Write metric: val_{metric[:40]}."
+        yield Finding(field, "is validation, and those names begin with val_", fix)
 
 
 @_rule("evaluation")

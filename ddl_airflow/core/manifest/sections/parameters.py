@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from ddl_airflow.core.errors import SettingInvalid
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.templates import MAX_CHARACTERS
 from ddl_airflow.core.manifest.values import AnyText, Text, Value, truth
+from ddl_airflow.core.parameters import check_settings, text_of
 
 # Names in the trigger form that are ours.
 RUN_SETTINGS = ("nodes", "launcher", "checkpoint", "attempts", "experiment_id", "dry_run")
@@ -92,6 +95,53 @@ class Parameter(Section):
         if isinstance(self.default, int) and any(isinstance(one, float) for one in given):
             return "boolean" if isinstance(self.default, bool) else "number"
         return TYPES[type(self.default)]
+
+
+def values_of(parameters: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, Any]:
+    """The value of each parameter that is no secret: the default, or what is given as text.
+
+    Raises:
+        SettingUnknown: there is no such parameter.
+        SettingInvalid: the text is no value of the parameter's type, or one that it does not allow.
+    """
+    check_settings(given, parameters)
+    values = {name: one.default for name, one in parameters.items() if not one.secret}
+    for name, text in given.items():
+        one = parameters[name]
+        if one.secret:
+            raise SettingInvalid(
+                f"{name} is secret, and a command line is in the list of processes. Set "
+                f"PARAM_{name.upper()} in the environment."
+            )
+        values[name] = _value(name, one, text)
+    return values
+
+
+def _value(name: str, one: Parameter, text: str) -> bool | int | float | str:
+    kind, value = one.type, _read(one.type, text)
+    if value is None:
+        raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {_WORDS[kind]}.")
+    if one.choices and value not in one.choices:
+        known = " or ".join(map(text_of, one.choices))
+        raise SettingInvalid(f"{name} is {ascii(text[:60])}, wanted {known}.")
+    for bound, of in (("minimum", one.minimum), ("maximum", one.maximum)):
+        if of is not None and _beyond(float(value), bound, float(of)):
+            raise SettingInvalid(f"{name} is {text}, beyond the {bound} {of}.")
+    return value
+
+
+def _read(kind: str, text: str) -> bool | int | float | str | None:
+    if kind == "string":
+        return text
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower())
+    if re.fullmatch(r"[+-]?[0-9]{1,300}", text):
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if kind == "number" and math.isfinite(number) else None
 
 
 ParameterOrShort = Annotated[Parameter, BeforeValidator(_parameter)]

@@ -23,6 +23,7 @@ RETRYABLE = {
     "SubmitFailed": True,
     "JobFailed": True,
     "JobLost": True,
+    "TrainedApart": False,
     "EvaluationError": False,
     "EvaluationInvalid": False,
     "QualityTooLow": False,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddl_airflow.core import progress as progress_module
+from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.core.progress import Progress, Tail
 
 
@@ -92,6 +93,13 @@ def test_eta_is_never_negative_and_not_shown_at_the_end():
     progress.feed(lines(step(0.0, 10, steps=20), step(1.0, 25)))
     assert progress.eta_s == 0.0
     assert "ETA" not in progress.line()
+
+
+def test_a_training_that_stopped_early_has_nothing_left():
+    progress = Progress()
+    progress.feed(lines(step(0.0, 10, steps=600), step(1.0, 20)))
+    assert progress.line().endswith("ETA 0:58")
+    assert progress.line(ended=True) == "step 20/600 · 10.0 steps/s"
 
 
 def test_eta_over_a_minute_is_minutes_and_seconds():
@@ -195,7 +203,8 @@ def test_whatever_a_script_writes_the_reader_goes_on(text, size):
         progress.feed(text[i : i + size])
     progress.feed("\n" + lines(step(9e9, 77, "script", loss=0.5)))
     assert (progress.step, progress.metrics["loss"]) == (77, 0.5)
-    json.dumps([progress.line(), progress.metrics], allow_nan=False).encode()
+    json.dumps([progress.line(), [one.dump() for one in progress.measurements]]).encode()
+    json.dumps([one.dump() for one in progress.measurements], allow_nan=False)
 
 
 def test_metrics_of_a_thousand_names_are_not_all_kept():
@@ -204,10 +213,41 @@ def test_metrics_of_a_thousand_names_are_not_all_kept():
     assert len(progress.metrics) == 100
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
-def test_a_loss_that_left_the_numbers_is_no_value(value):
-    # json.dumps of a script writes such words; in the lineage they would be no JSON.
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *(("NaN", "nan"), ('"NaN"', "nan"), ("Infinity", "inf"), ("-Infinity", "-inf")),
+        *(('"-Infinity"', "-inf"), ("1e400", "inf"), ("1e30", "1e+30"), ("null", "144.7")),
+    ],
+)
+def test_a_loss_that_left_the_numbers_is_what_it_is(value, shown):
+    # json.dumps of a script writes the bare words; ours writes them as texts.
     progress = Progress()
-    progress.feed(f'{{"t": 1.0, "source": "script", "step": 3, "loss": {value}}}\n')
-    assert progress.step == 3
-    json.dumps(progress.metrics, allow_nan=False)
+    progress.feed(lines(step(1.0, 2, "script", loss=144.7)))
+    progress.feed(f'{{"t": 1.0, "source": "script", "step": 3, "loss": {value}, "steps": {value}}}')
+    progress.feed("\n")
+    assert (progress.line(), progress.wrong) == (f"step 3 · loss {shown}", 0)
+    (one,) = progress.measurements
+    assert Measurement.load(json.loads(json.dumps(one.dump(), allow_nan=False))).metric == "loss"
+
+
+def test_each_metric_is_known_by_its_source():
+    progress = Progress()
+    progress.feed(
+        lines(
+            step(1.0, 1, "script", accuracy=0.5, f1=0.25),
+            step(2.0, 2, "keras", accuracy=0.75, val_accuracy=0.625),
+            step(3.0, 3, "metrics", loss=1.0),
+            step(4.0, 4, "of its own", accuracy=0.875),
+            {"t": 5.0, "loss": 2.0},
+        )
+    )
+    assert [(one.metric, one.value, one.source) for one in progress.measurements] == [
+        ("f1", 0.25, "script"),
+        ("accuracy", 0.75, "training"),
+        ("val_accuracy", 0.625, "validation"),
+        ("loss", 1.0, "output"),
+        ("accuracy", 0.875, "script"),
+        ("loss", 2.0, "script"),
+    ]
+    assert progress.metrics == {"accuracy": 0.875, "f1": 0.25, "val_accuracy": 0.625, "loss": 2.0}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, Service, running
+from ddl_airflow.demo.site import AirflowSite, Service, Taken, locked, reserved_port, running
 
 
 class Site(AirflowSite):
@@ -66,3 +68,57 @@ def test_what_ends_at_once_is_not_started_for_ever(site):
     kill(site.service("scheduler"))
     with pytest.raises(RuntimeError, match=r"(?s)^scheduler ended .* it is not started again$"):
         site.revive()
+
+
+def test_a_port_is_one_demos_alone_before_anything_listens():
+    with reserved_port(18600) as first, reserved_port(first) as second:
+        assert first < second
+        with pytest.raises(Taken, match=rf"port {first} .*already in use.* --port"):
+            reserved_port(first, exactly=True).__enter__()
+    with reserved_port(first, exactly=True) as again, socket.create_server(("", 0)) as server:
+        assert again == first
+        with pytest.raises(Taken, match="already in use"):
+            reserved_port(server.getsockname()[1], exactly=True).__enter__()
+
+
+def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(tmp_path):
+    """Also when it is killed: what it has started takes a while to end."""
+    script = tmp_path / "demo.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from ddl_airflow.demo.site import Service, locked\n"
+        "home = Path(sys.argv[1])\n"
+        "deaf = 'import signal, time; signal.signal(15, 1); print(1, flush=True); time.sleep(60)'\n"
+        "with locked(home, 'http://ui') as lock:\n"
+        "    Service('deaf', [sys.executable, '-c', deaf], os.environ, home, lock)\n"
+        "    time.sleep(60)\n"
+    )
+    demo = subprocess.Popen([sys.executable, str(script), str(tmp_path / "home")])
+    log = tmp_path / "home" / "deaf.log"
+    wait_for(lambda: log.exists() and log.read_text())
+    try:
+        said = rf"a demo runs there \(pid {demo.pid}\), its UI at http://ui: .*/home.*--home"
+        with pytest.raises(Taken, match=said):
+            locked(tmp_path / "home", "").__enter__()
+    finally:
+        demo.kill()
+        demo.wait()
+    with pytest.raises(Taken, match="was killed is just ending there: .* Wait some seconds"):
+        locked(tmp_path / "home", "").__enter__()
+    wait_for(lambda: is_free(tmp_path / "home"))
+
+
+def is_free(home: Path) -> bool:
+    try:
+        with locked(home, ""):
+            return True
+    except Taken:
+        return False
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -8,20 +8,28 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers.base import ranks_status, read_records
+from ddl_airflow.launchers.base import (
+    explained,
+    ranks_status,
+    read_records,
+    written_by_several,
+)
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
 
 GOOD = {"ended": 5.0, "exit_code": 0}
 
 
-def status_of(folder: Path, *records: dict | None, running: bool = False) -> JobStatus:
+def status_of(
+    folder: Path, *records: dict | None, running: bool = False, **asked: bool
+) -> JobStatus:
     """The status of a job whose ranks left these records; None is no file."""
     for rank, record in enumerate(records):
         if record is not None:
             whole = {"rank": rank, "host": f"host-{rank}", **record}
             (folder / f"rank-{rank}.json").write_text(json.dumps(whole))
-    return ranks_status(JobHandle("x", "j", 1, len(records), folder, folder), running=running)
+    handle = JobHandle("x", "j", 1, len(records), folder, folder, **asked)
+    return ranks_status(handle, running=running)
 
 
 def raised(t: float, name: str, *bases: str, **more: object) -> dict:
@@ -31,6 +39,67 @@ def raised(t: float, name: str, *bases: str, **more: object) -> dict:
 
 def test_all_ranks_at_their_end_is_success(tmp_path):
     assert status_of(tmp_path, GOOD, GOOD) == JobStatus(JobState.SUCCEEDED)
+
+
+AVERAGED = GOOD | {"ddl": {"averaged": True, "gradients": True}}
+JOINED = GOOD | {"ddl": {"averaged": False, "gradients": False}}
+ALONE = GOOD | {"ddl": {"averaged": False, "gradients": True}}
+
+
+@pytest.mark.parametrize(
+    ("records", "who"),
+    [
+        ([AVERAGED, AVERAGED], ""),
+        ([AVERAGED, JOINED], ""),  # it had no data, and added zeros to what the other reduced
+        ([JOINED, JOINED], ""),  # the training was found done
+        ([GOOD, GOOD], "ranks 0 and 1 did not import ddl."),
+        ([GOOD] * 12, "ranks 0 to 11 did not import ddl."),
+        ([ALONE, ALONE], "ranks 0 and 1 imported ddl, computed gradients and averaged none."),
+        ([JOINED, ALONE], "ranks 0 and 1 imported ddl, computed gradients and averaged none."),
+        ([AVERAGED, GOOD], "rank 1 did not import ddl, rank 0 averaged gradients."),
+        ([GOOD, JOINED, GOOD], "ranks 0 and 2 did not import ddl, rank 1 imported it and averaged"),
+        ([GOOD | {"ddl": "averaged"}, AVERAGED], "rank 0 did not import ddl"),
+        ([GOOD | {"ddl": {"averaged": 1}}, JOINED], ""),
+        ([GOOD | {"ddl": {"gradients": "x"}}, JOINED], ""),
+    ],
+)
+def test_ranks_that_did_not_train_together_have_failed(tmp_path, records, who):
+    status = status_of(tmp_path, *records, averages=True)
+    assert status.state is (JobState.FAILED if who else JobState.SUCCEEDED)
+    assert (status.apart, status.permanent, status.failure) == (bool(who), bool(who), None)
+    if who:
+        start = f"The {len(records)} ranks trained apart, each a model of its own: {who}"
+        assert status.reason.startswith(start)
+        assert "ddl.keras.DistributedOptimizer(optimizer)" in status.reason
+        assert "`distribution: independent`" in status.reason
+        assert JobStatus.load(json.loads(json.dumps(status.dump()))) == status
+    assert status_of(tmp_path, *records).state is JobState.SUCCEEDED  # they need not
+
+
+def test_ranks_that_fitted_alone_trained_apart_whatever_they_averaged_before(tmp_path):
+    fitted = AVERAGED | {"ddl": AVERAGED["ddl"] | {"alone": True}}
+    status = status_of(tmp_path, fitted, fitted, averages=True)
+    assert status.apart
+    assert "ranks 0 and 1 ran fit() with an optimizer that does not average" in status.reason
+    assert not status_of(tmp_path, fitted, AVERAGED, averages=True).apart  # a model of rank 0's own
+
+
+@pytest.mark.parametrize(
+    ("records", "apart"),
+    [
+        ([GOOD, GOOD], False),  # found done before they imported ddl
+        ([GOOD, JOINED], False),
+        ([ALONE, ALONE], True),  # an optimizer that was loaded and not distributed again
+        ([AVERAGED, GOOD], True),
+    ],
+)
+def test_ranks_that_resume_must_not_train_apart_either(tmp_path, records, apart):
+    assert status_of(tmp_path, *records, averages=True, resumes=True).apart is apart
+
+
+def test_a_rank_that_failed_is_the_cause_whether_they_averaged_or_not(tmp_path):
+    status = status_of(tmp_path, GOOD, {"ended": 3.9, "exit_code": 9}, averages=True)
+    assert (status.apart, status.failure.rank) == (False, 1)
 
 
 def test_a_running_job_is_running_whatever_the_records_say(tmp_path):
@@ -135,6 +204,16 @@ def test_fields_of_another_type_are_left_out_of_a_record(tmp_path):
     assert record["versions"] == {"keras": "3"}
 
 
+def test_files_that_several_ranks_wrote_are_named(tmp_path):
+    wrote = [["/r/a", "/r/b", "/r/b"], ["/r/b", 3, None, "/r/\ud800"], ["/r/a", "/r/b"], "/r/a"]
+    status_of(tmp_path, *(GOOD | {"wrote": names} for names in wrote))
+    records = read_records(JobHandle("x", "j", 1, 4, tmp_path, tmp_path))
+    assert written_by_several(records) == {"/r/a": "ranks 0 and 2", "/r/b": "ranks 0 to 2"}
+    assert records[1]["wrote"] == ["/r/b", "/r/?"]
+    status_of(tmp_path, GOOD | {"wrote": [f"/{n}" for n in range(9_999)]})
+    assert len(read_records(JobHandle("x", "j", 1, 1, tmp_path, tmp_path))[0]["wrote"]) == 1_000
+
+
 def test_a_rank_killed_without_a_word_is_named(tmp_path):
     asked = {"asked_to_end": 4.0, "ended": 4.1, "exit_code": 143}
     failure = status_of(tmp_path, asked, {"started": 1.0}).failure
@@ -201,3 +280,56 @@ def test_a_job_that_ends_well_succeeds_and_cancel_changes_nothing(job, kind):
     one.launcher.cancel(one.handle, 1.0)
     assert one.status() == JobStatus(JobState.SUCCEEDED)
     assert one.processes() == []
+
+
+def test_a_module_that_is_missing_is_told_with_the_python_that_misses_it(tmp_path):
+    record = raised(1.0, "ModuleNotFoundError", "ImportError", message="No module named 'pandas'")
+    failure = status_of(tmp_path, record | {"python": "/opt/trainer/bin/python"}).failure
+    assert failure.permanent
+    assert failure.reason.startswith(
+        "raised ModuleNotFoundError at train.py:3: No module named 'pandas'. The ranks' Python is "
+        "/opt/trainer/bin/python: install it there"
+    )
+    assert "[ddl] python" in failure.reason
+
+
+TRACE = """Graph execution error:
+
+Detected at node ddl_gradients_0 defined at (most recent call last):
+  File "/run/code/train.py", line 16, in <module>
+
+  File "/lib/keras/src/backend/tensorflow/trainer.py", line 399, in fit
+
+Barrier: rank 1 runs AllReduce "x". Give all ranks
+as many steps.
+\t [[{{node ddl_gradients_0}}]] [Op:__inference_multi_step_on_iterator_883]"""
+SEVERAL = """Graph execution error:
+
+Detected at node sub defined at (most recent call last):
+  File "/run/code/train.py", line 16, in <module>
+
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:  required broadcastable shapes
+\t [[{{node sub}}]]
+\t [[gradients/g/_3]]
+  (1) INVALID_ARGUMENT:  required broadcastable shapes
+\t [[{{node sub}}]]
+0 successful operations."""
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (TRACE, 'Barrier: rank 1 runs AllReduce "x". Give all ranks as many steps.'),
+        (SEVERAL, "INVALID_ARGUMENT: required broadcastable shapes."),
+        ("is this\n  right?", "is this right?"),
+        ("Graph execution error:", "Graph execution error:."),
+        ("", ""),
+    ],
+)
+def test_the_sentence_is_what_was_raised_without_the_trace_of_a_graph(tmp_path, message, said):
+    status = status_of(tmp_path, raised(1.0, "InvalidArgumentError", message=message), GOOD)
+    sentence = explained(status.failure, 2)
+    assert "\n" not in sentence
+    start = "rank 0 of 2 on host-0 raised InvalidArgumentError at train.py:3"
+    assert sentence == (f"{start}: {said}" if said else f"{start}.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.cluster import counted
-from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.errors import JobFailed, JobLost, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher, inherited
 from ddl_airflow.launchers.processes import kill_marked, marked
+from ddl_airflow.operators.launch import RunningJob
+from tests.integration.disk import tiny_disk
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 # The parts of ending a job that take longer than this are hanging.
@@ -498,3 +502,65 @@ def test_nothing_listens_to_other_hosts(job, cluster):
 )
 def test_ranks_inherit_settings_and_no_secrets(name, given):
     assert (name in inherited({name: "x"})) is given
+
+
+# --- a disk that is full ------------------------------------------------------------------------
+
+CURE = ". Free space there, raise the quota, or use a larger disk."
+FILLS = """
+import os
+with open(os.environ["LOG_DIR"] + "/data", "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(1 << 14))
+"""
+PRINTS = """
+while True:
+    print("x" * 1000)
+"""
+# What a script of another language leaves: no exception.
+FILLS_AND_EXITS = f"""
+try:
+    {FILLS.strip().replace(chr(10), chr(10) + "    ")}
+except OSError:
+    os._exit(3)
+"""
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with tiny_disk(tmp_path / "disk", 512 * 1024) as folder:
+        yield folder
+
+
+def on(disk, one):
+    one.spec = dataclasses.replace(one.spec, record_dir=disk / "records", log_dir=disk / "logs")
+    return one
+
+
+@pytest.mark.parametrize("script", [FILLS, PRINTS, FILLS_AND_EXITS], ids=["file", "log", "exit"])
+def test_a_rank_that_fills_the_disk_says_so(disk, job, script):
+    one = on(disk, job(script=script, nodes=1)).start()
+    status = one.wait()
+    assert status.state is JobState.FAILED
+    assert (status.failure.rank, status.failure.permanent) == (0, False)
+    assert "No space left on device" in status.failure.reason
+    assert status.failure.reason.endswith(CURE)
+    assert "memory" not in status.failure.reason
+
+
+def test_ranks_that_can_say_nothing_are_not_blamed_on_memory(disk, job):
+    one = on(disk, job(script="print(1)", nodes=2))
+    (disk / "logs").mkdir()
+    (disk / "records").mkdir()
+    (disk / "logs" / "launcher.log").touch()
+    with pytest.raises(OSError) as caught, open(disk / "fill", "wb", buffering=0) as fill:
+        while True:
+            fill.write(bytes(4096))
+    assert caught.value.errno == errno.ENOSPC
+    one.start()
+    status = one.wait()
+    assert status.state in (JobState.FAILED, JobState.LOST)
+    said = status.failure.reason if status.failure else status.reason
+    assert f"{disk}/records: No space left on device{CURE}" in said
+    with pytest.raises((JobFailed, JobLost, NoSpace), match="Free space there"):
+        RunningJob(one.launcher, logging.getLogger()).run(one.spec)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ import ddl_ops
 import pytest
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
-from ddl_airflow.core.job import JobHandle, JobSpec, JobState
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob
 from ddl_airflow.core.manifest import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
@@ -330,6 +331,24 @@ def test_a_job_that_slurm_has_forgotten_ended_as_its_ranks_say(says, handle):
         (handle.record_dir / f"rank-{rank}.json").write_text(record)
     assert SlurmLauncher().status(handle).state is JobState.SUCCEEDED
     SlurmLauncher().cancel(handle)  # nothing to cancel
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT"])
+def test_ranks_that_trained_apart_have_failed_whoever_looks(says, handle, state):
+    handle.record_dir.mkdir()
+    for rank in (0, 1):
+        record = f'{{"rank": {rank}, "host": "n{rank}", "ended": 1.0, "exit_code": 0}}'
+        (handle.record_dir / f"rank-{rank}.json").write_text(record)
+    says("squeue", queued(state))
+    assert SlurmLauncher().status(handle).state is JobState.SUCCEEDED
+    # As the trigger has it, and a later process: out of what the task that submitted it noted.
+    expected = SlurmLauncher().expected(replace(SPEC, averages=True))
+    assert expected.averages
+    noted = StartedJob(replace(handle, averages=expected.averages), 1.0)
+    again = StartedJob.load(json.loads(json.dumps(noted.dump()))).handle
+    status = SlurmLauncher().status(again)
+    assert (status.state, status.apart, status.permanent) == (JobState.FAILED, True, True)
+    assert JobStatus.load(json.loads(json.dumps(status.dump()))) == status
 
 
 def test_the_manifest_in_the_documentation_is_one():

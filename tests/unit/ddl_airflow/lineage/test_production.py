@@ -10,6 +10,7 @@ from moto.server import ThreadedMotoServer
 
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
+from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -102,7 +103,7 @@ def test_a_run_that_was_due_before_does_not_overtake(results):
 
 def test_a_check_sees_the_pointer_as_it_is_when_it_changes(results, monkeypatch):
     """Both beat .93; the one that is worse looks first, and writes last."""
-    metrics = {"accuracy": 0.94}
+    metrics, mine = {"accuracy": 0.94}, Measurement("accuracy", 0.94, "sample", "digits.npz", 9)
     put_if = FolderStore.put_if
 
     def overtaken(self, key, body, version):
@@ -114,7 +115,7 @@ def test_a_check_sees_the_pointer_as_it_is_when_it_changes(results, monkeypatch)
     with pytest.raises(QualityTooLow, match="0.03 worse than the 0.97 .* production, digits-5"):
         point(
             *(results, "digits", PRODUCTION, "digits-4/a-1", metrics),
-            check=lambda now: check_not_worse(metrics, now, "accuracy", small=False),
+            check=lambda now: check_not_worse(mine, now, small=False),
         )
     assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-5"
 

@@ -20,10 +20,20 @@ PARTS = {
     },
     "train": {
         "environment": {"world_size": 2, "versions": {"tensorflow": "2.21.0"}},
-        "result": {"metrics": {"loss": 0.5}, "steps": 40},
+        "result": {
+            "metrics": {"loss": 0.5, "accuracy": 0.99},
+            "measurements": [
+                {"metric": "loss", "value": 0.5, "source": "output"},
+                {"metric": "accuracy", "value": 0.99, "source": "training"},
+            ],
+            "steps": 40,
+        },
         "tries": {"train": 3},
     },
-    "transform": {"result": {"checkpoint_step": 40}, "tries": {"transform": 2}},
+    "transform": {
+        "result": {"checkpoint_step": 40, "accuracy": 0.875, "sample": "x.npz", "rows": 8},
+        "tries": {"transform": 2},
+    },
 }
 
 
@@ -73,9 +83,16 @@ def test_parts_come_together_with_the_run_and_the_files(layout, files, context_o
         "tries": {"stage_data": 1, "train": 3, "transform": 2, "upload_results": 4},
     }
     assert record["result"] == {
-        "metrics": {"loss": 0.5},
+        "metrics": {"loss": 0.5, "accuracy": 0.875},
+        "measurements": [
+            *PARTS["train"]["result"]["measurements"],
+            {
+                **{"metric": "accuracy", "value": 0.875, "source": "sample"},
+                **{"file": "x.npz", "rows": 8},
+            },
+        ],
         "steps": 40,
-        "checkpoint_step": 40,
+        **PARTS["transform"]["result"],
         "files": [
             {"key": "logs/rank-0.log", "size": 5, "sha256": hashlib.sha256(b"said\n").hexdigest()},
             {

@@ -203,7 +203,8 @@ def test_the_command_says_what_it_does(published, store, tmp_path, capsys, monke
     names = [published(number) for number in range(3)]
     monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
     assert cli.main(["clean"]) == 2
-    argv = ["clean", "--results", str(store.path), "--workspace", str(tmp_path / "none")]
+    (tmp_path / "workspace").mkdir()
+    argv = ["clean", "--results", str(store.path), "--workspace", str(tmp_path / "workspace")]
     for option, word in (("--dry-run", "would remove"), ("--keep-runs=30d", "removed")):
         capsys.readouterr()
         assert cli.main([*argv, option]) == 0

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import read_part, write_part
@@ -21,9 +23,24 @@ def layout(workspace, context_of):
     run = context_of("digits")["dag_run"]
     layout = RunLayout(workspace, "digits", training_of("digits", run.run_id))
     layout.create()
-    write_part(layout, "train", {"result": {"metrics": {"loss": 0.25}}, "tries": {}})
-    write_part(layout, "transform", {"result": {"accuracy": 0.9}, "tries": {}})
+    told(layout, ("loss", 0.25, "output"))
+    sample = {"accuracy": 0.9, "sample": "digits.npz", "rows": 40}
+    write_part(layout, "transform", {"result": sample, "tries": {}})
     return layout
+
+
+def told(layout, *measured):
+    """What train has kept: metric, value and source of each measurement."""
+    dumped = [Measurement(*one).dump() for one in measured]
+    metrics = {metric: value for metric, value, _ in measured if math.isfinite(value)}
+    write_part(
+        layout, "train", {"result": {"metrics": metrics, "measurements": dumped}, "tries": {}}
+    )
+
+
+def unlabelled(layout):
+    why = {"accuracy": None, "no_accuracy": "sample digits.npz has no labels"}
+    write_part(layout, "transform", {"result": why, "tries": {}})
 
 
 @pytest.fixture
@@ -52,20 +69,41 @@ def test_a_good_model_goes_on_and_its_metrics_into_the_lineage(evaluate, layout)
     said = evaluate(metric="accuracy", minimum=0.9)
     assert said["metrics"] == {"accuracy": 0.9, "loss": 0.25}
     assert said["production"] is None
-    assert "| accuracy | 0.9 |  |" in said["table"]
+    assert said["table"].splitlines() == [
+        "| metric | this model | production | measured on | asked for |",
+        "| --- | --- | --- | --- | --- |",
+        "| accuracy | 0.9 |  | sample digits.npz, 40 rows | at least 0.9 |",
+        "| loss | 0.25 |  | the output |  |",
+        "",
+        "No model is in production yet.",
+    ]
     part = read_part(layout, "evaluate")
     assert part["result"]["metrics"] == said["metrics"]
     assert part["result"]["evaluation"] == {
-        **{"metric": "accuracy", "minimum": 0.9, "maximum": None, "production": None}
+        **{"metric": "accuracy", "minimum": 0.9, "maximum": None, "production": None},
+        "measured": Measurement("accuracy", 0.9, "sample", "digits.npz", 40).dump(),
     }
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"metric": "accuracy", "minimum": 0.95}, "is 0.9, 0.05 below the minimum 0.95. Nothing"),
-        ({"metric": "loss", "maximum": 0.2}, "is 0.25, 0.05 above the maximum 0.2. Nothing"),
-        ({"metric": "f1", "minimum": 0}, "nobody measured 'f1'. There is: accuracy, loss."),
+        (
+            {"metric": "accuracy", "minimum": 0.95},
+            r"0.9, 0.05 below the minimum 0.95 \(sample digits.npz, 40 rows\). Nothing was publ",
+        ),
+        (
+            {"metric": "loss", "maximum": 0.2},
+            r"is 0.25, 0.05 above the maximum 0.2 \(the output\). Nothing was published",
+        ),
+        (
+            {"metric": "f1", "minimum": 0},
+            r"nobody measured 'f1'. There is: accuracy \(sample digits.npz, 40 rows\), loss \(the ",
+        ),
+        (
+            {"metric": "loss", "source": "script", "maximum": 1},
+            r"nobody measured 'loss' by source script. There is: .*loss \(the output\)",
+        ),
     ],
 )
 def test_a_model_that_is_not_good_enough_ends_the_run(evaluate, layout, settings, words):
@@ -92,6 +130,95 @@ def test_production_is_a_bound_where_it_is_asked_for(evaluate, store, serves, se
     else:
         with pytest.raises(AirflowFailException, match=worse):
             evaluate(**settings, not_worse=True)
+
+
+def test_training_batches_decide_only_where_that_is_asked_for(evaluate, layout, capsys):
+    """The one that Keras's progress callback reports, beside a sample without labels."""
+    unlabelled(layout)
+    told(layout, ("accuracy", 0.9921, "training"))
+    with pytest.raises(AirflowFailException, match="EvaluationInvalid") as caught:
+        evaluate(metric="accuracy", minimum=0.5)
+    assert (
+        "evaluation.metric: accuracy is 0.9921 on training batches, which the model has learnt: "
+        "that decides nothing. Name a sample with labels in transform.sample (sample digits.npz "
+        "has no labels), write it in evaluation.command, or report it from held-out data "
+        "(ddl.report, or fit() for val_accuracy). evaluation.source: training takes it all "
+        "the same."
+    ) in str(caught.value)
+    told(layout, ("accuracy", 0.9921, "training"), ("val_accuracy", 0.75, "validation"))
+    with pytest.raises(AirflowFailException, match="or take metric: val_accuracy, which is 0.75"):
+        evaluate(metric="accuracy", minimum=0.5)
+    said = evaluate(metric="val_accuracy", minimum=0.5)
+    assert "| accuracy | 0.9921 |  | training batches |" in said["table"]
+    bounds = {"minimum": 0.5, "maximum": 1, "not_worse": True}
+    said = evaluate(metric="accuracy", source="training", **bounds)
+    asked = "at least 0.5 and at most 1 and no worse than production"
+    row = f"| accuracy | 0.9921 |  | training batches | {asked} |"
+    assert said["table"].splitlines()[2] == row
+    assert "accuracy decides, as measured on training batches" in capsys.readouterr().out
+    told(layout, ("val_accuracy", 0.75, "validation"))
+    with pytest.raises(AirflowFailException, match="nobody measured 'accuracy'.*take metric: val_"):
+        evaluate(metric="accuracy", minimum=0.5)
+
+
+def test_no_older_value_of_another_source_decides(evaluate, layout):
+    unlabelled(layout)
+    told(layout, ("accuracy", 0.75, "script"), ("accuracy", 0.9921, "training"))
+    with pytest.raises(AirflowFailException, match="Before it, 0.75 came from the script: ") as one:
+        evaluate(metric="accuracy", minimum=0.5)
+    assert "evaluation.source: script takes that" in str(one.value)
+    with pytest.raises(AirflowFailException, match="is 0.75, 0.05 below .* \\(the script\\)"):
+        evaluate(metric="accuracy", source="script", minimum=0.8)
+    told(layout, ("accuracy", 0.5, "script"), ("accuracy", math.nan, "output"))
+    with pytest.raises(AirflowFailException, match="accuracy is NaN \\(the output\\)"):
+        evaluate(metric="accuracy", minimum=0.25)
+    # Nor does the sample's, where the command measures it as well.
+    said = evaluate(MEASURES, metric="accuracy", minimum=0.5, parameters={"f1": 0.75})
+    assert "| accuracy | 0.99 |  | evaluation.command |" in said["table"]
+
+
+def test_a_training_of_an_earlier_version_has_to_be_done_again(evaluate, layout):
+    write_part(layout, "train", {"result": {"metrics": {"f1": 0.5}}, "tries": {}})
+    with pytest.raises(AirflowFailException, match="f1 is of a training of an earlier version"):
+        evaluate(metric="f1", minimum=0.25)
+    assert evaluate(metric="accuracy", minimum=0.5)["metrics"] == {"f1": 0.5, "accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("measured", "compared"),
+    [
+        (("accuracy", 0.99, "sample", "digits.npz", 7), True),
+        (("accuracy", 0.99), True),
+        (("accuracy", 0.99, "sample", "other.npz", 40), False),
+        (("accuracy", 0.99, "training"), False),
+    ],
+)
+def test_production_is_compared_by_what_was_measured_on_the_same(
+    evaluate, store, measured, compared, capsys
+):
+    """A pointer of before, that knows no sources, is compared as it was."""
+    one = Measurement(*measured)
+    dumped = [one.dump()] if one.source else []
+    point(store, "digits", PRODUCTION, "digits-1", {"accuracy": 0.99}, measurements=dumped)
+    settings = {"metric": "accuracy", "minimum": 0.5, "not_worse": True}
+    if compared:
+        with pytest.raises(AirflowFailException, match="0.09 worse than the 0.99"):
+            evaluate(**settings)
+        return
+    said = evaluate(**settings)
+    assert f"| accuracy | 0.9 | 0.99 ({one.measured_on}) |" in said["table"]
+    told = f"here it is of sample digits.npz, 40 rows, there of {one.measured_on}"
+    assert f"accuracy is not compared with that of the model in production: {told}" in (
+        capsys.readouterr().out
+    )
+
+
+def test_names_that_a_training_chose_are_text_in_the_form(evaluate, layout):
+    told(layout, ("a|b [x](http://y) <b>`c`\n_d_", 0.5, "script"))
+    rows = evaluate()["table"].splitlines()
+    shown = r"a\|b \[x\]\(http://y\) \<b\>\`c\` \_d\_"
+    assert f"| {shown} | 0.5 |  | the script |  |" in rows
+    assert len(rows) == 6
 
 
 MEASURES = """
@@ -122,19 +249,24 @@ def test_a_command_that_measures_nothing_is_told_what_to_write(evaluate, script,
 
 def test_nan_is_never_good_enough(evaluate):
     script = "import json, os; json.dump({'f1': float('nan')}, open(os.environ['EVALUATION'], 'w'))"
-    with pytest.raises(AirflowFailException, match="f1 is nan"):
+    with pytest.raises(AirflowFailException, match="f1 is NaN"):
         evaluate(script, metric="f1", minimum=0)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_what_decides_nothing_and_is_no_number_is_left_out(evaluate, layout, value, capsys):
+@pytest.mark.parametrize(
+    ("value", "word"), [("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")]
+)
+def test_what_decides_nothing_and_is_no_number_is_named(evaluate, layout, value, word):
     measured = f"{{'f1': float('{value}'), 'f2': 1}}"
     script = f"import json, os; json.dump({measured}, open(os.environ['EVALUATION'], 'w'))"
     said = evaluate(script, metric="accuracy", minimum=0.5)
     assert said["metrics"] == {"accuracy": 0.9, "f2": 1.0, "loss": 0.25}
     json.dumps(said, allow_nan=False)  # as XCom wants it
-    assert read_part(layout, "evaluate")["result"]["metrics"] == said["metrics"]
-    assert f"metric f1 is {value} and is left out" in capsys.readouterr().out
+    assert f"| f1 | {word} |" in said["table"]
+    result = read_part(layout, "evaluate")["result"]
+    assert result["metrics"] == said["metrics"]
+    json.dumps(result, allow_nan=False)
+    assert {"metric": "f1", "value": word, "source": "command"} in result["measurements"]
 
 
 def test_without_bounds_it_only_shows(evaluate, layout):

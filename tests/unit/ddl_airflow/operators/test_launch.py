@@ -113,7 +113,7 @@ def test_a_rank_that_said_much_costs_no_memory(job, monkeypatch, said):
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20 << 20, "of 61 MiB"
-    assert "rank-0 | the cause" in said() and "rank 0 | the cause" in said()
+    assert [line for line in said() if line.endswith("the cause")] == ["rank 0 | the cause"]
 
 
 def test_command_not_found_is_not_retried(job):
@@ -427,3 +427,45 @@ def test_a_bad_end_is_explained_and_forgotten(
         last.finish(started, status)
     assert caught.value.retryable is retryable
     assert process().left() is None
+
+
+GRAPH_ERROR = """\
+Epoch 2/4
+W0000 00:00:1795371129.727467   17269 local_rendezvous.cc:412] Local rendezvous is aborting with \
+status: INVALID_ARGUMENT: Barrier: give all ranks as many steps.
+\t [[{{function_node __inference_one_step_on_data_847}}{{node ddl_gradients_0}}]]
+Traceback (most recent call last):
+  File "/run/code/train.py", line 16, in <module>
+    model.fit(x, y)
+InvalidArgumentError: Graph execution error:
+
+Detected at node ddl_gradients_0 defined at (most recent call last):
+  File "/run/code/train.py", line 16, in <module>
+
+  File "/lib/keras/src/backend/tensorflow/trainer.py", line 399, in fit
+
+Barrier: give all ranks as many steps.
+\t [[{{node ddl_gradients_0}}]] [Op:__inference_multi_step_on_iterator_883]
+"""
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_the_trace_of_a_graph_does_not_bury_what_a_person_needs(job, said, failed):
+    codes = [0, 0]
+    codes[failed] = 1
+    one = job(nodes=2, launcher=FakeLauncher(codes, GRAPH_ERROR))
+    with pytest.raises(JobFailed):
+        RunningJob(one.launcher, LOG).run(one.spec)
+    for who in {"rank 0", f"rank-{failed}"} - {"rank-0"}:
+        shown = [line.removeprefix(f"{who} | ") for line in said() if line.startswith(f"{who} | ")]
+        path = one.spec.log_dir / f"rank-{failed if who == f'rank-{failed}' else 0}.log"
+        assert shown == [
+            "Epoch 2/4",
+            "Traceback (most recent call last):",
+            '  File "/run/code/train.py", line 16, in <module>',
+            "    model.fit(x, y)",
+            "InvalidArgumentError: Graph execution error:",
+            "",
+            f"… TensorFlow's trace of the graph is in {path}",
+            "Barrier: give all ranks as many steps.",
+        ]

@@ -58,6 +58,23 @@ def layout(workspace, context_of):
     return RunLayout(workspace, "staging", training_of("staging", run.run_id))
 
 
+@pytest.mark.parametrize(
+    ("settings", "run", "ranks"),
+    [
+        ({"nodes": 2}, {}, 2),
+        ({"nodes": 2}, {"nodes": 1}, 0),
+        ({"nodes": 1, "slots": 4}, {}, 4),
+        ({"nodes": 2, "distribution": "independent"}, {}, 0),
+    ],
+)
+def test_ranks_that_will_train_apart_are_warned_of(stage, context_of, capsys, settings, run, ranks):
+    task = stage()
+    task >> TrainOperator(task_id="train", command="python train.py", dag=task.dag, **settings)
+    task.execute(context_of("staging", **run))
+    said = f"the {ranks} ranks will train apart, each a model of its own, and train will fail"
+    assert (said in capsys.readouterr().out) is bool(ranks)
+
+
 def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
     context = context_of("staging")
     result = stage().execute(context)
@@ -80,7 +97,7 @@ def test_a_setting_that_the_form_does_not_have_fails_before_anything_is_done(
     context["dag_run"].conf = {"epoch": 7}
     with pytest.raises(AirflowFailException, match="'epoch' is not known. Did you mean epochs?"):
         stage(settings=["epochs", "nodes"]).execute(context)
-    assert not layout.root.exists()
+    assert [path for path in layout.root.rglob("*") if path.is_file()] == [layout.failure]
     context["dag_run"].conf = {"epochs": 7}
     assert stage(settings=["epochs", "nodes"]).execute(context)["files"] == 3
 
@@ -208,7 +225,9 @@ def test_what_is_worse_or_not_for_production_stays_out_of_it(overtaken, capsys):
 
 def test_what_was_rejected_is_not_trained_again_by_a_schedule(scheduled, layout):
     task, context, said = scheduled
-    write_part(layout, "train", {"result": {"metrics": {"f1": 0.25}}, "tries": {}})
+    measured = [{"metric": "f1", "value": 0.25, "source": "script"}]
+    result = {"metrics": {"f1": 0.25}, "measurements": measured}
+    write_part(layout, "train", {"result": result, "tries": {}})
     write_part(layout, "transform", {"result": {}, "tries": {}})
     with DAG("staging", schedule=None):
         gate = EvaluateOperator(task_id="evaluate", results=task._results, metric="f1", minimum=0.5)

@@ -25,7 +25,7 @@ from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.lineage.record import has_part, read_part
+from ddl_airflow.lineage.record import fix_run, has_part, read_part
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
@@ -49,7 +49,9 @@ def train(layout):
 
     def make(script: str, **settings) -> TrainOperator:
         (layout.code / "train.py").write_text(textwrap.dedent(script))
-        settings = {"command": "python train.py", "nodes": 2, **settings}
+        # Most scripts here train nothing.
+        usual = {"command": "python train.py", "nodes": 2, "distribution": "independent"}
+        settings = usual | settings
         with DAG("training", schedule=None):
             return TrainOperator(task_id="train", **settings)
 
@@ -169,6 +171,20 @@ def test_metrics_of_all_tries_count(train, layout, context_of):
     assert read_part(layout, "train")["result"]["metrics"] == {"loss": 0.25}
 
 
+def test_a_loss_that_is_nan_at_the_end_is_said(train, layout, context_of, capsys):
+    """Though its regular expression is for digits; nobody may have asked for a bound."""
+    script = "import time; print('loss= 144.7', flush=True); time.sleep(0.3); print('loss= nan')"
+    metrics = [{"name": "loss", "regex": "loss= ([0-9.]+)"}]
+    result = train(script, metrics=metrics, nodes=1).execute(context_of("training"))
+    assert result == {"world_size": 1, "metrics": {}}
+    said = capsys.readouterr().out
+    assert "progress | loss nan" in said
+    assert "loss is NaN at the end of the training (the output): it diverged" in said
+    result = read_part(layout, "train")["result"]
+    assert result["not_finite"] == {"loss": "NaN"}
+    assert result["measurements"] == [{"metric": "loss", "value": "NaN", "source": "output"}]
+
+
 def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, context_of):
     task = train(SCRIPT, metrics=METRICS, framework="tensorflow 2.21")
     result = task.execute(context_of("training", 2))
@@ -179,7 +195,10 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
         assert (layout.logs / f"rank-{rank}.log").read_text() == f"step 5 loss= 0.2{rank}\n"
     assert (layout.state / "try-2" / "rank-1.json").is_file()
     part = json.loads((layout.kept / "lineage" / "train.json").read_text())
-    assert part["result"] == {"metrics": {"loss": 0.2}, "steps": 5, "wrote_model": False}
+    assert part["result"] == {
+        **{"metrics": {"loss": 0.2}, "steps": 5, "wrote_model": False},
+        "measurements": [{"metric": "loss", "value": 0.2, "source": "output"}],
+    }
     assert part["tries"] == {"train": 2}
     about = part["environment"]
     assert (about["world_size"], about["nodes"], about["slots"]) == (2, 2, 1)
@@ -332,6 +351,89 @@ def test_fake_launcher_trains_without_processes(train, context_of):
     assert result == {"world_size": 6, "metrics": {}}
 
 
+NOTES = """
+    import json, os, sys
+    from pathlib import Path
+    from ddl_ops import averaging
+    if "PARAM_TRAINS" in os.environ:
+        averaging.started()
+        averaging.computed_gradients()
+    if os.environ["PARAM_AVERAGES"] == "true":
+        averaging.started()
+        averaging.averaged()
+    sys.exit(os.environ["PARAM_FAILS"] == "true")
+"""
+
+
+def test_ranks_that_trained_apart_fail_the_task_unless_an_earlier_try_averaged(
+    train, layout, context_of
+):
+    """The script finds its training done in the retry, and ends before it imports ddl."""
+
+    def run(try_number, max_tries=5, *, averages=False, fails=False, trains=False, **settings):
+        parameters = {"averages": averages, "fails": fails} | ({"trains": True} if trains else {})
+        settings = {"distribution": "mpi", "retries": 5, "parameters": parameters, **settings}
+        task = train(NOTES, **settings)
+        context = context_of("training", try_number, max_tries)
+        if fails:
+            with pytest.raises(AirflowException, match="code 1"):
+                task.execute(context)
+            return None
+        try:
+            return task.execute(context)
+        except AirflowFailException as error:
+            return str(error)
+
+    why = "TrainedApart: The 2 ranks trained apart, each a model of its own: ranks 0 and 1 did not"
+    assert run(1).startswith(why)
+    assert run(1, nodes=1)["world_size"] == 1
+    assert run(1, distribution="independent")["world_size"] == 2
+    assert read_part(layout, "train")["environment"]["distribution"] == "independent"
+    assert run(2, averages=True, fails=True) is None
+    assert run(3, fails=True) is None
+    alone = "ranks 0 and 1 imported ddl, computed gradients and averaged none"
+    assert alone in run(4, trains=True)  # loaded, and not distributed again
+    assert run(4)["world_size"] == 2
+    assert run(5, 9).startswith(why)  # cleared after its end: trained again from its start
+    assert run(6, 9).startswith(why)
+    (layout.state / "try-6" / "rank-0.json").unlink()
+    (layout.state / "try-6" / "rank-0.json").symlink_to("/etc/hostname")
+    assert run(7, 9).startswith(why)
+
+
+def test_ranks_that_write_one_file_are_warned_of(train, context_of, capsys):
+    script = """
+        import os
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        folder = os.environ["RESULT_DIR"]
+        for number in range(7):
+            open(f"{folder}/model-{number}.keras", "w").close()
+        for name in (f"{folder}/own-{rank}", os.environ["LOG_DIR"] + "/x", f"{folder}/log"):
+            open(name, "a" if name.endswith("log") else "w").close()
+    """
+    train(script).execute(context_of("training"))
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    shared = [line for line in said if "each wrote" in line]
+    assert "ranks 0 and 1 each wrote result/model-0.keras, which may be damaged: save on" in said[1]
+    assert len(shared) == 5
+    assert any("and 2 more files" in line for line in said)
+
+
+def test_other_scripts_than_those_that_averaged_have_to(train, layout, context_of):
+    made_of = {"dataset": "d", "code": "1", "manifest": "m", "parameters": {}}
+
+    def run(try_number, *, averages, fails=False):
+        fix_run(layout, "run", made_of, {})
+        parameters = {"averages": averages, "fails": fails}
+        task = train(NOTES, distribution="mpi", retries=5, parameters=parameters)
+        with pytest.raises(AirflowException, match="code 1" if fails else "trained apart"):
+            task.execute(context_of("training", try_number, 5))
+
+    run(1, averages=True, fails=True)
+    made_of["code"] = "2"
+    run(2, averages=False)
+
+
 def test_a_retry_sees_what_the_try_before_left(train, layout, context_of):
     script = """
         import os
@@ -446,7 +548,7 @@ def test_a_try_that_takes_too_long_is_ended_and_tried_again(run_task, workspace,
     ("script", "settings", "words"),
     [
         ("import no_such_module_here", {}, "ModuleNotFoundError"),
-        ("1", {"command": "pythom train.py"}, "command not found"),
+        ("1", {"command": "trainer train.py"}, "command not found"),
         ("1", {"command": "python trian.py"}, "CommandInvalid"),
         ("def f(:", {}, "train.py:1"),
         ("1", {"launcher": "slrum"}, "'slrum' is not known"),
@@ -815,3 +917,9 @@ def test_a_secret_that_is_not_there_is_said_before_anything_starts(
     ended = run_task(train("", nodes=1, secrets={"token": "hub"}))
     assert (ended.state, isinstance(ended.error, AirflowFailException)) == ("failed", True)
     assert said in str(ended.error) and not (layout.logs / "rank-0.log").exists()
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_ranks_without_gpus_are_told_so(train, layout, gpu):
+    env = train("1", gpu=gpu)._job_of(layout, 1).env
+    assert env.get("DDL_NO_GPU") == (None if gpu else "1")

@@ -149,7 +149,11 @@ def test_report_of_an_earlier_try_does_not_count(transform, layout, context_of):
 
 
 @pytest.mark.parametrize(
-    "odd", [{"accuracy": []}, {"accuracy": 10**400}, {"checkpoint": 1}, {"checkpoint_step": "x"}]
+    "odd",
+    [
+        *({"accuracy": []}, {"accuracy": 10**400}, {"checkpoint": 1}, {"checkpoint_step": "x"}),
+        *({"sample": ["x"]}, {"rows": "9"}, {"no_accuracy": {}}),
+    ],
 )
 def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, monkeypatch, odd):
     def wrote(self, layout, *_):

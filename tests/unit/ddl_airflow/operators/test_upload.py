@@ -340,8 +340,25 @@ def test_production_is_asked_again_when_it_changes(trained, tmp_path):
     latest = read_pointer(store, "road", LATEST)
     assert latest["training_id"] == layout.training_id
     assert read_pointer(store, "road", PRODUCTION)["training_id"] == "road-9"
+    assert latest["measurements"] == [{"metric": "loss", "value": 0.25, "source": "output"}]
     event = read_pointer(store, "road", LATEST)["history"][0]
     assert event["by"] == f"a tester, run {context['dag_run'].run_id}"
+
+
+def test_production_of_another_source_is_not_compared_with(trained, tmp_path, capsys):
+    dag, context, layout = trained
+    task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
+    task.promote, task.not_worse_in, task.small = True, "loss", True
+    other = {"metric": "loss", "value": 0.125, "source": "validation"}
+    point(store, "road", PRODUCTION, "road-9/a-1", {"loss": 0.125}, measurements=[other])
+    task.execute(context)
+    pointer = read_pointer(store, "road", PRODUCTION)
+    assert pointer["training_id"] == layout.training_id
+    assert pointer["before"][0]["measurements"] == [other]
+    said = "here it is of the output, there of validation data"
+    assert f"loss is not compared with that of the model in production: {said}" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_backfill_does_not_overtake(trained, tmp_path, capsys):

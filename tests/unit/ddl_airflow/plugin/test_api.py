@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -94,12 +92,13 @@ def test_a_long_file_comes_in_pieces(read_progress, tmp_path):
     assert answers == path.stat().st_size // (1024 * 1024) + 1
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", '"NaN"'])
 def test_answer_is_json_whatever_a_script_wrote(read_progress, tmp_path, value):
     path = tmp_path / "progress.jsonl"
     path.write_text(f'{{"t": 1.0, "source": "script", "step": 1, "loss": {value}}}\n' + line(2))
     answer = read_progress(path, 0)
     assert [one["step"] for one in answer["lines"]] == [1, 2]
+    assert answer["lines"][0]["loss"] == value.strip('"')
     json.dumps(answer, allow_nan=False)  # as the web framework does
 
 
@@ -196,6 +195,7 @@ def test_the_page_is_there(get):
         "/ddl/progress/mnist/a/b",
         "/ddl/progress/%2e%2e/x",
         "/ddl/log/0/mnist/run",
+        "/ddl/log-part/0/mnist/run",
         "/ddl/log/0/%2e%2e/x",
     ],
 )
@@ -226,14 +226,123 @@ def test_there_is_no_other_route(get):
         assert get(path)[0] == 404
 
 
-def test_page_has_the_steps_in_the_order_of_the_road():
-    from ddl_airflow.core.manifest import load_manifest_text
-    from ddl_airflow.manifest_dag import dag_from
+def test_a_progress_file_that_was_begun_again_is_read_from_its_start(read_progress, tmp_path):
+    path = tmp_path / "progress.jsonl"
+    path.write_text(line(1) + line(2))
+    offset = read_progress(path, 0)["offset"]
+    path.write_text(line(7))
+    answer = read_progress(path, offset)
+    assert ([one["step"] for one in answer["lines"]], answer["offset"]) == ([7], len(line(7)))
 
-    page = (Path(__file__).parents[4] / "ddl_airflow" / "plugin" / "training.html").read_text()
-    (order,) = re.findall(r"const order = (\[.*\]);", page)
-    path = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid" / "folders.yml"
-    dag = dag_from(
-        load_manifest_text(f"{path.read_text()}\napproval: {{required: true}}\n", path.name), path
-    )
-    assert json.loads(order) == [task.task_id for task in dag.topological_sort()]
+
+def test_what_each_metric_was_measured_on():
+    from ddl_airflow.plugin.api import sources_in
+
+    lines = [
+        {"t": 1.0, "source": "keras", "step": 1, "loss": 0.5, "val_loss": "NaN"},
+        {"t": 2.0, "source": "script", "epoch": 1, "loss": 0.25},
+    ]
+    assert sources_in(lines) == {"loss": "the script", "val_loss": "validation data"}
+
+
+@pytest.fixture
+def mine(workspace, monkeypatch):
+    """A run's layout, and get(path) -> the JSON that the plugin's app answers whoever asks."""
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.core.layout import RunLayout
+    from ddl_airflow.plugin import api
+    from ddl_airflow.site import training_of
+
+    monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
+    layout = RunLayout(workspace, "mine", training_of("mine", "run"))
+    layout.create()
+    client = TestClient(api.app())
+    return layout, lambda path: client.get(path).json()
+
+
+def test_measurements_are_those_of_the_steps_that_have_ended(mine):
+    from ddl_airflow.lineage.record import forget_parts, write_part
+
+    layout, get = mine
+    assert get("/progress/mine/run")["measurements"] == []
+    loss = {"metric": "loss", "value": "NaN", "source": "training"}
+    write_part(layout, "train", {"result": {"metrics": {}, "measurements": [loss]}})
+    write_part(layout, "transform", {"result": {"accuracy": 0.5, "sample": "x.npz", "rows": 8}})
+    loss["measured_on"] = "training batches"
+    accuracy = {"metric": "accuracy", "value": 0.5, "source": "sample", "file": "x.npz", "rows": 8}
+    accuracy["measured_on"] = "sample x.npz, 8 rows"
+    assert get("/progress/mine/run")["measurements"] == [loss, accuracy]
+    own = {"metric": "accuracy", "value": 0.75, "source": "command"}
+    write_part(layout, "evaluate", {"result": {"measurements": [own]}})
+    own["measured_on"] = "evaluation.command"
+    assert get("/progress/mine/run")["measurements"] == [own]
+    write_part(layout, "evaluate", {"result": {"measurements": [{"metric": 1}]}})
+    assert get("/progress/mine/run")["measurements"] == []
+    forget_parts(layout, "train")
+    assert get("/progress/mine/run")["measurements"] == []
+
+
+FAILED = {"step": "train", "try": 2, "error": "JobFailed", "message": "rank 1 …", "rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (FAILED, FAILED),
+        (FAILED | {"rank": None, "more": 1}, FAILED | {"rank": None}),
+        (FAILED | {"message": "x" * 20_000}, FAILED | {"message": "x" * 10_000}),
+        (FAILED | {"rank": "1"}, None),
+        (FAILED | {"try": True}, None),
+        (FAILED | {"message": ["x"]}, None),
+        ({"step": "train"}, None),
+        ([FAILED], None),
+    ],
+)
+def test_the_failure_is_what_the_failed_step_wrote(mine, said, shown):
+    layout, get = mine
+    assert get("/progress/mine/run")["failure"] is None
+    (layout.kept / "failure.json").write_text(json.dumps(said))
+    assert get("/progress/mine/run")["failure"] == shown
+
+
+def test_a_failure_behind_a_link_is_none(mine, tmp_path):
+    layout, get = mine
+    (tmp_path / "secret").write_text(json.dumps(FAILED))
+    (layout.kept / "failure.json").symlink_to(tmp_path / "secret")
+    assert get("/progress/mine/run")["failure"] is None
+
+
+def test_a_log_comes_from_its_end_in_pieces_that_fit_together(mine):
+    layout, get = mine
+    lines = [f"line {number} über\n" for number in range(20_000)]
+    whole = "".join(lines).encode()
+    (layout.logs / "rank-3.log").write_bytes(whole)
+    ask = "/log-part/3/mine/run"
+    last = get(ask)
+    assert (last["end"], last["size"]) == (len(whole), len(whole))
+    assert len(whole) - last["start"] <= 64 * 1024 and last["text"].startswith("line ")
+    text, start = last["text"], last["start"]
+    while start:
+        part = get(f"{ask}?before={start}")
+        assert part["end"] == start
+        text, start = part["text"] + text, part["start"]
+    assert text.encode() == whole
+    # What is added meanwhile, also half a character.
+    with (layout.logs / "rank-3.log").open("ab") as file:
+        file.write("new ü".encode()[:-1])
+        file.flush()
+        part = get(f"{ask}?after={len(whole)}")
+        assert (part["text"], part["end"]) == ("new ", len(whole) + 4)
+        file.write("ü\n".encode()[1:])
+    assert get(f"{ask}?after={part['end']}")["text"] == "ü\n"
+    assert get(f"{ask}?after={10**30}")["start"] > 0
+    assert get(f"{ask}?before=-5")["text"] == ""
+
+
+def test_a_log_without_lines_comes_all_the_same(mine):
+    layout, get = mine
+    (layout.logs / "rank-0.log").write_text("x" * 200_000)
+    part = get("/log-part/0/mine/run")
+    assert (len(part["text"]), part["end"]) == (64 * 1024, 200_000)
+    assert get("/log-part/7/mine/run") == {"detail": "rank 7 has no log"}

@@ -367,3 +367,20 @@ def test_a_link_in_place_of_the_lock_has_nothing_truncated(tmp_path):
     with pytest.raises(StagingError, match="is a link"), alone_in(tmp_path / "state", "one"):
         pass
     assert (tmp_path / "victim").read_text() == "kept"
+
+
+def test_a_full_disk_is_named_by_what_was_to_be_written(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "deep" / "target"
+    with pytest.raises(NoSpace) as caught, os_errors(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
+    assert str(caught.value).startswith(f"{target}: No space left on device: ")
+    assert "0 bytes to write" not in str(caught.value)
+
+
+def test_a_folder_that_can_neither_be_used_nor_made_is_told_beforehand(tmp_path):
+    (tmp_path / "file").write_text("")
+    FolderStore(tmp_path / "not" / "there").check_writable()
+    FolderStore(tmp_path).check_writable()
+    for path in ("file", "file/results"):
+        with pytest.raises(AccessDenied, match="file is no folder. Move it away"):
+            FolderStore(tmp_path / path).check_writable()

@@ -43,6 +43,16 @@ def _regex(regex: str) -> str:
     return metric.regex
 
 
+def test_learners_may_be_allowed_not_to_average() -> None:
+    text = SMALL + "learners: 2\n"
+    assert load_manifest_text(text, "m.yml").distribution == "mpi"
+    allowed = load_manifest_text(text + "distribution: independent\n", "m.yml")
+    assert (allowed.dialect, allowed.distribution, allowed.world_size) == ("ffdl", "independent", 2)
+    assert "distribution: independent" in converted(allowed).splitlines()
+    with pytest.raises(ManifestError, match="m.yml:9: distribution: "):
+        load_manifest_text(text + "distribution: parameter_server\n", "m.yml")
+
+
 def test_every_field_arrives_where_it_belongs() -> None:
     manifest = _load("ffdl")
     assert (manifest.dialect, manifest.dag_id) == ("ffdl", "digits-ffdl")

@@ -15,9 +15,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.sections.definition import slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import Experiment
 from ddl_airflow.core.manifest.sections.places import Connection
+from ddl_airflow.core.plan import plan
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
 
@@ -88,6 +90,19 @@ def test_ranks_of_a_cluster_are_all_its_tasks(nodes: int, slots: int, world_size
     text = text.replace("{name: cpu2}", f"{{name: cpu2, nodes: {nodes}}}")
     manifest = load_manifest_text(text, "m.yml")
     assert (manifest.slots, manifest.world_size) == (slots, world_size)
+
+
+def test_independent_ranks_are_as_many_as_those_of_mpi() -> None:
+    text = (VALID / "folders.yml").read_text()
+    mpi = load_manifest_text(text, "m.yml")
+    manifest = load_manifest_text(text + "distribution: independent\n", "m.yml")
+    assert (manifest.world_size, mpi.world_size) == (2, 2)
+    assert manifest.digest != mpi.digest
+    made = plan(manifest, VALID / "folders.yml")
+    assert (made.train.distribution, made.experiments) == ("independent", False)
+    assert "distribution: independent" in converted(manifest).splitlines()
+    slurm = text + "distribution: independent\nlauncher: {kind: slurm}\n"
+    assert load_manifest_text(slurm, "m.yml").launcher.kind == "slurm"
 
 
 def test_references_are_read_from_the_environment_given() -> None:

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from ddl_airflow.core.command import check_command
 from ddl_airflow.core.errors import CommandInvalid
-from ddl_airflow.operators.command import check_command
 
 
 @pytest.fixture
@@ -123,3 +123,20 @@ def test_the_error_has_no_line_of_the_script(code):
         check_command("python bad.py", code, sys.executable)
     assert "planted" not in str(caught.value)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("mpirun -np 2 python train.py", "mpirun would start ranks of its own in each rank"),
+        ("/usr/bin/srun python train.py", "Write python and the script alone."),
+        ("python train.py &", "goes on in the background"),
+        ("python train.py&", "Leave the & out"),
+        ("train.py --epochs 3", "Write python train.py."),
+    ],
+)
+def test_a_command_that_cannot_be_a_ranks_is_refused(tmp_path, command, said):
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(CommandInvalid) as caught:
+        check_command(command, tmp_path, sys.executable)
+    assert said in str(caught.value)

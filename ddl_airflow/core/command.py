@@ -1,0 +1,115 @@
+"""Checks a manifest's command as far as can be done without running it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddl_airflow.core.beneath import read_beneath
+from ddl_airflow.core.errors import CommandInvalid, FileRefused
+from ddl_airflow.core.manifest.rule import Finding, nearest
+
+_EXPANDED = re.compile(r"[$*?\[\]{}~`]")
+# Compiling takes a hundred times as much memory.
+_MOST_BYTES = 2**20
+# What starts ranks, as the train task does.
+_LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun", "horovodrun", "torchrun"))
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+
+
+def check_command(command: str, code: Path, python: str) -> None:
+    """Raises when ``command_finding`` finds something.
+
+    Raises:
+        CommandInvalid: names the script, its line when it does not parse, and what is there.
+    """
+    # Out here it has no SyntaxError as its context, of which logs show the line of the script.
+    if (found := command_finding("execution.command", command, code, python)) is not None:
+        raise CommandInvalid(f"{found.field and f'{found.field}: '}{found.message}. {found.fix}")
+
+
+def command_finding(field: str, command: str, code: Path, python: str) -> Finding | None:
+    """What is wrong with a command that names a script or program that is not there, or no Python.
+
+    Args:
+        field: of the manifest, that the command stands in.
+        command: one command of the manifest.
+        code: folder of the scripts; the command runs in it, or in a copy.
+        python: the ranks' Python. What is valid Python is decided here only if it is this one;
+            another may know a newer syntax.
+
+    Returns:
+        None if nothing is; without a field if it is wrong in the script.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        return Finding(field, f"{command!r}: {error}", "Close the quotes.")
+    if words and words[0].rpartition("/")[2] in _LAUNCHERS:
+        message = f"{command!r}: {words[0]} would start ranks of its own in each rank"
+        return Finding(field, message, "Write python and the script alone.")
+    if words and words[-1].endswith("&"):
+        fix = "Leave the & out: the rank ends when its command does."
+        return Finding(field, f"{command!r} goes on in the background", fix)
+    script = _script(words)
+    if script is None:
+        return _program_finding(field, command, words, code)
+    path = code / script
+    if not path.is_file():
+        there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
+        near = nearest(script, there)
+        fix = f"Did you mean {near!r}?" if near else f"There is: {', '.join(there) or 'no .py'}."
+        message = f"{command!r}: the script {script!r} is not in the manifest's code folder"
+        return Finding(field, message, fix)
+    if python != sys.executable:
+        return None
+    try:
+        compile(read_beneath(path, code, _MOST_BYTES), script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        message = f"{script}:{line}: {getattr(error, 'msg', error)}"
+        return Finding("", message, "The script is not valid Python.")
+    except (FileRefused, RecursionError, MemoryError):
+        pass  # a link, huge or too deep: the ranks, who may have put it there, say what it is
+    return None
+
+
+def _program_finding(field: str, command: str, words: list[str], code: Path) -> Finding | None:
+    program = words[0] if words else ""
+    if not program or "=" in program or _EXPANDED.search(program) or _PYTHON.fullmatch(program):
+        return None
+    if "/" in program:
+        if program.startswith("/") or (code / program).is_file():
+            return None
+        near = nearest(program.removeprefix("./"), sorted(_files(code)))
+        fix = f"Did you mean './{near}'?" if near else "Put it there."
+        message = f"{command!r}: the program {program!r} is not in the manifest's code folder"
+        return Finding(field, message, fix)
+    if program.endswith(".py") and (code / program).is_file():
+        message = f"{command!r}: {program} is no program"
+        return Finding(field, message, f"Write python {program}.")
+    # Others may be where the ranks run, and not here.
+    if (near := nearest(program, ("python", "python3"))) and shutil.which(program) is None:
+        return Finding(field, f"{command!r}: there is no {program!r}", f"Did you mean {near!r}?")
+    return None
+
+
+def _files(code: Path) -> Iterator[str]:
+    return (path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file())
+
+
+def _script(words: list[str]) -> str | None:
+    """The .py file that a plain ``python [options] script.py …`` would run."""
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return None
+    for word in words[1:]:
+        if word in ("-c", "-m"):
+            return None
+        if not word.startswith("-"):
+            named = word.endswith(".py") and not word.startswith("/") and not _EXPANDED.search(word)
+            return word if named else None
+    return None

@@ -1,0 +1,67 @@
+"""What can be seen of a training's scripts without running them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+# Whatever a script averages gradients by has one of these in its text, be it in a comment.
+_OURS = re.compile(rb"\b(ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm)\b")
+_MOST_FILES = 2_000
+_MOST_BYTES = 2**20  # of one file
+_MOST_BYTES_IN_ALL = 16 * 2**20
+
+
+def will_train_apart(code: Path, distribution: str, ranks: int) -> str:
+    """A sentence if the ranks are to train one model, and no script can average their gradients.
+
+    Args:
+        code: folder of the scripts. Links in it are not followed; one that is not there, has no
+            Python file, or more than can be read soon, is none to speak of.
+        distribution, ranks: as the manifest has them.
+    """
+    if distribution != "mpi" or ranks < 2 or _may_average(code):
+        return ""
+    return (
+        f"no .py file of the code folder mentions ddl: the {ranks} ranks will train apart, each a "
+        "model of its own, and train will fail"
+    )
+
+
+# What to do about it.
+CURE = (
+    "Write `import ddl` in the script before the optimizer is made, ask for one rank, or write "
+    "distribution: independent."
+)
+
+
+def _may_average(code: Path) -> bool:
+    files = read = 0
+    for folder, folders, names in os.walk(code):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if not name.endswith(".py"):
+                continue
+            files += 1
+            text = _text(Path(folder, name))
+            if text is None or _OURS.search(text):
+                return True
+            read += len(text)
+            if files > _MOST_FILES or read > _MOST_BYTES_IN_ALL:
+                return True
+    return files == 0
+
+
+def _text(path: Path) -> bytes | None:
+    """None where it cannot be said what is in it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        text = file.read(_MOST_BYTES + 1)
+    return None if len(text) > _MOST_BYTES else text

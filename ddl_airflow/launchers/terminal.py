@@ -1,0 +1,266 @@
+"""Runs ranks for a person who looks on: what they print, line by line, until all have ended.
+
+Each rank shim (``ddl_ops.rank``) asks here for the standard streams of its script, at the socket
+that DDL_OUTPUT names. A rank that is alone gets those of this process, so a debugger works as it
+does without mpirun. Of several ranks each gets pipes of its own; what comes out of them is passed
+on in whole lines with the rank in front. Rank 0 has this process's standard input.
+
+What mpirun itself says is kept apart: it matters only where no rank says why the job failed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from ddl_airflow.launchers import tether
+from ddl_airflow.launchers.base import GRACE_S
+from ddl_airflow.launchers.processes import kill_marked
+
+_MARK = "DDL_RECORD_DIR"
+_CHUNK = 1 << 16
+# Of a line. What is longer is data, and is cut.
+_LONGEST = 1 << 20
+_LOOK_S = 0.05
+_ASKED_S = 5.0
+_KILLED_S = 2.0
+_DRAIN_S = 1.0
+# Of what mpirun says.
+_LAST_CHUNKS = 32
+# Process, user and group. Source: unix(7), SO_PEERCRED.
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How what held the ranks together ended.
+
+    Attributes:
+        exit_code: its own, 128 + signal for a signal.
+        said: what it said itself, and no rank; the last of it.
+        signal: that this process got, and ended the job for; SIGPIPE if nobody reads the output any
+            more; 0 for none.
+        left: a few words on each process that could not be ended.
+    """
+
+    exit_code: int
+    said: str
+    signal: int
+    left: tuple[str, ...]
+
+
+class _Again(Exception):
+    """A second signal: whoever sends it does not want to wait."""
+
+
+def open_standard_streams() -> None:
+    """Gives a stream that the caller has closed to the null device.
+
+    To be called first: what is opened later would take its place.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], ranks: int, folder: Path) -> Ended:
+    """Runs mpirun, or what starts the tasks of a cluster, to its end. No process is left then.
+
+    SIGINT and SIGTERM end the job, after 3 s with SIGKILL; a second one ends it at once. If nobody
+    reads the output any more, that ends it too.
+
+    Args:
+        argv: the command.
+        environ: its environment; DDL_RECORD_DIR in it is the job's own, and marks its processes.
+        ranks: how many there are.
+        folder: where it runs.
+
+    Raises:
+        OSError: it cannot be started, or the output cannot be written.
+    """
+    return _Job(environ, ranks, folder).run(argv)
+
+
+class Lines:
+    """The output of a rank on its way: whole lines, each with the rank in front.
+
+    A carriage return ends a line as well: a progress bar goes back to its start, to be drawn anew.
+
+    Args:
+        prefix: what stands in front of each.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode()
+        self._rest = b""
+
+    def take(self, chunk: bytes) -> bytes:
+        """The lines that are whole with what has arrived; an empty chunk is the end."""
+        text, held = self._rest + chunk, b""
+        if b"\r" in text:
+            if chunk and text.endswith(b"\r"):
+                text, held = text[:-1], b"\r"  # the rest of a line end may follow
+            text = re.sub(rb"(?m)^\r+(?!\r*\n)", b"", text)  # a bar begins with it: no empty line
+            text = re.sub(rb"\r+\n?", b"\n", text)
+        end = text.rfind(b"\n") + 1
+        whole, self._rest = text[:end], text[end:] + held
+        if self._rest and (not chunk or len(self._rest) > _LONGEST):
+            whole, self._rest = whole + self._rest + b"\n", b""
+        if not whole:
+            return b""
+        return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+
+class _Job:
+    def __init__(self, environ: Mapping[str, str], ranks: int, folder: Path) -> None:
+        self._environ = environ
+        self._ranks = ranks
+        self._folder = folder
+        self._look = selectors.DefaultSelector()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: deque[bytes] = deque(maxlen=_LAST_CHUNKS)
+        self._signal = 0
+        self._until = math.inf
+
+    def run(self, argv: Sequence[str]) -> Ended:
+        handlers = {n: signal.signal(n, self._signalled) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                address = f"ddl-run-{os.getpid()}-{secrets.token_hex(16)}"
+                listener.bind(f"\0{address}")  # no file: it is gone when this process is
+                listener.listen(self._ranks)
+                self._look.register(listener, selectors.EVENT_READ, self._answer)
+                try:
+                    with suppress(_Again):
+                        self._start(argv, address)
+                        self._follow()
+                finally:
+                    for number in handlers:
+                        signal.signal(number, signal.SIG_IGN)  # nothing is left to hurry
+                    left = kill_marked(_MARK, self._environ[_MARK], _KILLED_S)
+                self._look.unregister(listener)
+            self._drain()
+        finally:
+            self._look.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        code = -(self._signal or signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # of one that cannot end: it is among `left`
+            code = self._process.wait(_KILLED_S) if self._process else code
+        said = b"".join(self._said).decode("utf-8", "replace").replace("\0", "")
+        return Ended(code if code >= 0 else 128 - code, said, self._signal, tuple(left))
+
+    def _start(self, argv: Sequence[str], address: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv],
+            cwd=self._folder,
+            env={**self._environ, "DDL_OUTPUT": address},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # a terminal's Ctrl-C is for this process, to pass on
+        )
+        assert self._process.stdout is not None
+        self._look.register(self._process.stdout, selectors.EVENT_READ, self._said.append)
+        if self._signal:  # it came before there was anything to end
+            self._process.terminate()
+
+    def _signalled(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal:
+            raise _Again
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._signal = number
+        self._until = time.monotonic() + GRACE_S
+        if self._process is not None:
+            self._process.terminate()
+
+    def _follow(self) -> None:
+        assert self._process is not None
+        while self._process.poll() is None and time.monotonic() < self._until:
+            self._read(_LOOK_S)
+
+    def _drain(self) -> None:
+        """What the ranks had printed when they ended."""
+        until = time.monotonic() + _DRAIN_S  # somebody who has left the job may print for ever
+        while self._read(0) and time.monotonic() < until:
+            continue
+        for key in list(self._look.get_map().values()):
+            self._end_of(key)
+
+    def _read(self, wait_s: float) -> bool:
+        """Deals with what has come; whether there was anything."""
+        ready = self._look.select(wait_s)
+        for key, _ in ready:
+            if isinstance(key.fileobj, socket.socket):
+                key.data(key.fileobj)
+            elif chunk := os.read(key.fd, _CHUNK):
+                key.data(chunk)
+            else:
+                self._end_of(key)
+        return bool(ready)
+
+    def _end_of(self, key: selectors.SelectorKey) -> None:
+        self._look.unregister(key.fileobj)
+        key.data(b"")
+        if self._process is None or key.fileobj is not self._process.stdout:
+            os.close(key.fd)
+
+    def _answer(self, listener: socket.socket) -> None:
+        """Gives a rank the streams of its script."""
+        asking, _ = listener.accept()
+        with asking, ExitStack() as given:
+            asking.settimeout(_ASKED_S)
+            said = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(said)[1] != os.geteuid():
+                return  # abstract addresses are open to all users of the host
+            ours, theirs = zip(*(os.pipe() for _ in range(2)), strict=True)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for descriptor in (null, *theirs):
+                given.callback(os.close, descriptor)
+            try:
+                rank, _, task = asking.recv(_CHUNK).decode().partition(" ")
+                alone = self._ranks == 1
+                mine = [0, 1, 2] if alone else [null if int(rank) else 0, *theirs]
+                socket.send_fds(asking, [b"."], mine)
+            except (OSError, ValueError):  # it was ended meanwhile; its record tells
+                alone = True
+            if alone:
+                for descriptor in ours:
+                    os.close(descriptor)
+                return
+        for descriptor, to in zip(ours, (1, 2), strict=True):
+            lines = Lines(f"[{task or f'rank {rank}'}] ")
+            self._look.register(descriptor, selectors.EVENT_READ, partial(self._pass_on, lines, to))
+
+    def _pass_on(self, lines: Lines, to: int, chunk: bytes) -> None:
+        text = memoryview(lines.take(chunk))
+        while text and self._signal != signal.SIGPIPE:
+            try:
+                text = text[os.write(to, text) :]
+            except BlockingIOError:  # whoever shares it wants it so
+                select.select([], [to], [])
+            except BrokenPipeError:
+                self._end(signal.SIGPIPE)
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"the output cannot be written: {error.strerror}"
+                ) from error

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from ddl_airflow.core.advice import VARIABLES, advice
+from ddl_airflow.core.layout import RunLayout
+
+
+@pytest.mark.parametrize(
+    "kind, message, says",
+    [
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'x.csv'", "$DATA_DIR"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: '/srv/x'", "Each host"),
+        ("PermissionError", "[Errno 13] Permission denied: '/etc/x'", "$RESULT_DIR"),
+        ("KeyError", "'DATADIR'", "Did you mean DATA_DIR?"),
+        ("KeyError", "'PARAM_RATE'", "Add rate to"),
+        ("ModuleNotFoundError", "No module named 'horovod.keras'", "import ddl"),
+        ("AttributeError", "module 'tensorflow' has no attribute 'Session'", "--tf1"),
+        ("MemoryError", "", "smaller batch"),
+        ("EOFError", "EOF when reading a line", "parameters"),
+        ("Exception", "URL fetch failure on https://a/b: None -- timed out", "training_data_ref"),
+    ],
+)
+def test_what_many_meet_has_a_cure(kind, message, says):
+    assert says in advice(kind, message)
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        ("KeyError", "'label'"),
+        ("KeyError", "'HOSTNAME'"),
+        ("KeyError", "17"),
+        ("ModuleNotFoundError", "No module named 'horovodish'"),
+        ("AttributeError", "module 'numpy' has no attribute 'float'"),
+        ("Exception", "no idea"),
+        ("ValueError", "timed out"),
+        ("", ""),
+    ],
+)
+def test_nothing_is_guessed(kind, message):
+    assert advice(kind, message) == ""
+
+
+def test_its_variables_are_those_of_ranks(tmp_path):
+    given = RunLayout(tmp_path, "digits", "digits-1").rank_environment("digits")
+    assert {*VARIABLES} - {"LEARNER_ID"} == {name for name in given if not name.startswith("DDL_")}
