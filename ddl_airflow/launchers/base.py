@@ -51,6 +51,8 @@ _TEXTS = ("host", "task", "reason", "python")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
 _MOST_FILES = 1_000
+# What a rank tells of its training: see ddl_ops/averaging.py.
+_AVERAGING = ("averaged", "gradients", "alone", "applied", "explicit")
 _NOT_EXECUTABLE = 126
 # More than a file system keeps for a file that is there.
 _PROBE_BYTES = 1 << 16
@@ -196,7 +198,7 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
         names = [_text(one) for one in wrote[:_MOST_FILES] if isinstance(one, str)]
         record["wrote"] = list(dict.fromkeys(names))
     if isinstance(ddl := said.get("ddl"), dict):
-        record["ddl"] = {name: ddl.get(name) is True for name in ("averaged", "gradients", "alone")}
+        record["ddl"] = {name: ddl.get(name) is True for name in _AVERAGING}
     return record
 
 
@@ -269,6 +271,11 @@ def _full(handle: JobHandle) -> str:
     return ""
 
 
+def _alone(ddl: Mapping[str, bool]) -> bool:
+    # A script that averages tensors by itself may have averaged what it then applied.
+    return ddl["alone"] or (ddl["applied"] and not ddl["explicit"])
+
+
 def have_averaged(records: Mapping[int, dict[str, Any]]) -> bool:
     """Whether the ranks with these records have averaged gradients."""
     return any(record.get("ddl", {}).get("averaged") for record in records.values())
@@ -294,14 +301,14 @@ def _trained_apart(records: Mapping[int, dict[str, Any]], *, resumed: bool) -> s
     without = [rank for rank, record in records.items() if "ddl" not in record]
     started = [rank for rank in records if rank not in without]
     averaged = have_averaged(records)
-    alone = [rank for rank in started if records[rank]["ddl"]["alone"]]
+    alone = [rank for rank in started if _alone(records[rank]["ddl"])]
     if averaged and len(alone) > 1:
         return (
-            f"The {len(records)} ranks trained apart, each a model of its own: {_named(alone)} ran "
-            "fit() with an optimizer that does not average gradients, as one is that load_model "
-            "has brought, or compile() was given anew. Wrap it: "
-            "model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...). If that is "
-            "meant, write `distribution: independent` in the manifest."
+            f"The {len(records)} ranks trained apart, each a model of its own: {_named(alone)} "
+            "updated weights with an optimizer that does not average gradients, as one is that "
+            "load_model has brought, compile() was given anew, or a second model has. Wrap each: "
+            "ddl.keras.DistributedOptimizer(optimizer). If that is meant, write "
+            "`distribution: independent` in the manifest."
         )
     trained = any(records[rank]["ddl"]["gradients"] for rank in started)
     if (not without and averaged) or (not averaged and not trained and (resumed or not without)):

@@ -102,8 +102,60 @@ def test_a_second_fit_that_averages_with_nobody_fails(trained):
     """
     )
     assert ended.status.apart, ended
-    words = "ranks 0 and 1 ran fit() with an optimizer that does not average gradients, as one is"
+    words = "ranks 0 and 1 updated weights with an optimizer that does not average gradients, as"
     assert words in ended.status.reason
+
+
+TWO = """
+    import tensorflow as tf
+    import ddl.keras
+    second = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    pairs = [
+        (model, ddl.keras.DistributedOptimizer(keras.optimizers.SGD())),
+        (second, WRAP(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))),
+    ]
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(second(model(x)) ** 2)
+            scaled = pairs[1][1].scale_loss(loss)
+        for (one, optimizer), value in zip(pairs, (loss, scaled)):
+            grads = tape.gradient(value, one.trainable_variables)
+            optimizer.apply(grads, one.trainable_variables)
+
+    for _ in range(2):
+        step()
+"""
+
+
+@pytest.mark.parametrize("wrap", ["", "ddl.keras.DistributedOptimizer"])
+def test_a_loop_with_an_optimizer_that_does_not_average_fails_though_another_does(trained, wrap):
+    ended = trained(KERAS + TWO.replace("WRAP", wrap))
+    assert ended.status.apart == (not wrap), ended
+    assert (ended.status.state is JobState.SUCCEEDED) == bool(wrap), ended
+    if not wrap:
+        assert "or a second model has. Wrap each: ddl.keras.Distr" in ended.status.reason
+
+
+def test_weights_that_one_rank_changes_between_two_fits_are_made_equal(trained):
+    ended = trained(
+        KERAS
+        + """
+    import ddl.keras
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    for number in range(3):
+        model.fit(x, y, verbose=0)
+        if number == 1 and ddl.rank() == 0:
+            model.set_weights([weight + 1 for weight in model.get_weights()])
+    print("sum", *ddl.allgather(model.layers[0].kernel[:1, 0]).numpy())
+    """
+    )
+    assert ended.status.state is JobState.SUCCEEDED, ended
+    for text in ended.output:
+        _, first, second = text[text.index("sum ") :].split()
+        assert first == second
+    assert "ddl: rank 0: the ranks began with different weights" in ended.output[0]
 
 
 def test_to_average_the_loss_alone_is_not_enough(trained):

@@ -130,7 +130,7 @@ def allreduce_n(
 def _note_averaged(tensors: Sequence[Any]) -> None:
     # Who averages nothing but numbers, such as a loss to be shown, averages no gradients.
     if any(getattr(tensor, "shape", None) != () for tensor in tensors):
-        averaging.averaged()
+        averaging.averaged_by_script()
 
 
 def grads_reduce(
@@ -146,6 +146,7 @@ def grads_reduce(
     """
     require_launched("ddl.grads_reduce()")
     pairs = list(grads_and_vars)
+    averaging.averaged_by_script()
     equal_weights.start_equal([variable for _, variable in pairs])
     return gradients.grads_reduce(pairs, average, sparse_as_dense)
 
@@ -169,9 +170,9 @@ def _look_after_training() -> None:
     """Ranks that do not average are warned of, where Keras says so, and known at the end."""
     gradients.note_gradients()
     if PLACEMENT.size > 1 and "keras" in sys.modules:
-        from ddl_ops.keras_optimizer import warn_of_training_apart
+        from ddl_ops.keras_optimizer import notice_training_apart
 
-        warn_of_training_apart()
+        notice_training_apart()
     if PLACEMENT.size > 1:
         written_files.tell_of_c_code()
 

@@ -107,7 +107,7 @@ def average(array: np.ndarray[Any, Any]) -> None:
     """Averages an array over the ranks, in place. Errors as gradients."""
     values = np.array(array, order="C")
     _all_reduce("dl_comm.average", values, average=True)
-    averaging.averaged()
+    averaging.averaged_by_script()
     array[...] = values
 
 
@@ -203,7 +203,7 @@ def gradients(
             *(message, len(message)),
         )
         _raise_unless_ok(code, message)
-    averaging.averaged()
+    averaging.averaged_by_script()
     return results
 
 

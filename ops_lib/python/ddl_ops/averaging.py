@@ -4,7 +4,9 @@ Ranks that end well have not trained one model if they never averaged a gradient
 ``$DDL_RECORD_DIR/rank-<n>.ddl.json``, which the rank shim puts into its record:
 
     {"averaged": whether it has averaged gradients, "gradients": whether it has computed any,
-     "alone": whether it ran a fit() in which nothing averaged}
+     "alone": whether it ran a fit() in which nothing averaged, "applied": whether an optimizer
+     updated weights with gradients that were no averages, "explicit": whether the script itself
+     has averaged tensors, so that those weights may be averages}
 
 It is there as soon as the rank has started ddl, and is written again when one of them becomes true,
 so it is right however the process ends. Of graphs it is told when the op is made, not when it runs:
@@ -26,7 +28,7 @@ from ddl_ops.environment import PLACEMENT, child_of_rank
 _writing = threading.Lock()
 _path: Path | None = None
 _times = 0
-_facts = {"averaged": False, "gradients": False, "alone": False}
+_facts = dict.fromkeys(("averaged", "gradients", "alone", "applied", "explicit"), False)
 
 
 def file_of(directory: Path, rank: int) -> Path:
@@ -57,6 +59,12 @@ def averaged() -> None:
     _note("averaged")
 
 
+def averaged_by_script() -> None:
+    """This rank has averaged tensors by a call of the script: its gradients, or its weights."""
+    averaged()
+    _note("explicit")
+
+
 def times_averaged() -> int:
     """How often this process has averaged gradients, or made an op that does."""
     return _times
@@ -70,6 +78,11 @@ def computed_gradients() -> None:
 def fitted_alone() -> None:
     """This rank ran a fit() in which nothing averaged."""
     _note("alone")
+
+
+def applied_alone() -> None:
+    """This rank has updated weights with gradients that no function here has averaged."""
+    _note("applied")
 
 
 def _note(name: str) -> None:

@@ -37,7 +37,7 @@ def mark_equal(variables: Sequence[Any]) -> None:
             setattr(variable, _EQUAL, True)
 
 
-def start_equal(variables: Sequence[Any]) -> None:
+def start_equal(variables: Sequence[Any], *, anew: bool = False) -> None:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
     Collective where not all are known to be equal, and then at a place where all ranks are: each
@@ -47,13 +47,14 @@ def start_equal(variables: Sequence[Any]) -> None:
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
+        anew: also those known to have been equal before: the script may have changed them since.
     """
     if PLACEMENT.size == 1 or not initialised() or arrays.have_joined():
         return
     with tf.init_scope():
         if not tf.executing_eagerly():
             return  # a TensorFlow 1 graph: its initialisers have seen to it
-        new = [v for v in variables if hasattr(v, "assign") and not hasattr(v, _EQUAL)]
+        new = [v for v in variables if hasattr(v, "assign") and (anew or not hasattr(v, _EQUAL))]
         if not new:
             return
         values = [_value(variable) for variable in new]

@@ -54,8 +54,14 @@ def mark_reduced(gradient: Any) -> None:
         setattr(gradient, _REDUCED, True)
 
 
+def is_reduced(gradient: Any) -> bool:
+    """Whether it is marked so. What is computed from one that is, is not."""
+    return hasattr(gradient, _REDUCED)
+
+
 def note_explicit_averages(what: str) -> None:
     """The script averages gradients of the current graph by calling `what`."""
+    averaging.averaged_by_script()
     _explicit[tf.compat.v1.get_default_graph()] = what
 
 
@@ -65,7 +71,7 @@ def averaged_by_both(gradients: Iterable[Any]) -> str | None:
     A mark is lost where a gradient is clipped, so these may be averages of averages.
     """
     what = _explicit.get(tf.compat.v1.get_default_graph())
-    if any(g is not None and not hasattr(g, _REDUCED) for g in gradients):
+    if any(g is not None and not is_reduced(g) for g in gradients):
         return what
     return None
 
@@ -138,7 +144,7 @@ def reduce_gradients(
     present = [
         i
         for i, gradient in enumerate(gradients)
-        if gradient is not None and not hasattr(gradient, _REDUCED)
+        if gradient is not None and not is_reduced(gradient)
     ]
     sparse = [
         i for i in present if not sparse_as_dense and isinstance(gradients[i], tf.IndexedSlices)

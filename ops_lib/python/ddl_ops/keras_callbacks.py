@@ -16,7 +16,7 @@ from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.equal_weights import mark_equal, require_equal
 from ddl_ops.gradients import name_in_order
-from ddl_ops.keras_optimizer import averages_by_itself, is_distributed
+from ddl_ops.keras_optimizer import BROADCASTS, averages_by_itself, is_distributed
 
 _STOPPED_ALONE = (
     "Does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before EarlyStopping, "
@@ -59,6 +59,7 @@ class BroadcastCallback(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
+        setattr(self, BROADCASTS, True)
         self._steps = 0
         self._counting = threading.Lock()
 

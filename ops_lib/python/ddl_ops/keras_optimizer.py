@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 import warnings
@@ -17,7 +18,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import averaging
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.equal_weights import start_equal
-from ddl_ops.gradients import reduce_gradients
+from ddl_ops.gradients import is_reduced, reduce_gradients
 from ddl_ops.lifecycle import initialised
 from ddl_ops.program_order import stream
 
@@ -29,10 +30,14 @@ _STARTED = "_ddl_started"
 _REDUCED_OUTSIDE = "_ddl_reduced_outside"
 # On one with which something else has averaged during fit().
 _AVERAGES = "_ddl_averages"
+# On a callback that gives all ranks the same weights when fit() begins.
+BROADCASTS = "_ddl_broadcasts"
 # Which of the optimizers that its thread has reduced for.
 _NUMBER = "_ddl_number"
 _numbers: collections.Counter[str] = collections.Counter()
 _numbers_lock = threading.Lock()
+# `within`: whether the thread is in the apply() of a distributed optimizer.
+_applying = threading.local()
 
 
 def distribute(
@@ -129,7 +134,8 @@ def _redirect(optimizer: Any) -> None:
             ]
         else:
             grads = _reduced(optimizer, grads)
-        return apply(grads, trainable_variables)
+        with _within_apply():
+            return apply(grads, trainable_variables)
 
     @functools.wraps(clip)
     def clip_reduced(grads: Sequence[Any]) -> Any:
@@ -214,7 +220,7 @@ def _hook_loss_scaling() -> None:
         if not hasattr(self.inner_optimizer, _MARK):
             return apply(self, grads, trainable_variables)
         trainable_variables = _started_equal(self, trainable_variables)
-        with _reduced_outside(self.inner_optimizer):
+        with _within_apply(), _reduced_outside(self.inner_optimizer):
             return apply(self, _reduced(self, grads), trainable_variables)
 
     kind.apply = apply_reduced
@@ -229,15 +235,52 @@ def _reduced_outside(optimizer: Any) -> Iterator[None]:
         delattr(optimizer, _REDUCED_OUTSIDE)
 
 
+@contextlib.contextmanager
+def _within_apply() -> Iterator[None]:
+    before = getattr(_applying, "within", False)
+    _applying.within = True
+    try:
+        yield
+    finally:
+        _applying.within = before
+
+
 @functools.cache
-def warn_of_training_apart() -> None:
-    """Lets fit() note an optimizer that does not average, and warn of it once, on rank 0."""
+def notice_training_apart() -> None:
+    """Lets Keras note optimizers that do not average: in fit(), with a warning once, on rank 0, and
+    in loops of the script's own, which may average by themselves.
+    """
+    _hook_fit()
+    _hook_apply()
+
+
+def _hook_apply() -> None:
+    owner: Any = _owner(keras.optimizers.Optimizer, "apply")
+    apply: Callable[..., Any] = owner.apply
+
+    @functools.wraps(apply)
+    def apply_noted(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        # What a distributed one does within may be to apply what it has computed from averages.
+        alone = not getattr(_applying, "within", False) and not is_distributed(self)
+        if alone and any(grad is not None and not is_reduced(grad) for grad in grads):
+            averaging.applied_alone()
+        return apply(self, grads, trainable_variables)
+
+    owner.apply = apply_noted
+
+
+def _hook_fit() -> None:
     owner: Any = _owner(keras.Model, "fit")
     fit: Callable[..., Any] = owner.fit
 
     @functools.wraps(fit)
     def fit_together(self: Any, *args: Any, **kwargs: Any) -> Any:
         if child_of_rank() or not _trains_apart(self):
+            if is_distributed(getattr(self, "optimizer", None)):
+                given = inspect.signature(fit).bind_partial(self, *args, **kwargs).arguments
+                if not _broadcasts(given.get("callbacks")):
+                    start_equal(self.trainable_variables, anew=True)
             return fit(self, *args, **kwargs)
         if PLACEMENT.rank == 0:
             _warn_apart(self.optimizer.name)
@@ -252,6 +295,13 @@ def warn_of_training_apart() -> None:
                 averaging.fitted_alone()
 
     owner.fit = fit_together
+
+
+def _broadcasts(callbacks: Any) -> bool:
+    """Whether one of those given to fit() gives all ranks rank 0's weights when it begins."""
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = getattr(callbacks, "callbacks", None) or [callbacks]
+    return any(getattr(callback, BROADCASTS, False) for callback in callbacks)
 
 
 def averages_by_itself(model: Any) -> bool:

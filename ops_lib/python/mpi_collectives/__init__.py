@@ -104,7 +104,7 @@ def allreduce(
 
     Errors as ddl_ops.collectives.allreduce.
     """
-    averaging.averaged()
+    averaging.averaged_by_script()
     if isinstance(tensor, tf.IndexedSlices):
         values, indices = allgather(tensor.values), allgather(tensor.indices)
         return tf.IndexedSlices(_divided(values, average), indices, tensor.dense_shape)

@@ -154,7 +154,7 @@ def _ddl_mdr() -> ModuleType:
 def _averaging(op: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(op)
     def averaging_op(*args: Any, **kwargs: Any) -> Any:
-        averaging.averaged()
+        averaging.averaged_by_script()
         return op(*args, **kwargs)
 
     return averaging_op

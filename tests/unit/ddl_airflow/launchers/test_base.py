@@ -80,8 +80,17 @@ def test_ranks_that_fitted_alone_trained_apart_whatever_they_averaged_before(tmp
     fitted = AVERAGED | {"ddl": AVERAGED["ddl"] | {"alone": True}}
     status = status_of(tmp_path, fitted, fitted, averages=True)
     assert status.apart
-    assert "ranks 0 and 1 ran fit() with an optimizer that does not average" in status.reason
+    assert "ranks 0 and 1 updated weights with an optimizer that does not av" in status.reason
     assert not status_of(tmp_path, fitted, AVERAGED, averages=True).apart  # a model of rank 0's own
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_ranks_that_applied_what_nobody_averaged_trained_apart(tmp_path, explicit):
+    """Unless the script averages tensors itself: its gradients, or now and then its weights."""
+    ddl = AVERAGED["ddl"] | {"applied": True, "explicit": explicit}
+    applied = AVERAGED | {"ddl": ddl}
+    assert status_of(tmp_path, applied, applied, averages=True).apart is not explicit
+    assert not status_of(tmp_path, applied, AVERAGED, averages=True).apart
 
 
 @pytest.mark.parametrize(
