@@ -13,7 +13,7 @@ import pytest
 
 from ddl_airflow.core.job import JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.local import LocalLauncher
-from tests.parallel.conftest import OPS_LIB, REPOSITORY
+from tests.parallel.conftest import OPS_LIB, REPOSITORY, SCRIPTS
 
 pytest.importorskip("tensorflow")
 
@@ -29,7 +29,7 @@ class Trained:
 @pytest.fixture
 def trained(mpirun: str, tmp_path: Path, monkeypatch) -> Callable[..., Trained]:
     """trained(script, ranks=2) -> how it ended, where its ranks are to train one model."""
-    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{OPS_LIB / 'python'}")
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{OPS_LIB / 'python'}:{SCRIPTS}")
 
     def run(script: str, command: str = "python train.py", ranks: int = 2) -> Trained:
         (tmp_path / "train.py").write_text(textwrap.dedent(script))
