@@ -30,7 +30,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
+from ddl_airflow.airflow_internals import with_open_runs
 from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
@@ -425,26 +426,6 @@ class ManifestBundle(BaseDagBundle):
         for path in (self.base_dir / "manifests").iterdir():
             if path.name not in wanted:
                 path.unlink()
-
-
-def with_open_runs(dag_ids: Collection[str]) -> set[str]:
-    """Returns those of the DAGs that have runs which are queued or running; all if nobody knows."""
-    from airflow.models import DagRun
-    from airflow.utils.session import create_session
-    from airflow.utils.state import DagRunState
-    from sqlalchemy import select
-    from sqlalchemy.exc import SQLAlchemyError
-
-    open_runs = select(DagRun.dag_id).where(
-        DagRun.dag_id.in_(list(dag_ids)),
-        DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING]),
-    )
-    try:
-        with create_session(scoped=False) as session:
-            return set(session.scalars(open_runs.distinct()))
-    except (SQLAlchemyError, RuntimeError) as error:  # away; or a task's process, which may not ask
-        _log.warning("cannot ask which runs are open, so no DAG goes: %s", type(error).__name__)
-        return set(dag_ids)
 
 
 def _state_of(path: Path) -> tuple[int, ...]:

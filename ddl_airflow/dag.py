@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from airflow.configuration import conf
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, get_parsing_context
 
+from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.compute import Compute, compute_table
 from ddl_airflow.core.errors import (
     ManifestError,
@@ -39,7 +39,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     shared_dag_id,
 )
-from ddl_airflow.manifest_dag import ManifestDag, collecting, dag_from, leave_out
+from ddl_airflow.manifest_dag import ManifestDag, dag_from
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +51,8 @@ class ManifestProblem(SerializationError):
     """
 
 
-class BrokenManifest(DAG):
+class BrokenManifest(DagThatIsNotStored):
     """Stands in for the DAG of a manifest that has none, and tells Airflow why.
-
-    Whoever collects DAGs (a ``DagBag``: that of the DAG processor, of ``airflow dags reserialize``,
-    of a site's own tests) has each validated before it is kept. There this one files its words
-    among the import errors and is left out, so that who serialises what was collected, which may
-    be all of a site at once, does not meet it.
 
     Args:
         error: what is wrong.
@@ -65,49 +60,9 @@ class BrokenManifest(DAG):
             loader, the manifest's own, since the other DAGs of the file are well.
     """
 
-    _error: ManifestError | None = None
-    _filed_under: str | None = None
-    _filed = False
-
     def __init__(self, error: ManifestError, filed_under: str | None = None) -> None:
         digest = hashlib.sha256(error.source.encode()).hexdigest()[:16]
-        super().__init__(f"broken-manifest-{digest}", schedule=None)
-        self._filed_under, self._filed = filed_under, filed_under is not None
-        self._error = error
-
-    @property
-    def relative_fileloc(self) -> str | None:
-        """The path under which the error is filed."""
-        return self._filed_under
-
-    @relative_fileloc.setter
-    def relative_fileloc(self, value: str | None) -> None:
-        """Airflow sets the path of the file that it parses; one that was given stays."""
-        if not self._filed:
-            self._filed_under = value
-
-    def validate(self) -> None:
-        """Files the error with the ``DagBag`` that asks, and has that leave this DAG out.
-
-        Raises:
-            AirflowClusterPolicySkipDag: it is filed.
-            ManifestProblem: no ``DagBag`` asks.
-        """
-        bag = collecting()
-        if bag is None or self._filed_under is None:
-            raise ManifestProblem(f"\n{self._error}")
-        leave_out(bag, self._filed_under, str(self._error))
-
-    @property
-    def tags(self) -> Any:
-        """Read by the serialisation: who has not validated it must not store it."""
-        if self._error is not None:
-            raise ManifestProblem(f"\n{self._error}") from None
-        return set()
-
-    @tags.setter
-    def tags(self, value: Any) -> None:
-        """A broken manifest has no tags."""
+        super().__init__(f"broken-manifest-{digest}", ManifestProblem(f"\n{error}"), filed_under)
 
 
 @contextmanager

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from airflow.configuration import conf
-from airflow.exceptions import AirflowClusterPolicySkipDag
-from airflow.sdk import DAG, Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
-from airflow.sdk.definitions.asset import BaseAsset
-from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk import Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
 from pendulum import timezone
 
+from ddl_airflow.airflow_internals import (
+    DagShownAs,
+    asset_of,
+    collecting,
+    executors,
+    leave_out,
+    set_params,
+)
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
@@ -25,51 +28,18 @@ from ddl_airflow.core.plan import ApproveStep, EvaluateStep, Plan, ScheduleStep,
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
-from ddl_airflow.operators.base import asset_of
 from ddl_airflow.operators.evaluate import EvaluateOperator, smaller_is_better
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 
-if TYPE_CHECKING:
-    from airflow.dag_processing.dagbag import DagBag
 
-_log = logging.getLogger(__name__)
+class ManifestDag(DagShownAs):
+    """The DAG of one manifest, which is what Airflow's UI shows as its code."""
 
-
-class ManifestDag(DAG):
-    """A DAG whose code, in Airflow's UI, is its manifest and not the Python file around it.
-
-    Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
-    ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
-    """
-
-    shown_as_code: Path | None = None
     # In a loader: what is wrong with the manifest if that other file has its DAG id.
     also_claimed_by: Callable[[str], ManifestError] | None = None
-    _fileloc = ""
-    _relative_fileloc: str | None = None
-
-    @property
-    def fileloc(self) -> str:
-        """The Python file until Airflow has noted it; then what is to be shown as code."""
-        if self.shown_as_code is not None and self._relative_fileloc is not None:
-            return str(self.shown_as_code)
-        return self._fileloc
-
-    @fileloc.setter
-    def fileloc(self, value: str) -> None:
-        self._fileloc = value
-
-    @property
-    def relative_fileloc(self) -> str | None:
-        """The Python file, relative to its bundle."""
-        return self._relative_fileloc
-
-    @relative_fileloc.setter
-    def relative_fileloc(self, value: str | None) -> None:
-        self._relative_fileloc = value
 
     def validate(self) -> None:
         """Beside Airflow's own checks: no DAG of a loader has the id of one in another file.
@@ -86,33 +56,6 @@ class ManifestDag(DAG):
         if other is not None and other.fileloc != self.fileloc:
             error = self.also_claimed_by(other.relative_fileloc or other.fileloc)
             leave_out(bag, error.source, str(error))
-
-
-def collecting() -> DagBag | None:
-    """Returns the ``DagBag`` that has called, if one has: it tells a DAG no other way who it is."""
-    from airflow.dag_processing.dagbag import DagBag
-
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, DagBag):
-            return caller
-        frame = frame.f_back
-    return None
-
-
-def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
-    """Ends the ``validate`` of a DAG: the error is filed under a path, and the DAG is not kept.
-
-    Whatever else it raised, Airflow would file under the Python file, and make all DAGs of that
-    stale. Seen in Airflow 3.3: ``airflow/dag_processing/dagbag.py``, ``process_file``.
-
-    Raises:
-        AirflowClusterPolicySkipDag: always; it is how a site's policy leaves a DAG out.
-    """
-    _log.error("%s", error)
-    bag.import_errors[filed_under] = error
-    raise AirflowClusterPolicySkipDag(error)
 
 
 def dag_from(
@@ -154,10 +97,8 @@ def dag_from(
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps, (rights and rights.launchers) or ())
         _tasks(steps, list(fields), manifest)
-    # After the tasks: each would make its own copy, and a run takes the DAG's. Past attrs'
-    # validator, which has jsonschema look at every schema: a third of a parse, for what the rules
-    # of the manifest hold already.
-    object.__setattr__(dag, "params", ParamsDict(fields))
+    # After the tasks: each would make its own copy, and a run takes the DAG's.
+    set_params(dag, fields)
     return dag
 
 
@@ -171,7 +112,7 @@ def _schedule(steps: Plan, manifest: Manifest) -> Any:
     """Time, events of assets, whichever comes first, or None."""
     asked = steps.schedule
     time: Any = _registered(asked.timetable, manifest) if asked.timetable else asked.cron or None
-    events: list[BaseAsset] = []
+    events: list[Any] = []
     if asked.on_data_change:
         events.append(_changed_data(steps))
     if asked.assets:
@@ -204,7 +145,7 @@ def _registered(name: str, manifest: Manifest) -> Any:
     raise ManifestInvalid(manifest.source, [issue])
 
 
-def _asset_of_others(asset: str) -> BaseAsset:
+def _asset_of_others(asset: str) -> Any:
     """By reference: whoever makes the asset may give it a name besides its URI."""
     if "://" in asset:
         return Asset.ref(uri=asset_of(asset).uri)
@@ -247,12 +188,7 @@ def _check_executors(steps: Plan, manifest: Manifest) -> None:
     asked = {steps.train.place.executor, steps.other_steps.executor} - {""}
     if not asked:
         return
-    from airflow.executors.executor_loader import ExecutorLoader
-
-    there: set[str] = set()
-    for one in ExecutorLoader.get_executor_names(validate_teams=False):
-        path = one.module_path or ""
-        there |= {one.alias or "", path, path.rpartition(".")[2]} - {""}
+    there = executors()
     for name in sorted(asked - there):
         at = "model_definition.execution.compute_configuration.name"
         message = f"its kind of node has executor {name} in [ddl] compute; this Airflow has not"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from airflow.configuration import conf
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
+from ddl_airflow.airflow_internals import notifiers_of_providers
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest, Notification
 from ddl_airflow.core.manifest.rule import suggestion
@@ -52,13 +53,7 @@ def notifiers(
 
 
 def _notifier(manifest: Manifest, one: Notification, event: str, at: str) -> Any:
-    from airflow.providers_manager import ProvidersManager  # most manifests notify nobody
-
-    installed = sorted(
-        path
-        for provider in ProvidersManager().providers.values()  # type: ignore[no-untyped-call]
-        for path in provider.data.get("notifications", ())
-    )
+    installed = notifiers_of_providers()
     if one.notifier not in installed:
         message = f"no provider of this Airflow has the notifier {one.notifier}"
         raise _invalid(manifest, f"{at}.notifier", message, suggestion(one.notifier, installed))

@@ -15,10 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from airflow.configuration import AIRFLOW_HOME, conf
-from airflow.sdk import Asset, BaseOperator, XComArg
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
+from ddl_airflow.airflow_internals import is_supervised, tries_before_cleared
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.beneath import check_folder, write_beneath
 from ddl_airflow.core.errors import (
@@ -86,28 +87,12 @@ def rank_python(configured: str) -> str:
     return configured or conf.get("ddl", "python", fallback="") or sys.executable
 
 
-def asset_of(uri: str) -> Asset:
-    """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
-
-    For an ``s3://`` URI Airflow would import boto3 at each parse, only to see whether there is a
-    bucket. So the URI is made regular as a ``file://`` one, which no provider owns.
-    """
-    scheme, _, place = uri.partition("://")
-    asset = Asset(name=uri, uri=f"file://{place}")
-    # Past attrs' converter, which is what loads the provider.
-    object.__setattr__(asset, "uri", scheme + asset.uri.removeprefix("file"))
-    return asset
-
-
 def _end_with_supervisor() -> None:
     """A task whose supervisor was killed would go on, unseen, beside its next try."""
-    from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import CommsDecoder
-
     from ddl_airflow.launchers.tether import end_with_parent
 
     # In `airflow dags test` there is no supervisor: the parent is the user's shell.
-    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder):
+    if is_supervised():
         end_with_parent()
 
 
@@ -216,11 +201,7 @@ class StepOperator(BaseOperator):
         return self.run_step(layout, context)
 
     def tries(self, context: Any) -> int:
-        """Which try this is, from 1, since the task was last cleared.
-
-        Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match.
-        Source: ``clear_task_instances`` in ``airflow/models/taskinstance.py``, Airflow 3.3.
-        """
+        """Which try this is, from 1, since the task was last cleared."""
         tries: int = context["ti"].try_number - self._tries_before(context)
         return max(1, tries)  # the manifest may have got other attempts since
 
@@ -229,8 +210,7 @@ class StepOperator(BaseOperator):
         return self._tries_before(context) > 0
 
     def _tries_before(self, context: Any) -> int:
-        before: int = context["ti"].max_tries - self.retries
-        return max(0, before)
+        return tries_before_cleared(context["ti"], self.retries or 0)
 
     @contextmanager
     def _timeout(self) -> Iterator[None]:

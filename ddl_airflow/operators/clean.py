@@ -16,6 +16,7 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.sdk import DAG, BaseOperator, Param
 
+from ddl_airflow.airflow_internals import run_is_open
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
@@ -51,21 +52,13 @@ class CleanOperator(BaseOperator):
                 conf.get("ddl", "cache_size", fallback=""),
             )
             for removed in (
-                clean_workspace(workspace(), kept, _is_open, dry_run=dry_run),
+                clean_workspace(workspace(), kept, run_is_open, dry_run=dry_run),
                 *(clean_results(store_of(one), dry_run=dry_run) for one in self._results),
             ):
                 for one in removed:
                     self.log.info("%s %s", "would remove" if dry_run else "removed", one)
                     count, nbytes = count + 1, nbytes + one.nbytes
         return {"removed": count, "bytes": nbytes}
-
-
-def _is_open(dag_id: str, run_id: str) -> bool:
-    # Not at the top: only a task has somebody to ask.
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = ["queued", "running"]
-    return RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id], states=states) > 0
 
 
 def clean_dag(

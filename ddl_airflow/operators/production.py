@@ -14,13 +14,13 @@ from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, BaseOperator, Param
 
+from ddl_airflow.airflow_internals import asset_of
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import NoSuchModel
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import promote, rollback
-from ddl_airflow.operators.base import asset_of
 
 _ROLLBACK, _PROMOTE = "rollback", "promote"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 
+from ddl_airflow.airflow_internals import asset_of
 from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     FileRefused,
@@ -31,7 +32,7 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import LINEAGE, assemble, due_of
 from ddl_airflow.links import ResultsLink
-from ddl_airflow.operators.base import StepOperator, TransferLog, asset_of
+from ddl_airflow.operators.base import StepOperator, TransferLog
 from ddl_airflow.storage.filesystem import paths_below
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 

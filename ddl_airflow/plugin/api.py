@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
+from ddl_airflow.airflow_internals import readers_of_task_logs
 from ddl_airflow.core.beneath import open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
 from ddl_airflow.core.layout import RunLayout
@@ -40,7 +39,7 @@ def app() -> FastAPI:
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = _PAGE.read_text("utf-8")
     headers = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
-    may_read = Depends(requires_access_dag("GET", DagAccessEntity.TASK_LOGS))
+    may_read = Depends(readers_of_task_logs())
 
     @api.get("/training", response_class=HTMLResponse)
     def training() -> str:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from airflow.utils.state import TaskInstanceState
-from asgiref.sync import sync_to_async
 
+from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
@@ -115,21 +115,8 @@ class JobTrigger(BaseTrigger):
         self.log.info("cancelled %s", self._name)
 
     async def _still_deferred(self) -> bool:
-        # Not at the top: only who runs a trigger has it.
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
         task = self.task_instance
-        if task is None:
-            return False
-        # Airflow's own way back to its event loop, which asks: not asyncio.to_thread.
-        states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-            dag_id=task.dag_id,
-            task_ids=[task.task_id],
-            run_ids=[task.run_id],
-            map_index=task.map_index,
-        )
-        of_run = states.get(task.run_id, {})  # none if the run was deleted
-        return bool(of_run.get(task.task_id) == TaskInstanceState.DEFERRED)
+        return task is not None and await state_of_task(task) == TaskInstanceState.DEFERRED
 
     @property
     def _name(self) -> str:

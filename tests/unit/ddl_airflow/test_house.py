@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import airflow.sdk
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -17,6 +18,7 @@ OPS = ROOT / "ops_lib" / "python"
 
 # Each part of ddl_airflow, and the parts that it may import besides itself.
 MAY_IMPORT = {
+    "airflow_internals": set(),
     "core": set(),
     "storage": {"core"},
     "launchers": {"core"},
@@ -25,20 +27,23 @@ MAY_IMPORT = {
     "boundary": {"core"},
     "provider_info": set(),
     "hooks": {"core", "storage", "launchers"},
-    "triggers": {"core", "storage", "launchers", "hooks"},
+    "triggers": {"airflow_internals", "core", "storage", "launchers", "hooks"},
     "site": {"core", "storage"},
     "links": {"core", "site"},
     "operators": {
         *("core", "storage", "launchers", "hooks", "triggers", "lineage", "boundary", "site"),
-        "links",
+        *("airflow_internals", "links"),
     },
     "form": {"core"},
-    "notifications": {"core"},
+    "notifications": {"airflow_internals", "core"},
     "documentation": {"core", "operators"},
-    "manifest_dag": {"core", "operators", "documentation", "form", "triggers", "notifications"},
-    "dag": {"core", "manifest_dag"},
-    "bundle": {"core", "dag"},
-    "plugin": {"core", "site", "lineage", "dag", "links"},
+    "manifest_dag": {
+        *("airflow_internals", "core", "operators", "documentation", "form", "triggers"),
+        "notifications",
+    },
+    "dag": {"airflow_internals", "core", "manifest_dag"},
+    "bundle": {"airflow_internals", "core", "dag"},
+    "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site"},
     "cli": {"core", "storage", "lineage", "demo", "doctor"},
@@ -53,6 +58,18 @@ FOREIGN = {
     "run": set(),
     "provider_info": set(),
     "cli": set(),
+}
+# What Airflow calls its public interface, and the base classes of what a plugin may bring.
+PUBLIC = {
+    "airflow.__version__",
+    "airflow.configuration",
+    "airflow.dag_processing.bundles.base",
+    "airflow.exceptions",
+    "airflow.plugins_manager",
+    "airflow.providers",
+    "airflow.sdk.exceptions",
+    "airflow.sdk.log",
+    "airflow.triggers.base",
 }
 NEVER = {"tensorflow", "keras", "ddl_ops", "ddl", "numpy", "mpi4py"}
 
@@ -120,6 +137,24 @@ def test_what_is_not_ours_stays_in_its_part(part):
         str(path.relative_to(ROOT)): sorted(reached)
         for path in files_of(part)
         if (reached := {name.partition(".")[0] for name in imports(path)} - known)
+    }
+    assert wrong == {}
+
+
+def test_what_is_not_public_of_airflow_is_in_one_file():
+    public = {f"airflow.sdk.{name}" for name in airflow.sdk.__all__} | PUBLIC
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(reached)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.stem != "airflow_internals"
+        and (
+            reached := {
+                name
+                for name in imports(path)
+                if name.startswith("airflow.")
+                and not any(f"{name}.".startswith(f"{one}.") for one in public)
+            }
+        )
     }
     assert wrong == {}
 

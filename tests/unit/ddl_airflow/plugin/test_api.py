@@ -158,7 +158,7 @@ def test_what_a_training_links_to_is_not_served(get, workspace, monkeypatch, pla
     from ddl_airflow.plugin import api
     from ddl_airflow.site import training_of
 
-    monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
+    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
     other = RunLayout(workspace, "other", training_of("other", "run"))
     mine = RunLayout(workspace, "mine", training_of("mine", "run"))
     for layout in (other, mine):
@@ -254,7 +254,7 @@ def mine(workspace, monkeypatch):
     from ddl_airflow.plugin import api
     from ddl_airflow.site import training_of
 
-    monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
+    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
     layout = RunLayout(workspace, "mine", training_of("mine", "run"))
     layout.create()
     client = TestClient(api.app())

@@ -89,7 +89,7 @@ def site(workspace, monkeypatch):
     from ddl_airflow.plugin import api
     from ddl_airflow.site import training_of
 
-    monkeypatch.setattr(api, "requires_access_dag", lambda *_: lambda: None)
+    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
     made = Site(workspace, training_of)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         config = uvicorn.Config(made.app(api.app()), log_level="error")

@@ -1,0 +1,318 @@
+"""What we use of Airflow that is not its public interface, all of it.
+
+Each says in which version it was seen, and what we lose without it: what to go through when a new
+Airflow comes out. ``tests/unit/ddl_airflow/test_house.py`` holds the rest of the package to the
+public interface, which Airflow's documentation names ("Public Interface for Airflow").
+
+Airflow's own modules are imported within the functions: most are needed in one kind of process
+only, and a parse must stay small.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.exceptions import AirflowClusterPolicySkipDag
+from airflow.sdk import DAG, Asset
+from airflow.sdk.definitions.param import ParamsDict
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+
+_log = logging.getLogger(__name__)
+
+
+# --- parsing ------------------------------------------------------------------------------------
+
+
+class DagShownAs(DAG):
+    """A DAG whose code, in Airflow's UI, is another file than the one that makes it.
+
+    Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
+    ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/models/dagcode.py``, ``airflow/dag_processing/dagbag.py``.
+    Without it the Code tab shows the stub or the loader.
+    """
+
+    shown_as_code: Path | None = None
+    _fileloc = ""
+    _relative_fileloc: str | None = None
+
+    @property
+    def fileloc(self) -> str:
+        """The Python file until Airflow has noted it; then what is to be shown as code."""
+        if self.shown_as_code is not None and self._relative_fileloc is not None:
+            return str(self.shown_as_code)
+        return self._fileloc
+
+    @fileloc.setter
+    def fileloc(self, value: str) -> None:
+        self._fileloc = value
+
+    @property
+    def relative_fileloc(self) -> str | None:
+        """The Python file, relative to its bundle."""
+        return self._relative_fileloc
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, value: str | None) -> None:
+        self._relative_fileloc = value
+
+
+class DagThatIsNotStored(DAG):
+    """A DAG that is made only to tell Airflow what is wrong in its place.
+
+    Whoever collects DAGs (a ``DagBag``: that of the DAG processor, of ``airflow dags reserialize``,
+    of a site's own tests) has each validated before it is kept. There this one files its words
+    among the import errors and is left out, so that who serialises what was collected, which may
+    be all of a site at once, does not meet it.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/dag_processing/dagbag.py``, ``process_file`` and
+    ``airflow/serialization/serialized_objects.py``. Without it a broken manifest takes all DAGs of
+    its file along, or is shown nowhere.
+
+    Args:
+        dag_id: of its own; never stored.
+        problem: what is wrong; a ``SerializationError``, since Airflow wraps any other that rises
+            while it serialises a DAG, and shows both.
+        filed_under: path under which Airflow files the error; by default the file it parses.
+    """
+
+    _problem: Exception | None = None
+    _filed_under: str | None = None
+    _filed = False
+
+    def __init__(self, dag_id: str, problem: Exception, filed_under: str | None = None) -> None:
+        super().__init__(dag_id, schedule=None)
+        self._filed_under, self._filed = filed_under, filed_under is not None
+        self._problem = problem
+
+    @property
+    def relative_fileloc(self) -> str | None:
+        """The path under which the error is filed."""
+        return self._filed_under
+
+    @relative_fileloc.setter
+    def relative_fileloc(self, value: str | None) -> None:
+        """Airflow sets the path of the file that it parses; one that was given stays."""
+        if not self._filed:
+            self._filed_under = value
+
+    def validate(self) -> None:
+        """Files the error with the ``DagBag`` that asks, and has that leave this DAG out.
+
+        Raises:
+            AirflowClusterPolicySkipDag: it is filed.
+            SerializationError: the problem; no ``DagBag`` asks.
+        """
+        bag = collecting()
+        if bag is None or self._filed_under is None:
+            raise self._raised()
+        leave_out(bag, self._filed_under, str(self._problem).strip())
+
+    @property
+    def tags(self) -> Any:
+        """Read by the serialisation: who has not validated it must not store it."""
+        if self._problem is not None:
+            raise self._raised() from None
+        return set()
+
+    @tags.setter
+    def tags(self, value: Any) -> None:
+        """It has none."""
+
+    def _raised(self) -> Exception:
+        # A new one each time: a traceback that was raised before would grow.
+        assert self._problem is not None
+        return type(self._problem)(*self._problem.args)
+
+
+def collecting() -> DagBag | None:
+    """Returns the ``DagBag`` that has called, if one has: it tells a DAG no other way who it is.
+
+    Seen in 3.3.0 and 3.3.2: ``DagBag.process_file`` calls ``dag.validate()``. Without it see
+    ``DagThatIsNotStored``.
+    """
+    from airflow.dag_processing.dagbag import DagBag
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, DagBag):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
+    """Ends the ``validate`` of a DAG: the error is filed under a path, and the DAG is not kept.
+
+    Whatever else it raised, Airflow would file under the Python file, and make all DAGs of that
+    stale. Seen in 3.3.0 and 3.3.2: ``airflow/dag_processing/dagbag.py``, ``process_file``.
+
+    Raises:
+        AirflowClusterPolicySkipDag: always; it is how a site's policy leaves a DAG out.
+    """
+    _log.error("%s", error)
+    bag.import_errors[filed_under] = error
+    raise AirflowClusterPolicySkipDag(error)
+
+
+def set_params(dag: DAG, fields: Mapping[str, Any]) -> None:
+    """Gives a DAG its parameters past attrs' validator.
+
+    That has jsonschema look at every schema: a third of a parse, for what the rules of the manifest
+    hold already. Seen in 3.3.0 and 3.3.2: ``airflow/sdk/definitions/dag.py``. Without it DAGs are
+    parsed more slowly: ``dag.params = ParamsDict(fields)``.
+    """
+    object.__setattr__(dag, "params", ParamsDict(dict(fields)))
+
+
+def asset_of(uri: str) -> Asset:
+    """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
+
+    For an ``s3://`` URI Airflow would import boto3 at each parse, only to see whether there is a
+    bucket. So the URI is made regular as a ``file://`` one, which no provider owns. Seen in 3.3.0
+    and 3.3.2: ``airflow/sdk/definitions/asset/__init__.py``. Without it: ``Asset(uri)``.
+    """
+    scheme, _, place = uri.partition("://")
+    asset = Asset(name=uri, uri=f"file://{place}")
+    # Past attrs' converter, which is what loads the provider.
+    object.__setattr__(asset, "uri", scheme + asset.uri.removeprefix("file"))
+    return asset
+
+
+def executors() -> set[str]:
+    """The executors that this Airflow has, by alias, by class and by the path of the class.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/executors/executor_loader.py``. Without it an executor that
+    is not there is an import error of the whole file.
+    """
+    from airflow.executors.executor_loader import ExecutorLoader
+
+    there: set[str] = set()
+    for one in ExecutorLoader.get_executor_names(validate_teams=False):
+        path = one.module_path or ""
+        there |= {one.alias or "", path, path.rpartition(".")[2]} - {""}
+    return there
+
+
+def notifiers_of_providers() -> list[str]:
+    """The notifiers of the installed providers, by the paths of their classes, sorted.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/providers_manager.py``. Without it a notifier that is not
+    there is an error when the manifest's DAG first fails.
+    """
+    from airflow.providers_manager import ProvidersManager  # most manifests notify nobody
+
+    return sorted(
+        path
+        for provider in ProvidersManager().providers.values()  # type: ignore[no-untyped-call]
+        for path in provider.data.get("notifications", ())
+    )
+
+
+def with_open_runs(dag_ids: Collection[str]) -> set[str]:
+    """Returns those of the DAGs that have runs which are queued or running; all if nobody knows.
+
+    For the DAG processor, which may ask the database. Seen in 3.3.0 and 3.3.2:
+    ``airflow/models/dagrun.py``. Without it, runs of a manifest that is renamed meanwhile stop.
+    """
+    from airflow.models import DagRun
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    open_runs = select(DagRun.dag_id).where(
+        DagRun.dag_id.in_(list(dag_ids)),
+        DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING]),
+    )
+    try:
+        with create_session(scoped=False) as session:
+            return set(session.scalars(open_runs.distinct()))
+    except (SQLAlchemyError, RuntimeError) as error:  # away; or a task's process, which may not ask
+        _log.warning("cannot ask which runs are open, so no DAG goes: %s", type(error).__name__)
+        return set(dag_ids)
+
+
+# --- tasks and triggers ---------------------------------------------------------------------------
+
+
+def is_supervised() -> bool:
+    """Whether this task's parent is Airflow's supervisor: in ``airflow dags test`` there is none.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it a task whose
+    supervisor was killed goes on, unseen, beside its next try.
+    """
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import CommsDecoder
+
+    return isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), CommsDecoder)
+
+
+def tries_before_cleared(task_instance: Any, retries: int) -> int:
+    """How many tries a task had before somebody cleared it; 0 if nobody has.
+
+    Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match. Seen in
+    3.3.0 and 3.3.2: ``airflow/models/taskinstance.py``, ``clear_task_instances``. Without it a task
+    that is cleared after its end finds its training done.
+
+    Args:
+        task_instance: Airflow's.
+        retries: the task's, as its DAG says.
+    """
+    before: int = task_instance.max_tries - retries
+    return max(0, before)
+
+
+def run_is_open(dag_id: str, run_id: str) -> bool:
+    """Whether a run is queued or running, asked by a task.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it cleaning must
+    go by the age of files alone.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = ["queued", "running"]
+    return RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id], states=states) > 0
+
+
+async def state_of_task(task: Any) -> str | None:
+    """The state of a trigger's task instance in the database; None if its run was deleted.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it a triggerer
+    that loses its place cancels the job that the next one waits for.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    from asgiref.sync import sync_to_async
+
+    # Airflow's own way back to its event loop, which asks: not asyncio.to_thread.
+    states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+        dag_id=task.dag_id,
+        task_ids=[task.task_id],
+        run_ids=[task.run_id],
+        map_index=task.map_index,
+    )
+    state: str | None = states.get(task.run_id, {}).get(task.task_id)
+    return state
+
+
+# --- the api-server -------------------------------------------------------------------------------
+
+
+def readers_of_task_logs() -> Any:
+    """What FastAPI's ``Depends`` lets in: users who may read the task logs of ``{dag_id}``.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/api_fastapi/core_api/security.py``. Without it the Training
+    tab would be open to all, so it must be left out.
+    """
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+    from airflow.api_fastapi.core_api.security import requires_access_dag
+
+    return requires_access_dag("GET", DagAccessEntity.TASK_LOGS)
