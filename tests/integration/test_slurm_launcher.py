@@ -291,4 +291,5 @@ def test_a_job_is_that_of_the_user_that_ranks_run_as(trainer, monkeypatch):
         other.until(lambda: other.status().state is JobState.RUNNING, "running")
         assert SlurmLauncher().find(replace(other.handle, number=0)) == other.handle
         other.cancel()
-        assert other.wait().state is JobState.LOST
+        # Its script may have ended before the shim was told, too.
+        assert other.wait().state in (JobState.LOST, JobState.FAILED)

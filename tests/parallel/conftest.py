@@ -21,11 +21,13 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 OPS_LIB = REPOSITORY / "ops_lib"
 LIBRARY = OPS_LIB / "python" / "ddl_ops" / "_ddl_ops.so"
 # What scripts/every_check.py runs, in its order.
-CHECKS = [
-    name
+CHECKS_OF = {
+    path.stem: re.findall(r"^@check\ndef (\w+)", path.read_text(), re.MULTILINE)
     for path in sorted((SCRIPTS / "checks").glob("*.py"))
-    for name in re.findall(r"^@check\ndef (\w+)", path.read_text(), re.MULTILINE)
-]
+}
+CHECKS = [name for names in CHECKS_OF.values() for name in names]
+# Those of the ops themselves, without the front ends over them.
+OF_OPS = [name for of in ("collectives", "gradients", "requests") for name in CHECKS_OF[of]]
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,26 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.parallel.conftest import CHECKS
+from tests.parallel.conftest import CHECKS, OF_OPS
+
+# The front ends are tried alone, and with others: as a rule more than one.
+OF = {1: CHECKS, 2: OF_OPS, 3: CHECKS}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda ranks: f"np{ranks}")
+@pytest.fixture(scope="module", params=OF, ids=lambda ranks: f"np{ranks}")
 def job(request, run_ranks, tmp_path_factory):
     progress = tmp_path_factory.mktemp("job") / "progress.jsonl"
     options = {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": str(progress)}
-    ended = run_ranks("every_check.py", request.param, timeout_s=600, **options)
+    names = OF[request.param]
+    ended = run_ranks("every_check.py", request.param, *names, timeout_s=600, **options)
     return request.param, ended, progress
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [(ranks, name) for ranks, names in OF.items() for name in names],
+    indirect=["job"],
+)
 def test_check_passes_on_every_rank(job, name: str) -> None:
     ranks, ended, _ = job
     said = [line for r in range(ranks) for line in ended.lines_of(r) if line.startswith(f"{name}:")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.conftest import CHECKS
+from tests.parallel.conftest import OF_OPS
 from tests.soak.driver import mpirun_command
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "every_check.py"
@@ -91,7 +91,7 @@ def test_everything_works_between_hosts_too(
     # Rank 1 is alone on its host, as far as the ranks know.
     command = [mpirun, "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
     for host, colon in (("a", []), ("b", [":"]), ("a", [":"])):
-        program = [sys.executable, str(SCRIPT)]
+        program = [sys.executable, str(SCRIPT), *OF_OPS]
         command += [*colon, "-np", "1", "-x", f"DDL_HOSTID={host}", *program]
     progress = str(tmp_path / "progress.jsonl")
     ended = run_command(
@@ -102,7 +102,7 @@ def test_everything_works_between_hosts_too(
         over = "shared memory, and MPI between hosts"
         assert f"ddl: rank {rank}: of 3, local rank {rank} of 3, over {over}\n" in ended.output
         passed = [line for line in ended.lines_of(rank) if line.endswith(": ok")]
-        assert passed == [f"{name}: ok" for name in CHECKS], ended.output
+        assert passed == [f"{name}: ok" for name in OF_OPS], ended.output
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import time
 from configparser import ConfigParser
 from importlib import import_module
@@ -234,7 +235,9 @@ def test_deleted_and_renamed_manifests_go(bundle, folder, write_manifest):
     assert {n: dag.dag_id for n, dag in parsed(bundle).items()} == {
         "three/manifest.yml.py": "second"
     }
-    assert sorted(p.name for p in bundle.path.rglob("*")) == [
+    # Whoever parses leaves what Python compiled.
+    there = [p for p in bundle.path.rglob("*") if "__pycache__" not in p.parts]
+    assert sorted(p.name for p in there) == [
         "manifest.yml",
         "manifest.yml.py",
         "three",
@@ -390,10 +393,7 @@ def test_a_run_keeps_its_version_and_shows_its_code(bundle, make_bundle, folder,
         assert word in code and other not in code and code.startswith("model_definition:")
     assert (version_of(old), old.path.name) == (version, version)
     # Airflow deletes versions that no task has used for a while; a run may still come back to it.
-    for stub in stubs(old).values():
-        stub.unlink()
-    (old.path / "manifest.yml").unlink()
-    old.path.rmdir()
+    shutil.rmtree(old.path)
     make_bundle(version).initialize()
     assert parsed(old)["manifest.yml.py"].get_task("train").command == "python train.py --old"
     with pytest.raises(AirflowException, match="cannot be refreshed"):
