@@ -43,9 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, _terminated)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Last what needs the running Airflow: it keeps a processor busy while others are tested."""
     items.sort(key=lambda item: "site" in getattr(item, "fixturenames", ()))
+    for item in items:
+        if "site" in getattr(item, "fixturenames", ()):
+            item.add_marker("site")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

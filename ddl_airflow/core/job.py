@@ -38,6 +38,8 @@ class JobSpec:
             gradient has then failed, however well its ranks ended.
         resumes: whether an earlier try of these scripts has averaged: this one may find nothing
             left to train, and end before it imports ddl.
+        resumes_apart: whether the last try of these scripts that trained did so apart: what this
+            one may find trained is no model of all ranks.
     """
 
     job_id: str
@@ -57,6 +59,7 @@ class JobSpec:
     user: str = ""
     averages: bool = False
     resumes: bool = False
+    resumes_apart: bool = False
 
     @property
     def world_size(self) -> int:
@@ -75,6 +78,7 @@ class JobSpec:
             self.user,
             self.averages,
             self.resumes,
+            self.resumes_apart,
         )
 
 
@@ -106,7 +110,7 @@ class JobHandle:
         number: of the process that holds the ranks together, on this host; or the scheduler's
             own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
-        record_dir, log_dir, user, averages, resumes: as in the JobSpec.
+        record_dir, log_dir, user, averages, resumes, resumes_apart: as in the JobSpec.
     """
 
     kind: str
@@ -118,6 +122,7 @@ class JobHandle:
     user: str = ""
     averages: bool = False
     resumes: bool = False
+    resumes_apart: bool = False
 
 
 class JobState(Enum):

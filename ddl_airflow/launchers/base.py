@@ -50,6 +50,8 @@ _TIMES = ("started", "ended", "asked_to_end", "released")
 _TEXTS = ("host", "task", "reason", "python")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
+# Of what an exception says before TensorFlow's trace of the graph is taken out.
+_LONGEST_MESSAGE = 200_000
 _MOST_FILES = 1_000
 # What a rank tells of its training: see ddl_ops/averaging.py.
 _AVERAGING = ("averaged", "gradients", "alone", "applied", "explicit")
@@ -192,7 +194,7 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
             if isinstance(bases, list)
             else [],
             **{name: _text(exception.get(name) or "") for name in ("type", "file")},
-            "message": _text(_sentence(str(exception.get("message") or ""))),
+            "message": _text(_sentence(str(exception.get("message") or "")[:_LONGEST_MESSAGE])),
         }
     if isinstance(wrote := said.get("wrote"), list):
         names = [_text(one) for one in wrote[:_MOST_FILES] if isinstance(one, str)]
@@ -211,11 +213,9 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _sentence(message: str) -> str:
     """What an exception says, on one line, without TensorFlow's trace of the graph around it."""
     # One of several errors of a step, which are consequences of the first or the same again.
-    several = re.search(
-        r"root error\(s\) found\.\s*\(0\)(.*?)(?:\n\s*\(1\)|\Z)", message, re.DOTALL
-    )
-    if several is not None:
-        message = several[1]
+    _, _, first = message.partition("root error(s) found.")
+    if first.lstrip().startswith("(0)"):
+        message = re.split(r"^ {0,8}\(1\)", first.lstrip()[3:], maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in message.splitlines() if not _OF_A_GRAPH.match(line)]
     return " ".join(" ".join(lines).split()) or message
 
@@ -241,7 +241,8 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     records = read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
-        if handle.averages and (reason := _trained_apart(ended, resumed=handle.resumes)):
+        resumed = "apart" if handle.resumes_apart else "averaged" if handle.resumes else ""
+        if handle.averages and (reason := _trained_apart(ended, resumed)):
             return JobStatus(JobState.FAILED, reason=reason, permanent=True, apart=True)
         return JobStatus(JobState.SUCCEEDED)
     failure = _first_failure(handle, records)
@@ -290,13 +291,21 @@ def written_by_several(records: Mapping[int, dict[str, Any]]) -> dict[str, str]:
     return {name: _named(ranks) for name, ranks in by.items() if len(ranks) > 1}
 
 
-def _trained_apart(records: Mapping[int, dict[str, Any]], *, resumed: bool) -> str:
+def trained_apart(records: Mapping[int, dict[str, Any]]) -> bool | None:
+    """How the ranks of a job trained, however it ended; None if they have computed no gradient."""
+    facts = [record["ddl"] for record in records.values() if "ddl" in record]
+    if have_averaged(records):
+        return sum(map(_alone, facts)) > 1
+    return True if any(one["gradients"] for one in facts) else None
+
+
+def _trained_apart(records: Mapping[int, dict[str, Any]], resumed: str) -> str:
     """Which ranks trained by themselves, and what to do; empty if none did.
 
     Averaging takes all ranks that have started ddl, also those that had no data and have joined.
     One that has not is alone. Where nobody has averaged, ranks that have started ddl and computed
     no gradient found nothing left to train; in a training that resumes also those that have not
-    started it.
+    started it. What they found was trained by an earlier try: averaged, or each rank apart.
     """
     without = [rank for rank, record in records.items() if "ddl" not in record]
     started = [rank for rank in records if rank not in without]
@@ -311,7 +320,13 @@ def _trained_apart(records: Mapping[int, dict[str, Any]], *, resumed: bool) -> s
             "`distribution: independent` in the manifest."
         )
     trained = any(records[rank]["ddl"]["gradients"] for rank in started)
-    if (not without and averaged) or (not averaged and not trained and (resumed or not without)):
+    found_done = not averaged and not trained and bool(resumed or not without)
+    if found_done and resumed == "apart":
+        return (
+            f"The {len(records)} ranks found their training done, by an earlier try in which each "
+            "trained a model of its own. Trigger a new run, with a script that averages."
+        )
+    if (not without and averaged) or found_done:
         return ""
     who = f"{_named(without)} did not import ddl" if without else ""
     if started:

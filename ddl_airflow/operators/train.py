@@ -27,8 +27,8 @@ from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.base import (
     Launcher,
     Scheduler,
-    have_averaged,
     read_records,
+    trained_apart,
     written_by_several,
 )
 from ddl_airflow.launchers.registry import launcher
@@ -202,8 +202,8 @@ class TrainOperator(JobOperator):
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
                 layout.to_start_again.unlink()
-            if job.averages and self._have_averaged(layout, job, try_number):
-                job = replace(job, resumes=True)
+            if job.averages and (apart := self._earlier_tries(layout, job, try_number)) is not None:
+                job = replace(job, resumes=not apart, resumes_apart=apart)
             begin_training(layout)
             if layout.experiment_id and layout.experiment_left.exists():
                 shutil.rmtree(layout.experiment_left)
@@ -217,11 +217,14 @@ class TrainOperator(JobOperator):
         self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
 
-    def _have_averaged(self, layout: RunLayout, job: JobSpec, try_number: int) -> bool:
-        """Whether ranks of an earlier try have, with these scripts, since it last started again."""
+    def _earlier_tries(self, layout: RunLayout, job: JobSpec, try_number: int) -> bool | None:
+        """Whether ranks of the last one that trained did so apart; None if none has.
+
+        With these scripts, since the training last started again.
+        """
         if trained_with_other_code(layout):
-            return False
-        for number in range(1, try_number):
+            return None
+        for number in reversed(range(1, try_number)):
             records = layout.records(number)
             try:
                 before = read_records(
@@ -230,9 +233,9 @@ class TrainOperator(JobOperator):
             except LaunchError as error:
                 self.log.warning("try %d: %s", number, error)
                 continue
-            if have_averaged(before):
-                return True
-        return False
+            if (apart := trained_apart(before)) is not None:
+                return apart
+        return None
 
     def _alone(self, held: ExitStack, layout: RunLayout, job_id: str) -> int:
         """Keeps others out until ``held`` is closed; defers, or skips, while there are any."""

@@ -114,7 +114,7 @@ def allreduce(
     See ddl_ops.collectives.allreduce.
     """
     reduced = collectives.allreduce(tensor, average, name)
-    _note_averaged([tensor])
+    gradients.note_averaged([tensor])
     return reduced
 
 
@@ -123,14 +123,8 @@ def allreduce_n(
 ) -> list[tf.Tensor]:
     """Each tensor averaged (or summed) over the ranks; see ddl_ops.collectives.allreduce_n."""
     reduced = collectives.allreduce_n(grads, average, name)
-    _note_averaged(grads)
+    gradients.note_averaged(grads)
     return reduced
-
-
-def _note_averaged(tensors: Sequence[Any]) -> None:
-    # Who averages nothing but numbers, such as a loss to be shown, averages no gradients.
-    if any(getattr(tensor, "shape", None) != () for tensor in tensors):
-        averaging.averaged_by_script()
 
 
 def grads_reduce(

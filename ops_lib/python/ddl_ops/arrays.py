@@ -98,6 +98,11 @@ def join() -> int:
     return last.value
 
 
+def last_to_join() -> int | None:
+    """The rank that came last to the last join(); None before the first. The same on all."""
+    return _joins[-1] if _joins else None
+
+
 def have_joined() -> bool:
     """Whether all ranks have joined before; the answer is the same on all."""
     return bool(_joins)
@@ -107,7 +112,8 @@ def average(array: np.ndarray[Any, Any]) -> None:
     """Averages an array over the ranks, in place. Errors as gradients."""
     values = np.array(array, order="C")
     _all_reduce("dl_comm.average", values, average=True)
-    averaging.averaged_by_script()
+    if values.ndim:  # a single number is to be shown
+        averaging.averaged_by_script()
     array[...] = values
 
 

@@ -28,6 +28,7 @@ from ddl_ops.environment import PLACEMENT, child_of_rank
 _writing = threading.Lock()
 _path: Path | None = None
 _times = 0
+_applied = 0
 _facts = dict.fromkeys(("averaged", "gradients", "alone", "applied", "explicit"), False)
 
 
@@ -80,9 +81,18 @@ def fitted_alone() -> None:
     _note("alone")
 
 
-def applied_alone() -> None:
-    """This rank has updated weights with gradients that no function here has averaged."""
-    _note("applied")
+def applied_alone(optimizers: int) -> None:
+    """So many more, or fewer, have updated weights with gradients that nobody here averaged."""
+    global _applied
+    _applied += optimizers
+    if _facts["applied"] != (_applied > 0) and not child_of_rank():
+        _facts["applied"] = _applied > 0
+        _write()
+
+
+def stands_alone() -> bool:
+    """Whether the script averages nothing by itself."""
+    return not _facts["explicit"]
 
 
 def _note(name: str) -> None:

@@ -37,27 +37,35 @@ def mark_equal(variables: Sequence[Any]) -> None:
             setattr(variable, _EQUAL, True)
 
 
-def start_equal(variables: Sequence[Any], *, anew: bool = False) -> None:
+def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
     """Before their first gradients are reduced: ranks with other values get those of the first one.
 
     Collective where not all are known to be equal, and then at a place where all ranks are: each
-    reduces the gradients of these next. Ranks without data, which have joined, are left out; and
-    once all have, whoever let them join has given them weights. In a tf.function it happens when
-    that is traced, so before its first step; in eager code the first gradients have been computed.
+    reduces the gradients of these next. Ranks without data, which have joined, are left out. In a
+    tf.function it happens when that is traced, so before its first step; in eager code the first
+    gradients have been computed. A tf.function that makes the variables is traced twice, and only
+    the second time have they values.
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
-        anew: also those known to have been equal before: the script may have changed them since.
+        anew: where a fit() begins, on all ranks: also those known to have been equal before, which
+            the script may have changed since. Else, once all ranks have joined, a rank that had no
+            data before may begin alone, and whoever let it join has given it weights.
+
+    Returns whether they are equal now, as far as it can be known; False: they have no values yet.
     """
-    if PLACEMENT.size == 1 or not initialised() or arrays.have_joined():
-        return
+    if PLACEMENT.size == 1 or not initialised() or (arrays.have_joined() and not anew):
+        return True
     with tf.init_scope():
         if not tf.executing_eagerly():
-            return  # a TensorFlow 1 graph: its initialisers have seen to it
+            return True  # a TensorFlow 1 graph: its initialisers have seen to it
         new = [v for v in variables if hasattr(v, "assign") and (anew or not hasattr(v, _EQUAL))]
-        if not new:
-            return
         values = [_value(variable) for variable in new]
+        shapes = [tf.TensorShape(variable.shape) for variable in new]
+        if not all(one.is_compatible_with(v.shape) for one, v in zip(shapes, values, strict=True)):
+            return False
+        if not new:
+            return True
         # Which ranks take part, then the digests: zeros of those that have joined.
         here = np.zeros(PLACEMENT.size, np.int64)
         here[PLACEMENT.rank] = 1
@@ -65,7 +73,8 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> None:
         total = np.concatenate([here, digests.ravel()])
         arrays.add("the weights at the start", total)
         ranks, sums = total[: PLACEMENT.size], total[PLACEMENT.size :].reshape(digests.shape)
-        root = int(np.argmax(ranks))
+        last = arrays.last_to_join()  # whose weights are the newest
+        root = last if last is not None and ranks[last] else int(np.argmax(ranks))
         differing = np.flatnonzero((sums != ranks.sum() * digests).any(axis=1)).tolist()
         for index in differing:
             bits = np.frombuffer(_padded(values[index]), np.int32).copy()
@@ -84,6 +93,7 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> None:
             file=sys.stderr,
             flush=True,
         )
+    return True
 
 
 def require_equal(variables: Sequence[Any]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf  # noqa: TID253
 from tensorflow.python.eager import backprop  # noqa: TID253
 from tensorflow.python.ops import gradients_util  # noqa: TID253
@@ -21,6 +23,10 @@ from ddl_ops.program_order import keeps_order
 _COMPRESSED = (tf.float32, tf.float64)
 # The attribute by which a gradient is known to have been reduced.
 _REDUCED = "_ddl_reduced"
+# More elements than metrics that are averaged in one tensor.
+_FEW = 8
+# Of the gradients that were computed; None is one whose rank nobody knows.
+_shapes: set[tuple[int | None, ...] | None] = set()
 # Graphs in which the script itself has averaged gradients, and by what.
 _explicit: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -43,9 +49,39 @@ def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def noted(*args: Any, **kwargs: Any) -> Any:
         averaging.computed_gradients()
-        return compute(*args, **kwargs)
+        computed = compute(*args, **kwargs)
+        for gradient in tf.nest.flatten(computed):
+            if isinstance(gradient, tf.Tensor):
+                _shapes.add(tuple(gradient.shape) if gradient.shape.rank is not None else None)
+        return computed
 
     return noted
+
+
+def note_averaged(tensors: Iterable[Any]) -> None:
+    """The script has averaged these by a call of its own; notes it if they may be gradients.
+
+    Or weights. Single numbers are not, unless all variables are, nor are a few numbers of which no
+    variable has the shape: losses and metrics, to be shown.
+    """
+    if any(map(_may_be_gradient, tensors)):
+        averaging.averaged_by_script()
+
+
+def _may_be_gradient(tensor: Any) -> bool:
+    if isinstance(tensor, tf.IndexedSlices):
+        return True
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        shape = np.shape(tensor)
+    if isinstance(shape, tf.TensorShape) and shape.rank is None:
+        return True
+    dimensions = tuple(shape)
+    if not dimensions:
+        return _shapes == {()}
+    if None in dimensions or not _shapes or dimensions in _shapes:
+        return True
+    return math.prod(dimensions) > _FEW
 
 
 def mark_reduced(gradient: Any) -> None:

@@ -28,6 +28,8 @@ _MARK = "_ddl_distributed"
 _STARTED = "_ddl_started"
 # On one whose gradients the loss scaling around it has reduced.
 _REDUCED_OUTSIDE = "_ddl_reduced_outside"
+# On one that has applied gradients which nobody averaged.
+_APPLIED_ALONE = "_ddl_applied_alone"
 # On one with which something else has averaged during fit().
 _AVERAGES = "_ddl_averages"
 # On a callback that gives all ranks the same weights when fit() begins.
@@ -150,6 +152,7 @@ def _redirect(optimizer: Any) -> None:
         return distribute(build(*arguments))
 
     setattr(optimizer, _MARK, True)
+    _distributed_after_all(optimizer)
     optimizer.apply = apply_reduced
     optimizer._clip_gradients = clip_reduced
     optimizer.get_config = lambda: _DistributedConfig(get_config())
@@ -162,8 +165,8 @@ def _started_equal(optimizer: Any, trainable_variables: Any) -> Any:
         trainable_variables = list(trainable_variables)
     if not hasattr(optimizer, _STARTED):
         trained = trainable_variables or getattr(optimizer, "_trainable_variables", [])
-        start_equal(trained)
-        setattr(optimizer, _STARTED, True)
+        if start_equal(trained):
+            setattr(optimizer, _STARTED, True)
     return trainable_variables
 
 
@@ -264,10 +267,28 @@ def _hook_apply() -> None:
         # What a distributed one does within may be to apply what it has computed from averages.
         alone = not getattr(_applying, "within", False) and not is_distributed(self)
         if alone and any(grad is not None and not is_reduced(grad) for grad in grads):
-            averaging.applied_alone()
+            _note_applied_alone(self)
         return apply(self, grads, trainable_variables)
 
     owner.apply = apply_noted
+
+
+def _note_applied_alone(optimizer: Any) -> None:
+    if hasattr(optimizer, _APPLIED_ALONE) or child_of_rank():
+        return
+    setattr(optimizer, _APPLIED_ALONE, True)
+    averaging.applied_alone(+1)
+    # One that is fitted with has been warned of; and who averages tensors may know better.
+    if PLACEMENT.rank == 0 and averaging.stands_alone():
+        _warn_apart(optimizer.name)
+
+
+def _distributed_after_all(optimizer: Any) -> None:
+    """What it applied before made its slots, or trained what all ranks are given now."""
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if hasattr(one, _APPLIED_ALONE):
+            delattr(one, _APPLIED_ALONE)
+            averaging.applied_alone(-1)
 
 
 def _hook_fit() -> None:
@@ -277,7 +298,7 @@ def _hook_fit() -> None:
     @functools.wraps(fit)
     def fit_together(self: Any, *args: Any, **kwargs: Any) -> Any:
         if child_of_rank() or not _trains_apart(self):
-            if is_distributed(getattr(self, "optimizer", None)):
+            if is_distributed(getattr(self, "optimizer", None)) and not averages_by_itself(self):
                 given = inspect.signature(fit).bind_partial(self, *args, **kwargs).arguments
                 if not _broadcasts(given.get("callbacks")):
                     start_equal(self.trainable_variables, anew=True)

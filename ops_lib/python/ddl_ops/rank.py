@@ -358,8 +358,9 @@ class _Record:
     def _write_over(self, path: Path, error: OSError) -> None:
         """Says it in the record that is there: mostly the disk is full."""
         self._facts.setdefault("reason", f"{path.parent}: {error.strerror}")
-        if len(self._content()) > _RESERVED_BYTES:  # a long message of an exception
-            self._facts.pop("exception", None)
+        for name in ("wrote", "exception"):  # which may be long
+            if len(self._content()) > _RESERVED_BYTES:
+                self._facts.pop(name, None)
         try:
             with path.open("r+b") as file:
                 file.write(self._content())

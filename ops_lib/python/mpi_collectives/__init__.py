@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops import averaging, collectives, gradients, tf1_hooks
+from ddl_ops import collectives, gradients, tf1_hooks
 from ddl_ops.environment import PLACEMENT
 
 v1 = tf.compat.v1
@@ -104,7 +104,7 @@ def allreduce(
 
     Errors as ddl_ops.collectives.allreduce.
     """
-    averaging.averaged_by_script()
+    gradients.note_averaged([tensor])
     if isinstance(tensor, tf.IndexedSlices):
         values, indices = allgather(tensor.values), allgather(tensor.indices)
         return tf.IndexedSlices(_divided(values, average), indices, tensor.dense_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -557,3 +558,19 @@ def test_that_there_is_no_gpu_is_said_where_one_is_expected_only(start, command,
     script = f"import sys; print('Epoch 1'); sys.stdout.write({NO_DRIVER!r}); print('loss: 1')"
     one = start(script, command=command, **more).end()
     assert one.log() == f"Epoch 1\n{kept}loss: 1\n"
+
+
+def test_a_record_on_a_full_disk_is_whole_however_many_files_were_written(tmp_path, monkeypatch):
+    record = shim._Record(tmp_path, 0, "")
+    record.write()
+    names = [f"/results/model-{number:090}" for number in range(120)]
+    shim._writes_file(tmp_path, 0).write_text("".join(json.dumps(name) + "\n" for name in names))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    record.write(exit_code=1)
+    found = json.loads((tmp_path / "rank-0.json").read_text())
+    assert found["exit_code"] == 1
+    assert found["reason"].endswith("No space left on device")

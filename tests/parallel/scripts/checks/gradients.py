@@ -10,7 +10,7 @@ import dl_comm
 import numpy as np
 import tensorflow as tf
 from ddl.keras import MetricAverageCallback, broadcast_variables
-from ddl_ops import averaging
+from ddl_ops import averaging, gradients
 from ddl_ops.gradients import reduce_gradients
 from speech import RANK, SIZE, say
 
@@ -206,6 +206,18 @@ def gradients_of_dl_comm_need_a_graph_and_take_arrays_anywhere() -> None:
         assert session.run(average).tolist() == [(SIZE - 1) / 2, 4]
 
 
+@check
+def gradients_of_single_numbers_are_known_to_be_averaged() -> None:
+    shapes = gradients._shapes.copy()
+    gradients._shapes.clear()
+    weight, bias = tf.Variable(1.0), tf.Variable(0.0)
+    with tf.GradientTape() as tape:
+        loss = (weight * 2.0 + bias) ** 2
+    for gradient in tape.gradient(loss, [weight, bias]):
+        assert _says_that_it_averages(lambda gradient=gradient: ddl.allreduce(gradient))
+    gradients._shapes.update(shapes)
+
+
 def _says_that_it_averages(run: Callable[[], object]) -> bool:
     averaging._facts["averaged"] = False
     run()
@@ -214,7 +226,7 @@ def _says_that_it_averages(run: Callable[[], object]) -> bool:
 
 @check
 def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
-    ones = tf.ones([2, 3])
+    ones = tf.ones([5, 3])
     slices = tf.IndexedSlices(ones, tf.constant([0, RANK]), tf.constant([9, 3]))
 
     @tf.function
@@ -226,6 +238,7 @@ def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
             weight = v1.get_variable("weight", [3])
             v1.train.AdamOptimizer().minimize(tf.reduce_sum(weight**2))
 
+    gradients._shapes.add((99, 3))  # as of a variable
     for averages in (
         lambda: ddl.grads_reduce([(ones, None)]),
         lambda: ddl.grads_reduce([(slices, None)], sparse_as_dense=False),
@@ -241,6 +254,10 @@ def gradients_of_every_front_end_are_known_to_be_averaged() -> None:
         lambda: ddl.bcast(ones),
         lambda: ddl.allgather(ones),
         lambda: ddl.grads_reduce([(None, None)]),
+        lambda: ddl.allreduce(3.5),
+        lambda: ddl.allreduce_n([np.float32(1), tf.constant(2.0)]),
+        lambda: ddl.allreduce(tf.ones([8])),  # a loss and metrics
+        lambda: dl_comm.average(np.ones((), "float32")),
         lambda: dl_comm.check_buffers_match([np.ones(3)]),
         lambda: dl_comm.broadcast([np.ones(3)]),
         lambda: MetricAverageCallback().on_epoch_end(0, {"loss": 1.0}),

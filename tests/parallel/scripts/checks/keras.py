@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import ddl
@@ -371,12 +372,17 @@ def keras_models_that_were_tried_before_are_not_mixed_in_threads() -> None:
         train(model)  # traced here, its step belongs to the main thread
         return model
 
-    def train(model: keras.Model) -> None:
-        model.fit(my_part(x), my_part(y), batch_size=len(x), shuffle=False, verbose=0)
+    def train(model: keras.Model, after_s: float = 0.0) -> None:
+        late = keras.callbacks.LambdaCallback(on_train_begin=lambda _: time.sleep(after_s))
+        fit = {"batch_size": len(x), "shuffle": False, "verbose": 0, "callbacks": [late]}
+        model.fit(my_part(x), my_part(y), **fit)
 
-    trainings = [functools.partial(train, model_that_was_tried()) for _ in range(2)]
+    trainings = [
+        functools.partial(train, model_that_was_tried(), 0.5 * ((number + RANK) % 2))
+        for number in range(2)
+    ]
     # Their tensors have the same shapes, and they are at the same step.
-    for failed in in_threads(*trainings, names=["first", "second"], apart_s=0.5):
+    for failed in in_threads(*trainings, names=["first", "second"]):
         assert isinstance(failed, tf.errors.InvalidArgumentError), failed
         assert "ddl_gradients_of_optimizer_" in failed.message, failed
 
@@ -464,6 +470,69 @@ def keras_weights_that_end_alike_are_no_error() -> None:
             validation_data=(x, y),
         )
         assert_same_everywhere([np.asarray(v) for v in model.trainable_variables])
+
+
+@check
+def keras_models_that_have_no_weights_before_their_first_step_start_equal() -> None:
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    arrays._joins.clear()  # of other checks
+
+    def model() -> keras.Model:
+        keras.utils.set_random_seed(RANK + 1)
+        return keras.Sequential([keras.layers.Dense(7), keras.layers.Dense(3)])
+
+    fitted, half, looped = model(), model(), model()
+    if RANK == 0:
+        half(x)
+    for one in (fitted, half):
+        one.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        one.fit(x, y, verbose=0)
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(looped(x) - y))
+        optimizer.apply(tape.gradient(loss, looped.trainable_variables), looped.trainable_variables)
+
+    step()
+    for one in (fitted, half, looped):
+        assert_same_everywhere([np.asarray(v) for v in one.trainable_variables])
+
+
+@check
+def keras_ranks_that_have_joined_start_a_fit_equal() -> None:
+    """With the weights of the last to join: those of others are old."""
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    model = keras_model(RANK + 1)
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    last = ddl.join() if SIZE > 1 else 0
+    mine = [np.asarray(v) for v in model.trainable_variables]
+    model.fit(x, y, verbose=0)
+    theirs = [np.asarray(v) for v in model.trainable_variables]
+    assert_same_everywhere(theirs)
+    if last == RANK:
+        assert all(np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+@check
+def keras_models_that_step_by_themselves_may_differ() -> None:
+    """As with weights that are averaged now and then, and not at the end of a fit()."""
+
+    class Alone(keras.Sequential):
+        def train_step(self, data: object) -> dict[str, object]:
+            for weight in self.trainable_variables:
+                weight.assign_add(tf.ones_like(weight) * RANK)
+            return {"loss": tf.constant(0.0)}
+
+    model = Alone([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    before = [np.asarray(v) for v in model.trainable_variables]
+    for callbacks in ([ddl.keras.BroadcastCallback()], []):
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+    if RANK:
+        assert not np.array_equal(before[0], np.asarray(model.trainable_variables[0]))
 
 
 @check

@@ -393,12 +393,14 @@ def test_ranks_that_trained_apart_fail_the_task_unless_an_earlier_try_averaged(
     assert run(3, fails=True) is None
     alone = "ranks 0 and 1 imported ddl, computed gradients and averaged none"
     assert alone in run(4, trains=True)  # loaded, and not distributed again
-    assert run(4)["world_size"] == 2
-    assert run(5, 9).startswith(why)  # cleared after its end: trained again from its start
-    assert run(6, 9).startswith(why)
-    (layout.state / "try-6" / "rank-0.json").unlink()
-    (layout.state / "try-6" / "rank-0.json").symlink_to("/etc/hostname")
-    assert run(7, 9).startswith(why)
+    assert "found their training done, by an earlier try in which each trained a mod" in run(5)
+    assert run(6, averages=True, fails=True) is None
+    assert run(7)["world_size"] == 2
+    assert run(8, 12).startswith(why)  # cleared after its end: trained again from its start
+    assert run(9, 12).startswith(why)
+    (layout.state / "try-9" / "rank-0.json").unlink()
+    (layout.state / "try-9" / "rank-0.json").symlink_to("/etc/hostname")
+    assert run(10, 12).startswith(why)
 
 
 def test_ranks_that_write_one_file_are_warned_of(train, context_of, capsys):
@@ -495,8 +497,8 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     with alone_in(layout.state, "another"):
         monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.0)
         with pytest.raises(AirflowException, match="another training works there now: another"):
-            run(8, 9)
-    assert run(9, 9) == "found 0"
+            run(8, 12)
+    assert run(9, 12) == "found 0"
     # An experiment with a name is there to be gone on with.
     assert run(10, 11, experiment_id="wide") == "found 0"
     assert run(11, 12, experiment_id="wide") == "found 0"
