@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "storage": {"core"},
     "launchers": {"core"},
     "lineage": {"core", "storage"},
-    "run": {"core", "launchers"},
+    "summary": {"core"},
+    "run": {"core", "launchers", "summary"},
     "boundary": {"core"},
     "provider_info": set(),
     "hooks": {"core", "storage", "launchers"},
@@ -51,6 +52,7 @@ FOREIGN = {
     "launchers": set(),
     "lineage": set(),
     "run": set(),
+    "summary": set(),
     "provider_info": set(),
     "cli": set(),
 }
