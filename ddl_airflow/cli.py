@@ -118,10 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="look whether this host can run trainings, and which boundaries hold on it",
-        epilog="Ends with 1 if trainings cannot run; with --strict also if a boundary is open. "
+        epilog="Ends with 1 if trainings cannot run or a setting cannot be used; with --strict "
+        "also if a boundary is open, or something is at risk. "
         "Run it where Airflow's tasks run, with their environment.",
     )
-    doctor.add_argument("--strict", action="store_true", help="an open boundary is a failure")
+    doctor.add_argument(
+        "--strict", action="store_true", help="an open boundary, or a risk, is a failure"
+    )
     doctor.set_defaults(run=_doctor)
 
     verify = commands.add_parser(
@@ -510,7 +513,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(f"{found.state.value:5}  {found.what}: {found.said}")
         if found.fix:
             print(f"       {found.fix}")
-    bad = {State.WRONG, State.OPEN} if options.strict else {State.WRONG}
+    bad = set(State) - {State.OK} if options.strict else {State.WRONG}
     return 1 if states & bad else 0
 
 

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "bundle": {"core", "dag"},
     "plugin": {"core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
-    "doctor": {"core", "launchers", "operators", "site"},
+    "doctor": {"core", "launchers", "operators", "site", "storage"},
     "cli": {"core", "storage", "lineage", "demo", "doctor"},
     "__main__": {"cli"},
 }
