@@ -40,6 +40,7 @@ from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
+from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.parameters import filled_in, parameter_environment
 from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.base import (
@@ -93,6 +94,10 @@ class _Training:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the ranks. Returns the exit code of the one that failed first, 0 if none did."""
     terminal.open_standard_streams()
+    return ended_by_its_reader(lambda: _called(argv))
+
+
+def _called(argv: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command[:1] == ["--"]:
