@@ -15,6 +15,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import arrays
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.lifecycle import initialised
+from ddl_ops.own_errors import BUILD_ALIKE, sizes_differ
 
 # On a variable that all ranks had the same value of, when they began to train it.
 _EQUAL = "_ddl_started_equal"
@@ -24,6 +25,10 @@ _EQUAL = "_ddl_started_equal"
 _RELATIVE = 1e-4
 _UNITS = 8
 _ABSOLUTE = 1e-6
+
+
+class ModelsDifferError(ValueError):
+    """The ranks are to train one model, and have built different ones."""
 
 
 class WeightsDifferError(RuntimeError):
@@ -47,6 +52,9 @@ def start_equal(variables: Sequence[Any]) -> None:
 
     Args:
         variables: of Keras or TensorFlow, built; others, and None, are left as they are.
+
+    Raises:
+        ModelsDifferError: on every rank, where their numbers or shapes differ.
     """
     if PLACEMENT.size == 1 or not initialised() or arrays.have_joined():
         return
@@ -62,7 +70,8 @@ def start_equal(variables: Sequence[Any]) -> None:
         here[PLACEMENT.rank] = 1
         digests = arrays.digests(values)
         total = np.concatenate([here, digests.ravel()])
-        arrays.add("the weights at the start", total)
+        mine = f"rank {PLACEMENT.rank} has {len(new)} variables, others have more or fewer"
+        _add("the weights at the start", total, mine)
         ranks, sums = total[: PLACEMENT.size], total[PLACEMENT.size :].reshape(digests.shape)
         root = int(np.argmax(ranks))
         differing = np.flatnonzero((sums != ranks.sum() * digests).any(axis=1)).tolist()
@@ -70,7 +79,12 @@ def start_equal(variables: Sequence[Any]) -> None:
             bits = np.frombuffer(_padded(values[index]), np.int32).copy()
             if PLACEMENT.rank != root:
                 bits[:] = 0
-            arrays.add(f"the start of {_path(new[index])}", bits)
+            shape = ",".join(map(str, values[index].shape))
+            mine = (
+                f"{_path(new[index])} is {values[index].dtype}[{shape}] on rank {PLACEMENT.rank}, "
+                "and has another shape or type elsewhere"
+            )
+            _add(f"the start of {_path(new[index])}", bits, mine)
             received = np.frombuffer(bits.tobytes(), values[index].dtype, values[index].size)
             new[index].assign(received.reshape(values[index].shape))
     mark_equal(new)
@@ -83,6 +97,18 @@ def start_equal(variables: Sequence[Any]) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
+    """As ``arrays.add``; where the ranks have other numbers of values, says what that means."""
+    try:
+        arrays.add(name, array)
+    except ValueError as error:
+        if not sizes_differ(str(error)):
+            raise
+        raise ModelsDifferError(
+            f"The ranks built different models: {mine}. {BUILD_ALIKE}"
+        ) from None
 
 
 def require_equal(variables: Sequence[Any]) -> None:
