@@ -559,3 +559,40 @@ def test_what_a_manifest_by_hand_needs_is_said(written, monkeypatch, capsys, cha
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
     assert not (written / ".ddl-run").exists()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocking):
+    """As behind ``| less`` that waits for a key: its pipe is full, and it has not gone."""
+    (tmp_path / "main.py").write_text(
+        "import os\nopen(f'pid-{os.getpid()}', 'w').close()\nwhile True: print('a' * 1000)\n"
+    )
+    reader, writer = os.pipe()
+    os.set_blocking(writer, blocking)
+    try:
+        with subprocess.Popen(
+            [*CALL, "--np", "2", "python", "main.py"],
+            cwd=tmp_path,
+            env=clean(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                deadline = time.monotonic() + 20
+                while not list(tmp_path.glob("pid-*")):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                time.sleep(1)  # until the pipe is full
+                began = time.monotonic()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(15) == 128 + signal.SIGINT
+                assert time.monotonic() - began < 10
+                last = process.stderr.read().splitlines()[-1]
+                assert last == "ddl-run: ended by SIGINT. All ranks were ended."
+            finally:
+                process.kill()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert [p.name for p in tmp_path.glob("pid-*") if runs(p.name.removeprefix("pid-"))] == []
