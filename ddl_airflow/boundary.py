@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,13 +11,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import DdlError
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def airflow_errors(attempts_left: bool = True) -> Iterator[None]:
     """Raises what Airflow understands.
 
-    Airflow logs them with all that led to them. So what they say is not said once more as their
-    cause; what caused ours is.
+    Airflow logs an error first, and what it was raised from after it: the last words of a log would
+    be those of a library. So what caused ours is logged before, and ours is raised from nothing.
 
     Args:
         attempts_left: whether this run may try again.
@@ -29,12 +33,23 @@ def airflow_errors(attempts_left: bool = True) -> Iterator[None]:
         yield
     except DdlError as error:
         kind = type(error).__name__
+        _log_cause(error)
         if error.retryable and not attempts_left:
             raise AirflowFailException(
                 f"{kind}: {error} (Not retried: this run was given no more attempts.)"
-            ) from error.__cause__
+            ) from None
         if error.retryable:
-            raise AirflowException(f"{kind}: {error}") from error.__cause__
+            raise AirflowException(f"{kind}: {error}") from None
         raise AirflowFailException(
             f"{kind}: {error} (Not retried: the same again would fail the same way.)"
-        ) from error.__cause__
+        ) from None
+
+
+def _log_cause(error: DdlError) -> None:
+    if error.__cause__ is None:
+        return
+    # Line by line: Airflow masks secrets in texts.
+    _log.error("::group::what caused %s", type(error).__name__)
+    for line in "".join(traceback.format_exception(error.__cause__)).splitlines():
+        _log.error("%s", line)
+    _log.error("::endgroup::")

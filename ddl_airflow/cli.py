@@ -9,11 +9,13 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 from ddl_airflow import __version__
 from ddl_airflow.core.command import command_finding
@@ -24,11 +26,13 @@ from ddl_airflow.core.errors import (
     ManifestError,
     ManifestIssue,
     NoSuchModel,
+    SourceMissing,
 )
 from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
+from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.lineage.production import (
@@ -44,17 +48,30 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import ObjectStore, open_store
+from ddl_airflow.storage.store import SUCCESS, ObjectStore, open_store
 from ddl_airflow.storage.transfer import publications
+
+# Trainings in one message.
+_MOST_NAMED = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 1 for what it found wrong, 2 for how it was called."""
+    return ended_by_its_reader(lambda: _called(argv))
+
+
+def _called(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.run(options))
     except DdlError as error:
         print(f"ddl-airflow: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"ddl-airflow: {place}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -118,10 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor",
         help="look whether this host can run trainings, and which boundaries hold on it",
-        epilog="Ends with 1 if trainings cannot run; with --strict also if a boundary is open. "
+        epilog="Ends with 1 if trainings cannot run or a setting cannot be used; with --strict "
+        "also if a boundary is open, or something is at risk. "
         "Run it where Airflow's tasks run, with their environment.",
     )
-    doctor.add_argument("--strict", action="store_true", help="an open boundary is a failure")
+    doctor.add_argument(
+        "--strict", action="store_true", help="an open boundary, or a risk, is a failure"
+    )
     doctor.set_defaults(run=_doctor)
 
     verify = commands.add_parser(
@@ -385,10 +405,17 @@ def _plain(value: Any) -> Any:
 
 
 def _lineage(options: argparse.Namespace) -> int:
-    store = _open(options.uri.removesuffix("/").removesuffix(f"/{LINEAGE}").removesuffix("/model"))
-    if not store.exists(LINEAGE) and (there := publications(store)):
-        store = store.at(next(iter(there)))  # of a training, the newest
-    record = json.loads(store.read_bytes(LINEAGE))
+    store = _publication(
+        options.uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    )
+    try:
+        record = json.loads(store.read_bytes(LINEAGE))
+        files = [file["key"] for file in record["result"]["files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DdlError(
+            f"{store.uri}/{LINEAGE} is no lineage: it is damaged, or another file of that name"
+            f" ({type(error).__name__}: {error})."
+        ) from error
     print(json.dumps(record, indent=2))
     for metric, word in record["result"].get("not_finite", {}).items():
         print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
@@ -396,8 +423,45 @@ def _lineage(options: argparse.Namespace) -> int:
     for problem in problems:
         print(f"ddl-airflow: {problem}", file=sys.stderr)
     if not problems:
-        print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
+        print(f"{len(files)} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _publication(uri: str) -> ObjectStore:
+    """Where a training's lineage is: at the place itself, or in its newest publication.
+
+    Raises:
+        NoSuchModel: it is the place of a DAG, or of several trainings; the message names them.
+    """
+    store = _open(uri)
+    if store.exists(LINEAGE):
+        return store
+    if there := publications(store):
+        return store.at(next(iter(there)))
+    listed = list(store.list())
+    pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
+    results, _, dag_id = uri.rpartition("/")
+    found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
+    if found and not results.endswith(":/"):
+        named = []
+        for name in found:
+            pointer = read_pointer(_open(results), dag_id, name)
+            if pointer is not None:
+                named.append(f"{results}/{pointer['publication']} ({name})")
+        raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")
+    marked = sorted(
+        (one for one in listed if re.fullmatch(rf"[^/]+/[^/]+/{SUCCESS}", one.key)),
+        key=lambda one: one.modified,
+        reverse=True,
+    )
+    trainings = list(dict.fromkeys(one.key.partition("/")[0] for one in marked))
+    if trainings:
+        more = f" and {len(trainings) - _MOST_NAMED} more" * (len(trainings) > _MOST_NAMED)
+        raise NoSuchModel(
+            f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
+            f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
+        )
+    raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")
 
 
 def _production(options: argparse.Namespace) -> int:
@@ -438,12 +502,13 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
         NoSuchModel: it is the place of the results of DAGs; the message names them.
     """
     uri = uri.rstrip("/")
+    place = _open(uri)
     results, _, dag_id = uri.rpartition("/")
     if not results.endswith(":/"):
         store = _open(results)
         if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
             return store, dag_id
-    below = dags_in(_open(uri))
+    below = dags_in(place)
     if below or results.endswith(":/"):
         raise NoSuchModel(
             f"{uri} is no DAG's. Name one, as {uri}/{below[0] if below else '<dag_id>'}; there is: "
@@ -458,11 +523,16 @@ def _open(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
         raise ConnectionInvalid(
             f"{uri}: results are at s3://bucket/prefix or in a folder; {scheme}:// is neither"
         )
-    if scheme == "s3":
+    if separator and scheme == "s3":
         # Endpoint and keys as every AWS tool finds them.
         return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
-    uri = uri if scheme == "file" else Path(uri).resolve().as_uri()
-    return open_store(uri, within=within)
+    folder = Path(unquote(urlsplit(uri).path)) if separator else Path(uri).resolve()
+    if not folder.is_dir():
+        raise SourceMissing(
+            f"{uri}: there is no such folder. Give the one in which results were published, or "
+            "s3://bucket/prefix."
+        )
+    return open_store(folder.as_uri(), within=within)
 
 
 def _says_no_workspace(options: argparse.Namespace) -> bool:
@@ -471,8 +541,15 @@ def _says_no_workspace(options: argparse.Namespace) -> bool:
     return options.workspace is None
 
 
+def _says_no_folder(options: argparse.Namespace) -> bool:
+    there = Path(options.workspace).is_dir()
+    if not there:
+        print(f"ddl-airflow: --workspace {options.workspace} is no folder", file=sys.stderr)
+    return not there
+
+
 def _verify_cache(options: argparse.Namespace) -> int:
-    if _says_no_workspace(options):
+    if _says_no_workspace(options) or _says_no_folder(options):
         return 2
     removed = 0
     for blob in Cache(Path(options.workspace) / CACHE).verify():
@@ -510,7 +587,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print(f"{found.state.value:5}  {found.what}: {found.said}")
         if found.fix:
             print(f"       {found.fix}")
-    bad = {State.WRONG, State.OPEN} if options.strict else {State.WRONG}
+    bad = set(State) - {State.OK} if options.strict else {State.WRONG}
     return 1 if states & bad else 0
 
 
@@ -528,8 +605,7 @@ def _clean(options: argparse.Namespace) -> int:
         said = f"{first} is for a workspace: give --workspace DIR"
         print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
-    if options.workspace is not None and not Path(options.workspace).is_dir():
-        print(f"ddl-airflow: --workspace {options.workspace} is no folder", file=sys.stderr)
+    if options.workspace is not None and _says_no_folder(options):
         return 2
     removed: list[Iterator[Removed]] = []
     if options.workspace is not None:
@@ -566,6 +642,10 @@ def _demo(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGINT, before)
     if not options.dags.is_dir():
         print(f"ddl-airflow: {options.dags} is no folder. Give --dags.", file=sys.stderr)
+        return 2
+    if options.home.exists() and not options.home.is_dir():
+        said = f"{options.home} is no folder. Give another with --home."
+        print(f"ddl-airflow: {said}", file=sys.stderr)
         return 2
     return demo(
         options.home.resolve(), options.dags.resolve(), keep=options.keep, port=options.port

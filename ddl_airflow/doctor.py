@@ -1,4 +1,5 @@
-"""Looks whether this host can run trainings, and at some of the boundaries of SECURITY.md.
+"""Looks whether this host can run trainings, at some of the boundaries of SECURITY.md, and at what
+of Airflow's settings the README has a site set.
 
 It asks no other host: stores and connections are tried by ``airflow connections test``.
 """
@@ -11,28 +12,42 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from airflow import __version__ as airflow_version
 from airflow.configuration import AIRFLOW_HOME, conf
+from airflow.exceptions import AirflowConfigException
 
-from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.errors import DdlError, SettingInvalid
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import find_mpirun, find_python
 from ddl_airflow.operators.base import rank_python, ranks_user
 from ddl_airflow.site import workspace
+from ddl_airflow.storage.cleaning import rules
 
 _TIMEOUT_S = 60.0
+_OUR_BUNDLE = "ddl_airflow.bundle.ManifestBundle"
+_DAG_FOLDER_BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
+_BUNDLES = "[dag_processor] dag_bundle_config_list"
+_STORAGE = "[dag_processor] dag_bundle_storage_path"
+_README = "README.md, “Install it beside your own Airflow”"
+# Of a loader, which is short.
+_MOST_BYTES = 1 << 16
 
 
 class State(Enum):
-    """What was found: all is well, a boundary is open, or trainings cannot run."""
+    """What was found.
+
+    All is well; trainings run, and something else may fail; a boundary is open; or trainings cannot
+    run, or a setting cannot be used.
+    """
 
     OK = "ok"
+    RISK = "risk"
     OPEN = "open"
     WRONG = "wrong"
 
@@ -55,7 +70,10 @@ class Finding(NamedTuple):
 def examine() -> Iterator[Finding]:
     """Looks at one thing after the other. What cannot be looked at is ``WRONG``."""
     yield Finding(State.OK, "Airflow", f"{airflow_version}, in {AIRFLOW_HOME}")
-    for look in (_of_settings_file, _of_workspace, _of_ranks, _of_user, _of_rights):
+    for look in (
+        *(_of_settings_file, _of_bundles, _of_jwt_secret, _of_workspace, _of_cleaning),
+        *(_of_ranks, _of_user, _of_rights),
+    ):
         try:
             yield from look()
         except (DdlError, OSError, subprocess.SubprocessError) as error:
@@ -75,11 +93,19 @@ def _of_settings_file() -> Iterator[Finding]:
 
 def _of_workspace() -> Iterator[Finding]:
     folder = workspace()
+    if hindrance := _cannot_be_made(folder, "[ddl] workspace"):
+        yield Finding(State.WRONG, "workspace", *hindrance)
+        return
     if not folder.is_dir():
         yield Finding(State.OK, "workspace", f"{folder} is not there yet: a first task makes it")
         return
     with tempfile.TemporaryFile(dir=folder) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            fix = "Mount it with locks, or set [ddl] workspace to a file system that has them."
+            yield Finding(State.WRONG, "workspace", f"{folder} has no locks: {error.strerror}", fix)
+            return
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & 0o066:
         yield Finding(
@@ -90,6 +116,144 @@ def _of_workspace() -> Iterator[Finding]:
         )
     else:
         yield Finding(State.OK, "workspace", f"{folder}, mode {mode:o}, with locks")
+
+
+def _cannot_be_made(folder: Path, setting: str) -> tuple[str, str] | None:
+    """What keeps this user from making a folder, or from writing in it, and the fix.
+
+    What is made for that is gone again.
+    """
+    there = folder
+    while not (there.exists() or there.is_symlink()):
+        there = there.parent
+    if not there.is_dir():
+        return f"{folder}: {there} is no folder", f"Make one, or correct {setting}."
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ddl-doctor-", dir=there):
+            return None
+    except OSError as error:
+        said = "cannot be written to" if there == folder else f"it cannot be made in {there}"
+        said = f"{folder}{' ' if there == folder else ': '}{said}: {error.strerror}"
+        return said, f"Let user id {os.geteuid()} write there, or correct {setting}."
+
+
+def _of_bundles() -> Iterator[Finding]:
+    try:
+        entries = conf.getjson("dag_processor", "dag_bundle_config_list")
+    except AirflowConfigException as error:
+        said = " ".join(str(error).split())
+        yield Finding(State.WRONG, "bundles", said, f"Write it as in {_README}.")
+        return
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        said = f"{_BUNDLES} is no list of bundles"
+        yield Finding(State.WRONG, "bundles", said, f"Write it as in {_README}.")
+        return
+    dag_folder = Path(conf.get("core", "dags_folder")).expanduser()
+    ours = [one for one in entries if one.get("classpath") == _OUR_BUNDLE]
+    for one in ours:
+        path = Path(_arguments(one).get("path") or dag_folder).expanduser()
+        name = f"bundle {str(one.get('name', ''))!r}"
+        if not path.is_dir():
+            fix = f"Make it, or correct path in {_BUNDLES}."
+            yield Finding(State.WRONG, "manifests' DAGs", f"{name}: {path} is no folder", fix)
+        elif not os.access(path, os.R_OK | os.X_OK):
+            fix = f"Let user id {os.geteuid()} read it, or correct path in {_BUNDLES}."
+            yield Finding(State.WRONG, "manifests' DAGs", f"{name}: {path} cannot be read", fix)
+        else:
+            yield Finding(State.OK, "manifests' DAGs", f"{name} makes them of {path}")
+    if ours:
+        yield from _of_other_dags(entries, dag_folder)
+        yield _of_versions()
+    elif (loader := _loader_in(dag_folder)) is not None:
+        yield Finding(State.OK, "manifests' DAGs", f"{loader} loads them")
+    else:
+        yield Finding(
+            State.RISK,
+            "manifests' DAGs",
+            "no bundle makes DAGs of manifests",
+            f"Add a ManifestBundle to {_BUNDLES}, or copy dags/load_manifests.py to {dag_folder}: "
+            f"{_README}.",
+        )
+
+
+def _of_other_dags(entries: Sequence[Mapping[str, Any]], dag_folder: Path) -> Iterator[Finding]:
+    """Whether the DAG folder's bundle was lost when ours came into the list."""
+    for one in entries:
+        path = _arguments(one).get("path")
+        if one.get("classpath") == _DAG_FOLDER_BUNDLE and (
+            path is None or Path(path).expanduser() == dag_folder
+        ):
+            return
+    if next(dag_folder.rglob("*.py"), None) is not None:
+        yield Finding(
+            State.RISK,
+            "DAG folder",
+            f"no bundle has {dag_folder}, so its DAGs are deactivated",
+            f'Add {{"name": "dags-folder", "classpath": "{_DAG_FOLDER_BUNDLE}", "kwargs": {{}}}} '
+            f"to {_BUNDLES}.",
+        )
+
+
+def _of_versions() -> Finding:
+    configured = conf.get("dag_processor", "dag_bundle_storage_path", fallback=None)
+    temporary = Path(tempfile.gettempdir())
+    # Source: get_bundle_storage_root_path in airflow/dag_processing/bundles/base.py, Airflow 3.3.
+    folder = Path(configured) if configured else temporary / "airflow" / "dag_bundles"
+    if not folder.is_absolute():
+        said, fix = f"{_STORAGE} is {configured}, which is relative", "Write an absolute path."
+        return Finding(State.WRONG, "versions", said, fix)
+    if hindrance := _cannot_be_made(folder, _STORAGE):
+        return Finding(State.WRONG, "versions", *hindrance)
+    if folder.is_relative_to(temporary):
+        return Finding(
+            State.RISK,
+            "versions",
+            f"of manifests are kept in {folder}, below the temporary folder: when that is emptied, "
+            "runs that go on with an older version of their manifest fail",
+            f"Set {_STORAGE} to a folder that stays.",
+        )
+    return Finding(State.OK, "versions", f"of manifests are kept in {folder}")
+
+
+def _arguments(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = entry.get("kwargs")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _loader_in(folder: Path) -> Path | None:
+    """A Python file of the DAG folder that mentions this package."""
+    for path in sorted(folder.glob("*.py")):
+        with path.open("rb") as file:
+            if b"ddl_airflow" in file.read(_MOST_BYTES):
+                return path
+    return None
+
+
+def _of_jwt_secret() -> Iterator[Finding]:
+    for name in ("jwt_secret", "jwt_private_key_path"):
+        if conf.get("api_auth", name, fallback=""):
+            yield Finding(State.OK, "jwt_secret", f"[api_auth] {name} is set")
+            return
+    yield Finding(
+        State.RISK,
+        "jwt_secret",
+        "[api_auth] jwt_secret is not set: without it an api-server does not start, and refuses "
+        "tasks of a host with another",
+        "Set it, the same on all hosts, to what `openssl rand -hex 32` prints.",
+    )
+
+
+def _of_cleaning() -> Iterator[Finding]:
+    names = ("keep_runs", "keep_experiments", "cache_size")
+    for index, name in enumerate(names):
+        told = ["", "", ""]
+        told[index] = conf.get("ddl", name, fallback="")
+        try:
+            rules(*told)
+        except SettingInvalid as error:
+            said, _, fix = str(error).partition(". ")
+            fix = fix or f"Write for example {'500Gi' if name == 'cache_size' else '30d'}."
+            yield Finding(State.WRONG, "cleaning", said, fix)
 
 
 def _of_ranks() -> Iterator[Finding]:

@@ -40,6 +40,7 @@ from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
+from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.parameters import filled_in, parameter_environment
 from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.base import (
@@ -51,6 +52,7 @@ from ddl_airflow.launchers.base import (
 from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
+from ddl_airflow.summary import Road, summary
 
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
 _FOLDER = ".ddl-run"
@@ -76,6 +78,7 @@ class _Training:
         folder: where they run.
         python: that starts them.
         averages: whether the ranks must train one model, as the manifest says.
+        road: what would follow in the manifest's DAG; None without a manifest.
     """
 
     command: str | Sequence[str]
@@ -85,11 +88,16 @@ class _Training:
     folder: Path = Path()
     python: str = field(default_factory=lambda: sys.executable)
     averages: bool = False
+    road: Road | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the ranks. Returns the exit code of the one that failed first, 0 if none did."""
     terminal.open_standard_streams()
+    return ended_by_its_reader(lambda: _called(argv))
+
+
+def _called(argv: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command[:1] == ["--"]:
@@ -187,6 +195,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     python = find_python(manifest.launcher.python) if manifest.launcher.python else sys.executable
     code = (beside / manifest.code).resolve()
     nodes = manifest.model_definition.execution.compute_configuration.nodes
+    results = manifest.training_results_reference.place
     data = options.data
     if data is None and manifest.training_data_reference.type != "fs":
         raise SourceMissing(
@@ -239,6 +248,17 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
         Path() if options.command else code,
         python,
         manifest.distribution == "mpi",
+        Road(
+            layout,
+            python,
+            manifest.commands[1:],
+            str(manifest.transform.checkpoint),
+            (
+                *(["evaluation"] if manifest.evaluation else []),
+                *(["approval"] if manifest.approval.required else []),
+                f"upload to {results.path or results.bucket}",
+            ),
+        ),
     )
 
 
@@ -285,7 +305,12 @@ def _conclude(
         by_hand = options.manifest is None and _PYTHON.fullmatch(Path(training.command[0]).name)
         if status.apart and (training.averages or by_hand):
             _say(f"ddl-run: {status.reason}\n")
-        return 1 if status.apart and training.averages else 0
+        if status.apart and training.averages:
+            return 1
+        if training.road is not None:
+            for line in summary(training.road):
+                _say(f"ddl-run: {line}\n")
+        return 0
     was_ended = "All ranks were ended." if training.size > 1 else ""
     if ended.left:
         was_ended = f"These did not end: {', '.join(ended.left)}."

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddl_airflow.core.beneath import read_beneath
@@ -18,6 +18,8 @@ _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 _MOST_BYTES = 2**20
 # What starts ranks, as the train task does.
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun", "horovodrun", "torchrun"))
+# How alike names of files are, of which one is probably a misspelling of the other.
+_NEAR = 0.75
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
@@ -61,7 +63,7 @@ def command_finding(field: str, command: str, code: Path, python: str) -> Findin
     path = code / script
     if not path.is_file():
         there = sorted(p.relative_to(code).as_posix() for p in code.rglob("*.py"))
-        near = nearest(script, there)
+        near = _near_script(script, there)
         fix = f"Did you mean {near!r}?" if near else f"There is: {', '.join(there) or 'no .py'}."
         message = f"{command!r}: the script {script!r} is not in the manifest's code folder"
         return Finding(field, message, fix)
@@ -78,6 +80,17 @@ def command_finding(field: str, command: str, code: Path, python: str) -> Findin
     return None
 
 
+def _near_script(script: str, there: Sequence[str]) -> str | None:
+    # Without their ends, by which main.py and train.py are alike.
+    stems = {path.removesuffix(".py"): path for path in there}
+    given = script.removesuffix(".py")
+    near = nearest(given, stems, _NEAR)
+    if near is None:  # it may lie in another folder
+        last = given.rpartition("/")[2]
+        near = next((stem for stem in stems if stem.rpartition("/")[2] == last), None)
+    return None if near is None else stems[near]
+
+
 def _program_finding(field: str, command: str, words: list[str], code: Path) -> Finding | None:
     program = words[0] if words else ""
     if not program or "=" in program or _EXPANDED.search(program) or _PYTHON.fullmatch(program):
@@ -85,7 +98,7 @@ def _program_finding(field: str, command: str, words: list[str], code: Path) -> 
     if "/" in program:
         if program.startswith("/") or (code / program).is_file():
             return None
-        near = nearest(program.removeprefix("./"), sorted(_files(code)))
+        near = nearest(program.removeprefix("./"), sorted(_files(code)), _NEAR)
         fix = f"Did you mean './{near}'?" if near else "Put it there."
         message = f"{command!r}: the program {program!r} is not in the manifest's code folder"
         return Finding(field, message, fix)

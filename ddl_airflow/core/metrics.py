@@ -101,6 +101,15 @@ def shown(value: float, digits: int = 5) -> str:
     return f"{value:.{digits}g}" if math.isfinite(value) else str(spelled(value))
 
 
+def diverged(one: Measurement) -> str:
+    """What to say of a number that is NaN or infinite when the training has ended."""
+    return (
+        f"{one.metric} is {shown(one.value)} at the end of the training ({one.measured_on}): it "
+        "diverged, or was fed such values. Lower the learning rate, clip gradients, or look for "
+        "them in the data."
+    )
+
+
 def newest(measurements: Iterable[Measurement]) -> dict[str, Measurement]:
     """The last of each metric, by its name."""
     return {one.metric: one for one in measurements}

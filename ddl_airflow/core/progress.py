@@ -7,6 +7,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,17 @@ class Progress:
             minutes, seconds = divmod(round(self.eta_s), 60)
             parts.append(f"ETA {minutes}:{seconds:02d}")
         return " · ".join(parts)
+
+
+def everything_told(path: Path, root: Path) -> Progress:
+    """The newest of each value in a file of progress lines, by all tries; nothing if it is none.
+
+    Args:
+        path: the file; it need not be there.
+        root: no link beneath it is followed.
+    """
+    told = Progress()
+    with suppress(FileRefused):
+        for text in Tail(path, 0, root).read(ended=True):
+            told.feed(text)
+    return told

@@ -255,12 +255,22 @@ class _Job:
         text = memoryview(lines.take(chunk))
         while text and self._signal != signal.SIGPIPE:
             try:
-                text = text[os.write(to, text) :]
-            except BlockingIOError:  # whoever shares it wants it so
-                select.select([], [to], [])
+                if not self._takes_more(to):
+                    return
+                # No more than is written at once: the rest could wait for a reader for ever.
+                text = text[os.write(to, text[: select.PIPE_BUF]) :]
+            except BlockingIOError:  # whoever shares it was faster
+                continue
             except BrokenPipeError:
                 self._end(signal.SIGPIPE)
             except OSError as error:
                 raise OSError(
                     error.errno, f"the output cannot be written: {error.strerror}"
                 ) from error
+
+    def _takes_more(self, to: int) -> bool:
+        """Waits for whoever reads the output; not if the job is to end meanwhile."""
+        while not select.select([], [to], [], _LOOK_S)[1]:
+            if self._signal:
+                return False
+        return True

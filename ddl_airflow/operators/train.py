@@ -21,8 +21,8 @@ from ddl_airflow.core.communication import communication_line
 from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, JobLost, LaunchError, PlaceTaken
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.metrics import Measurement, finite, newest, shown
-from ddl_airflow.core.progress import Progress, Tail
+from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
+from ddl_airflow.core.progress import Progress, everything_told
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.base import (
     Launcher,
@@ -343,7 +343,8 @@ class TrainOperator(JobOperator):
                 f"the training has ended well, and its job left no copy of experiment "
                 f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
             )
-        told = _told_by_all_tries(layout)
+        # Of all tries: this one may have found the training done, and have told nothing.
+        told = everything_told(layout.progress, layout.workspace)
         lost = self._say_not_finite(told.measurements)
         metrics = finite(told.measurements)
         write_part(
@@ -369,12 +370,7 @@ class TrainOperator(JobOperator):
         for one in newest(measurements).values():
             if not math.isfinite(one.value):
                 lost[one.metric] = shown(one.value)
-                self.log.warning(
-                    "%s is %s at the end of the training (%s): it diverged, or was fed such "
-                    "values. Lower the learning rate, clip gradients, or look for them in the "
-                    "data.",
-                    *(one.metric, shown(one.value), one.measured_on),
-                )
+                self.log.warning("%s", diverged(one))
         return lost
 
     def _keep_experiment(self, layout: RunLayout, try_number: int) -> None:
@@ -436,12 +432,3 @@ class TrainOperator(JobOperator):
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
             "versions": ranks[0].get("versions", {}),
         }
-
-
-def _told_by_all_tries(layout: RunLayout) -> Progress:
-    """The newest of each value, also where this try found the training done and had none."""
-    told = Progress()
-    with suppress(FileRefused):  # the log has said so
-        for text in Tail(layout.progress, 0, layout.workspace).read(ended=True):
-            told.feed(text)
-    return told

@@ -71,7 +71,7 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
             ) from exc
         if exc.errno in (errno.ENOENT, errno.ENOTDIR):
             raise SourceMissing(
-                f"{where}: {exc.strerror}. Create it, or correct the path in the manifest."
+                f"{where}: {exc.strerror}. Create it, or correct the path."
             ) from exc
         if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise AccessDenied(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, Taken, locked, running
+from ddl_airflow.demo.site import AirflowSite, running
 from ddl_airflow.launchers.processes import kill_marked, marked
+from tests.demo_home import is_free
 
 pytestmark = pytest.mark.integration
 
@@ -115,14 +116,6 @@ def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_pat
     first.kill()
     wait_for(lambda: not demo.left())
     wait_for(lambda: is_free(tmp_path / "home"))
-
-
-def is_free(home: Path) -> bool:
-    try:
-        with locked(home, ""):
-            return True
-    except Taken:
-        return False
 
 
 def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tmp_path):

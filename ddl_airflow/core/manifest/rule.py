@@ -46,14 +46,20 @@ def registering(rules: list[Rule]) -> Callable[..., Callable[[_Check], _Check]]:
     return rule
 
 
-def nearest(given: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that was probably meant."""
+def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the known word that was probably meant; None if none is as near as that.
+
+    Args:
+        given: the word.
+        known: those that it may be.
+        cutoff: how alike they must be, from 0 to 1, which is the same word.
+    """
     import difflib  # slow to import, and rarely needed
 
     words = list(known)
     # What is much longer than all of them costs time and is none of them.
     longest = max(60, *map(len, words)) if words else 60
-    near = difflib.get_close_matches(given[:longest], words, n=1)
+    near = difflib.get_close_matches(given[:longest], words, n=1, cutoff=cutoff)
     return near[0] if near else None
 
 

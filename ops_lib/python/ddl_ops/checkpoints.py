@@ -1,12 +1,17 @@
 """What a training left in its results folder: base graph and checkpoints, or Keras models.
 
 Standard library only: the answer, or the error, is there before TensorFlow is imported.
+
+``python -m ddl_ops.checkpoints RESULT_DIR [STEP]`` prints, as JSON, which there are, by their paths
+in RESULT_DIR and the newest first, and why none of them can be made a model, if that is so.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -241,3 +246,22 @@ def _nothing_usable(files: Sequence[Path]) -> str:
 
 def _literal(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what there is in a results folder. Returns 0."""
+    result_dir, wanted = Path(argv[0]), argv[1] if len(argv) > 1 else "latest"
+    there: list[str] = []
+    error = ""
+    try:
+        leftovers = find(result_dir)
+        there = [str(one.path.relative_to(result_dir)) for one in leftovers.checkpoints]
+        choose(leftovers, wanted)
+    except TransformError as problem:
+        error = str(problem)
+    print(json.dumps({"there": there, "error": error}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ import tensorflow as tf  # noqa: TID253
 from ddl_ops import arrays
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.lifecycle import initialised
+from ddl_ops.own_errors import BUILD_ALIKE, sizes_differ
 
 # On a variable that all ranks had the same value of, when they began to train it.
 _EQUAL = "_ddl_started_equal"
@@ -24,6 +25,10 @@ _EQUAL = "_ddl_started_equal"
 _RELATIVE = 1e-4
 _UNITS = 8
 _ABSOLUTE = 1e-6
+
+
+class ModelsDifferError(ValueError):
+    """The ranks are to train one model, and have built different ones."""
 
 
 class WeightsDifferError(RuntimeError):
@@ -53,6 +58,9 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
             data before may begin alone, and whoever let it join has given it weights.
 
     Returns whether they are equal now, as far as it can be known; False: they have no values yet.
+
+    Raises:
+        ModelsDifferError: on every rank, where their numbers or shapes differ.
     """
     if PLACEMENT.size == 1 or not initialised() or (arrays.have_joined() and not anew):
         return True
@@ -71,7 +79,8 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
         here[PLACEMENT.rank] = 1
         digests = arrays.digests(values)
         total = np.concatenate([here, digests.ravel()])
-        arrays.add("the weights at the start", total)
+        mine = f"rank {PLACEMENT.rank} has {len(new)} variables, others have more or fewer"
+        _add("the weights at the start", total, mine)
         ranks, sums = total[: PLACEMENT.size], total[PLACEMENT.size :].reshape(digests.shape)
         last = arrays.last_to_join()  # whose weights are the newest
         root = last if last is not None and ranks[last] else int(np.argmax(ranks))
@@ -80,7 +89,12 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
             bits = np.frombuffer(_padded(values[index]), np.int32).copy()
             if PLACEMENT.rank != root:
                 bits[:] = 0
-            arrays.add(f"the start of {_path(new[index])}", bits)
+            shape = ",".join(map(str, values[index].shape))
+            mine = (
+                f"{_path(new[index])} is {values[index].dtype}[{shape}] on rank {PLACEMENT.rank}, "
+                "and has another shape or type elsewhere"
+            )
+            _add(f"the start of {_path(new[index])}", bits, mine)
             received = np.frombuffer(bits.tobytes(), values[index].dtype, values[index].size)
             new[index].assign(received.reshape(values[index].shape))
     mark_equal(new)
@@ -94,6 +108,18 @@ def start_equal(variables: Sequence[Any], *, anew: bool = False) -> bool:
             flush=True,
         )
     return True
+
+
+def _add(name: str, array: np.ndarray[Any, Any], mine: str) -> None:
+    """As ``arrays.add``; where the ranks have other numbers of values, says what that means."""
+    try:
+        arrays.add(name, array)
+    except ValueError as error:
+        if not sizes_differ(str(error)):
+            raise
+        raise ModelsDifferError(
+            f"The ranks built different models: {mine}. {BUILD_ALIKE}"
+        ) from None
 
 
 def require_equal(variables: Sequence[Any]) -> None:

@@ -24,10 +24,24 @@ _PACKAGES = (
     *("tensorflow", "keras", "tf_keras"),
     *("ddl", "ddl_ops", "dl_comm", "ml_comm", "mpi_collectives"),
 )
+_WEIGHTS = r'Bcast "(?:[^"]*/)?ddl_bcast/([^"]*)"'
+_METRICS = r'AllReduceN "[^"]*ddl_metrics[^"]*"'
+# What TensorFlow puts behind what an op says that did not run in a graph.
+_EAGER = re.compile(r" \[Op:\w+\](?: name: \S+)?\Z")
+_SENT = re.compile(r"rank (\d+) sent (\w+\[[^\]]*\]) as tensor \d+, rank (\d+) (\w+\[[^\]]*\])")
+# What to do where models differ.
+BUILD_ALIKE = (
+    "Build the same layers, in the same order, on all ranks: a number of classes or words has to "
+    "come from all the data, not from a rank's own part."
+)
+_SAME_BATCHES = (
+    "they have different numbers of batches. Give all ranks the same number of steps in each epoch "
+    "(steps_per_epoch=, or dataset.take())."
+)
 _IN_KERAS = (
-    "In Keras: does each rank's val_loss differ? Put ddl.keras.MetricAverageCallback before "
-    "EarlyStopping. Else give all ranks the same number of steps (steps_per_epoch=, or "
-    "dataset.take())."
+    "If its fit() ended by itself: does each rank's val_loss differ? Put "
+    "ddl.keras.MetricAverageCallback before EarlyStopping. Else give all ranks the same number of "
+    "steps (steps_per_epoch=, or dataset.take())."
 )
 
 
@@ -43,12 +57,19 @@ def shortened(
         return error.with_traceback(frames), frames
     if (sentence := _sentence_of(error)) is None:
         return None
-    if "has already ended its script" in sentence and _is_in_fit(traceback):
+    # Where the weights are broadcast it has not begun: then nothing can have stopped it.
+    ended = "has already ended its script" in sentence and "broadcasts" not in sentence
+    if ended and _is_in_fit(traceback):
         sentence = f"{sentence} {_IN_KERAS}"
     short: BaseException = type(error)(None, None, sentence)  # type: ignore[arg-type]
     short.__cause__, short.__context__ = error.__cause__, error.__context__
     short.__suppress_context__ = error.__suppress_context__
     return short, _frames_of_script(traceback)
+
+
+def sizes_differ(said: str) -> bool:
+    """Whether a collective says that ranks gave it tensors of different shapes or types."""
+    return _SENT.search(said) is not None
 
 
 def _sentence_of(error: BaseException) -> str | None:
@@ -63,13 +84,53 @@ def _sentence_of(error: BaseException) -> str | None:
 
 
 def _in_words(said: str) -> str:
-    """Without the names of ops where they are those of the optimizer's gradients."""
-    said, of_gradients = re.subn(rf"\A{_GRADIENTS}: ", "", said)
+    """Without the names of ops where they are those of the optimizer and of Keras's callbacks."""
+    said = _EAGER.sub("", said)
+    if found := re.match(rf"{_WEIGHTS}: ", said):
+        said = _of_weights(found[1], said[found.end() :])
+    elif found := re.match(rf"{_METRICS}: ", said):
+        said = _of_metrics(said[found.end() :])
+    elif found := re.match(rf"{_GRADIENTS}: ", said):
+        said = said[found.end() :].replace("still runs this collective", "still averages gradients")
     said = re.sub(rf"\bruns {_GRADIENTS}", "averages gradients", said)
+    said = re.sub(rf"\bruns {_METRICS}", "averages the metrics of an epoch", said)
+    said = re.sub(rf"\bruns {_WEIGHTS}", "broadcasts the model's weights, as training begins", said)
     said = re.sub(r'\bruns Barrier "([^"]*)"', r"is at \1", said)
-    if of_gradients:
-        said = said.replace("still runs this collective", "still averages gradients")
+    if "averages gradients" in said and "averages the metrics" in said:
+        said = f"{said.partition('. ')[0]}: {_SAME_BATCHES}"
     return said[:1].upper() + said[1:]
+
+
+def _of_weights(name: str, said: str) -> str:
+    """Of a broadcast of the weights, with which training begins, or ends an epoch."""
+    if found := _SENT.match(said):
+        rank, theirs, other, ours = found.groups()
+        where = f"{name} is {theirs} on rank {rank}, {ours} on rank {other}"
+        return f"The ranks built different models: {where}. {BUILD_ALIKE}"
+    pair = re.match(rf"rank (\d+) runs {_WEIGHTS}, rank (\d+) runs {_WEIGHTS}\.", said)
+    if pair:
+        rank, theirs, other, ours = pair.groups()
+        where = f"rank {rank} has {theirs} where rank {other} has {ours}"
+        return f"The ranks built different models: {where}. {BUILD_ALIKE}"
+    if ended := re.match(r"rank (\d+) has already ended its script, but rank (\d+) ", said):
+        return (
+            f"{ended[0]}still broadcasts the model's weights, as training begins. Do all ranks "
+            f"call fit()? Look for an early exit on rank {ended[1]}."
+        )
+    return said
+
+
+def _of_metrics(said: str) -> str:
+    """Of MetricAverageCallback, at the end of an epoch."""
+    if found := _SENT.match(said):
+        rank, theirs, other, ours = found.groups()
+        count = {text: text.partition("[")[2].rstrip("]") or "1" for text in (theirs, ours)}
+        return (
+            f"The ranks have different metrics at the end of an epoch: rank {rank} has "
+            f"{count[theirs]}, rank {other} has {count[ours]}. Give all ranks the same metrics, "
+            "and validation data to all or to none."
+        )
+    return said.replace("still runs this collective", "still averages the metrics of an epoch")
 
 
 def _is_in_fit(traceback: TracebackType | None) -> bool:

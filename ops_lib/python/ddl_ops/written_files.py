@@ -38,6 +38,6 @@ def _saved(sess: Any, save_path: Any, *_args: Any, **_kwargs: Any) -> str:
     return os.fspath(save_path)
 
 
-def _opened(name: Any, mode: str = "r", *_args: Any, **_kwargs: Any) -> str:
-    in_a_file = isinstance(name, (str, bytes, os.PathLike)) and mode != "r"
+def _opened(name: Any, mode: str | None = "r", *_args: Any, **_kwargs: Any) -> str:
+    in_a_file = isinstance(name, (str, bytes, os.PathLike)) and mode not in ("r", None)
     return os.fsdecode(name) if in_a_file else ""

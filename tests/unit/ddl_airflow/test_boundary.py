@@ -16,6 +16,7 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.storage.filesystem import os_errors
 
 
 def caught(error):
@@ -43,11 +44,20 @@ def test_retryable_error_is_one_that_airflow_retries(error):
     assert raised.__cause__ is None and raised.__suppress_context__
 
 
-def test_what_caused_an_error_is_in_the_traceback():
-    cause = OSError("the disk")
-    error = NoSpace("disk full")
-    error.__cause__ = cause
-    assert caught(error).__cause__ is cause
+def test_what_caused_an_error_is_in_the_log_before_it(caplog):
+    """Airflow's log shows causes after what they caused, so that theirs would be its last words."""
+    try:
+        try:
+            raise OSError("the disk")
+        except OSError as cause:
+            raise NoSpace("disk full") from cause
+    except NoSpace as error:
+        raised = caught(error)
+    assert raised.__cause__ is None and raised.__suppress_context__
+    first, *said = [record.getMessage() for record in caplog.records]
+    assert first == "::group::what caused NoSpace"
+    assert said[0] == "Traceback (most recent call last):" and "OSError: the disk" in said
+    assert said[-1] == "::endgroup::"
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
@@ -136,6 +146,24 @@ def test_the_log_says_the_sentence_first_and_once_more_at_its_end(run_task, work
     logged = capsys.readouterr().out + capsys.readouterr().err
     said = [line for line in logged.splitlines() if "rank 1 of 2 raised it" in line]
     assert len(said) == 2, logged
+
+
+def test_the_log_ends_with_the_sentence_also_where_something_caused_it(
+    run_task, workspace, capsys, caplog
+):
+    class Unreadable(Failing):
+        def run_step(self, layout, context):
+            with os_errors(layout.result):
+                raise OSError(5, "Input/output error")
+
+    with DAG("shown", schedule=None):
+        task = Unreadable(task_id="t", error=None)
+    ended = run_task(task)
+    assert ended.error.__cause__ is None and ended.error.__suppress_context__
+    assert "OSError: [Errno 5] Input/output error" in caplog.messages  # by the boundary, before
+    logged = capsys.readouterr().out  # by Airflow
+    assert "Input/output error" in logged[logged.rindex("StagingError: ") :]
+    assert "OSError" not in logged
 
 
 def test_no_message_of_a_failing_task_holds_a_key(run_task, workspace, tmp_path):

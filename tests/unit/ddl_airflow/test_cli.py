@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -408,3 +409,118 @@ def test_version(capsys):
         cli.main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def published(results, training, name="p-1"):
+    """What upload-results leaves of a training."""
+    place = results / training / name
+    place.mkdir(parents=True)
+    (place / "lineage.json").write_text(json.dumps({"result": {"files": []}}))
+    file = {"key": "lineage.json", "size": 1, "sha256": "", "etag": ""}
+    (place / "_SUCCESS").write_text(json.dumps({"files": [file]}))
+    return place
+
+
+def test_lineage_of_what_holds_several_trainings_names_them(call, tmp_path):
+    results = tmp_path / "results"
+    for number, training in enumerate(("one-1", "one-2", "two-1")):
+        place = published(results, training)
+        os.utime(place / "_SUCCESS", (1000 + number, 1000 + number))
+    code, out, err = call("lineage", results)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"ddl-airflow: {results} is of several trainings. Name one, as {results}/two-1; there is, "
+        "the newest first: two-1, one-2, one-1\n"
+    )
+    (results / "one").mkdir()
+    pointer = {"publication": "one-2/p-1", "training_id": "one-2", "model": "", "metrics": {}}
+    pointer |= {"before": [], "history": []}
+    (results / "one" / "latest.json").write_text(json.dumps(pointer))
+    code, out, err = call("lineage", results / "one")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"ddl-airflow: {results}/one is of a DAG. Name one of its trainings: {results}/one-2/p-1 "
+        "(latest)\n"
+    )
+    pointer |= {"publication": "one-1/p-1", "training_id": "one-1"}
+    (results / "one" / "production.json").write_text(json.dumps(pointer))
+    said = f"{results}/one-2/p-1 (latest), {results}/one-1/p-1 (production)\n"
+    assert call("lineage", results / "one")[2].endswith(said)
+    assert call("lineage", results / "one-2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lineage", "none"),
+        ("lineage", "file"),
+        ("production", "none/x"),
+        ("rollback", "none/x"),
+        ("promote", "none/x", "--to", "t"),
+        ("clean", "--results", "none"),
+    ],
+)
+def test_a_place_of_results_that_is_not_there_is_no_manifests(call, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    place = next(word for word in words if "none" in word or word == "file")
+    assert call(*words) == (
+        1,
+        "",
+        f"ddl-airflow: {place}: there is no such folder. Give the one in which results were "
+        "published, or s3://bucket/prefix.\n",
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_lineage_that_is_none_is_said_to_be(call, tmp_path, text):
+    (tmp_path / "lineage.json").write_text(text)
+    said = f"ddl-airflow: file://{tmp_path}/lineage.json is no lineage: it is damaged, or another "
+    code, out, err = call("lineage", tmp_path)
+    assert (code, out) == (1, "") and err.startswith(said)
+
+
+def test_a_workspace_to_verify_has_to_be_there(call, tmp_path):
+    said = f"ddl-airflow: --workspace {tmp_path}/w is no folder\n"
+    assert call("verify-cache", "--workspace", tmp_path / "w") == (2, "", said)
+
+
+def test_a_home_of_the_demo_that_is_a_file_is_explained(call, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "dags").mkdir()
+    words = ("demo", "--dags", tmp_path / "dags", "--home")
+    said = f"ddl-airflow: {tmp_path}/file is no folder. Give another with --home.\n"
+    assert call(*words, tmp_path / "file") == (2, "", said)
+    said = f"ddl-airflow: {tmp_path}/file/home: Not a directory\n"
+    assert call(*words, tmp_path / "file" / "home") == (1, "", said)
+
+
+CALLED = "import sys; from ddl_airflow.{} import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("__main__", ["schema"]),
+        ("__main__", ["plan", "manifest.yml"]),
+        ("__main__", ["validate", "manifest.yml"]),
+        ("__main__", ["--help"]),
+        ("run", ["--help"]),
+    ],
+)
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path, write_manifest, module, words):
+    write_manifest(tmp_path, "piped")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-c", CALLED.format(module), *words],
+            cwd=tmp_path,
+            # argparse passes over what it cannot write: held back, it is written later.
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

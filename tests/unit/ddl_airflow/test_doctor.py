@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -55,3 +56,142 @@ def test_what_keeps_trainings_from_running_is_wrong(home, monkeypatch, capsys):
 def test_the_user_of_the_ranks_is_tried(home, monkeypatch):
     monkeypatch.setenv("AIRFLOW__DDL__RUN_RANKS_AS", "nobody")
     assert found("ranks' user") == (State.OK, "nobody ")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file/w", "file is no folder Make one, or correct [ddl] workspace."),
+        ("file", "file is no folder Make one, or correct [ddl] workspace."),
+        ("/proc/no-such/w", "it cannot be made in /proc: "),
+    ],
+)
+def test_a_workspace_that_cannot_be_made_is_wrong(home, monkeypatch, place, said):
+    (home / "file").touch()
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(home / place))
+    state, found_said = found("workspace")
+    assert state is State.WRONG
+    assert said in found_said and "[ddl] workspace" in found_said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_workspace_that_cannot_be_written_is_wrong_for_a_user(home):
+    (home / "w").mkdir(mode=0o500)
+    assert found("workspace") == (
+        State.WRONG,
+        f"{home}/w cannot be written to: Permission denied Let user id {os.geteuid()} write there, "
+        "or correct [ddl] workspace.",
+    )
+
+
+def test_a_workspace_that_cannot_be_written_is_wrong(home, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", "/proc/self")
+    state, said = found("workspace")
+    assert state is State.WRONG
+    assert said.startswith("/proc/self cannot be written to: ")
+    assert said.endswith(f"Let user id {os.geteuid()} write there, or correct [ddl] workspace.")
+
+
+def test_a_workspace_that_is_not_there_yet_is_left_so(home):
+    assert found("workspace")[0] is State.OK
+    assert [path.name for path in home.iterdir()] == []
+
+
+MANIFESTS = "ddl_airflow.bundle.ManifestBundle"
+DAGS = "airflow.dag_processing.bundles.local.LocalDagBundle"
+
+
+@pytest.fixture
+def bundles(home, monkeypatch):
+    """bundles(entries): sets [dag_processor] dag_bundle_config_list, and the DAG folder."""
+    (home / "dags").mkdir()
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(home / "dags"))
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", str(home / "bundles"))
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: str(home / "tmp"))
+
+    def configure(*entries):
+        told = [{"name": n, "classpath": c, "kwargs": k} for n, c, k in entries]
+        text = json.dumps(told)
+        monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", text)
+
+    return configure
+
+
+def test_where_manifests_come_from_is_looked_at(home, bundles, monkeypatch):
+    trainings = home / "trainings"
+    ours = ("trainings", MANIFESTS, {"path": str(trainings)})
+    bundles(("dags-folder", DAGS, {}))
+    state, said = found("manifests' DAGs")
+    assert state is State.RISK
+    assert said.startswith("no bundle makes DAGs of manifests Add a ManifestBundle to ")
+    (home / "dags" / "load.py").write_text("from ddl_airflow.dag import manifest_dags\n")
+    assert found("manifests' DAGs") == (State.OK, f"{home}/dags/load.py loads them ")
+    bundles(("dags-folder", DAGS, {}), ours)
+    assert found("manifests' DAGs") == (
+        State.WRONG,
+        f"bundle 'trainings': {trainings} is no folder "
+        "Make it, or correct path in [dag_processor] dag_bundle_config_list.",
+    )
+    trainings.mkdir()
+    assert found("manifests' DAGs") == (State.OK, f"bundle 'trainings' makes them of {trainings} ")
+    assert "DAG folder" not in [one.what for one in examine()]
+    bundles(ours)
+    state, said = found("DAG folder")
+    assert state is State.RISK
+    assert said.startswith(f"no bundle has {home}/dags, so its DAGs are deactivated Add ")
+    (home / "dags" / "load.py").unlink()
+    assert "DAG folder" not in [one.what for one in examine()]
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", "[{")
+    state, said = found("bundles")
+    assert state is State.WRONG and "dag_bundle_config_list" in said
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", '{"name": "x"}')
+    state, said = found("bundles")
+    assert state is State.WRONG and "is no list of bundles" in said
+
+
+def test_where_bundles_keep_versions_is_looked_at(home, bundles, monkeypatch):
+    (home / "trainings").mkdir()
+    bundles(("trainings", MANIFESTS, {"path": str(home / "trainings")}))
+    variable = "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH"
+    assert found("versions") == (State.OK, f"of manifests are kept in {home}/bundles ")
+    assert not (home / "bundles").exists()
+    monkeypatch.delenv(variable)
+    state, said = found("versions")
+    assert state is State.RISK
+    assert f"{home}/tmp/airflow/dag_bundles, below the temporary folder" in said
+    assert "Set [dag_processor] dag_bundle_storage_path to a folder that stays." in said
+    monkeypatch.setenv(variable, "bundles")
+    assert found("versions")[0] is State.WRONG
+    (home / "file").touch()
+    monkeypatch.setenv(variable, str(home / "file" / "bundles"))
+    state, said = found("versions")
+    assert state is State.WRONG and "file is no folder" in said
+    assert "[dag_processor] dag_bundle_storage_path" in said
+
+
+def test_a_site_without_a_key_for_its_tokens_is_told_so(home, monkeypatch):
+    monkeypatch.delenv("AIRFLOW__API_AUTH__JWT_SECRET", raising=False)
+    state, said = found("jwt_secret")
+    assert state is State.RISK and "openssl rand -hex 32" in said
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "a-secret-of-the-site")
+    state, said = found("jwt_secret")
+    assert state is State.OK and "a-secret" not in said
+    monkeypatch.delenv("AIRFLOW__API_AUTH__JWT_SECRET")
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_PRIVATE_KEY_PATH", str(home / "key.pem"))
+    assert found("jwt_secret")[0] is State.OK
+
+
+def test_rules_of_cleaning_that_cannot_be_used_are_wrong(home, monkeypatch, capsys):
+    assert "cleaning" not in [one.what for one in examine()]
+    monkeypatch.setenv("AIRFLOW__DDL__KEEP_RUNS", "30 days")
+    monkeypatch.setenv("AIRFLOW__DDL__KEEP_EXPERIMENTS", "1h")
+    monkeypatch.setenv("AIRFLOW__DDL__CACHE_SIZE", "500GB")
+    assert cli.main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("Write for example 30d.") == 2
+    assert shown.count("Write for example 500Gi.") == 1
+    said = [line for line in shown.splitlines() if "  cleaning: " in line]
+    assert len(said) == 3
+    assert "wrong  cleaning: [ddl] keep_runs: '30 days' is not a duration: a number and" in said[0]
+    assert "[ddl] keep_experiments: 1h is less than two days" in said[1]
+    assert "[ddl] cache_size: '500GB' is not a size" in said[2]

@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "storage": {"core"},
     "launchers": {"core"},
     "lineage": {"core", "storage"},
-    "run": {"core", "launchers"},
+    "summary": {"core"},
+    "run": {"core", "launchers", "summary"},
     "boundary": {"core"},
     "provider_info": set(),
     "hooks": {"core", "storage", "launchers"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "bundle": {"airflow_internals", "core", "dag"},
     "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
-    "doctor": {"core", "launchers", "operators", "site"},
+    "doctor": {"core", "launchers", "operators", "site", "storage"},
     "cli": {"core", "storage", "lineage", "demo", "doctor"},
     "__main__": {"cli"},
 }
@@ -56,6 +57,7 @@ FOREIGN = {
     "launchers": set(),
     "lineage": set(),
     "run": set(),
+    "summary": set(),
     "provider_info": set(),
     "cli": set(),
 }

@@ -417,6 +417,94 @@ def test_a_manifest_gives_what_the_train_task_would(written):
     assert seen_again["RESULT_DIR"] != seen["RESULT_DIR"]
 
 
+RESULTS_OF = """
+import os, sys
+from pathlib import Path
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    print("loss= {loss}")
+    for name in {names}:
+        path = Path(os.environ["RESULT_DIR"], name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+"""
+KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "names", "change", "lines"),
+    [
+        (
+            0.25,
+            KERAS,
+            {"; python after.py": ""},
+            [
+                "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; "
+                "loss 0.25 (the output)",
+                "not done, as only the DAG does it: transform, upload to ./results.",
+            ],
+        ),
+        (
+            "nan",
+            ["model/saved_model.pb"],
+            {
+                "; python after.py": "",
+                "code:": "evaluation: {metric: accuracy, minimum: 0.9}\ncode:",
+            },
+            [
+                "results are in {result}: model; loss NaN (the output)",
+                "not done, as only the DAG does it: transform, evaluation, upload to ./results.",
+                "warning: loss is NaN at the end of the training (the output): it diverged, or ",
+            ],
+        ),
+        (
+            0.5,
+            ["notes.txt"],
+            {"; python after.py": ""},
+            [
+                "results are in {result}: notes.txt; loss 0.5 (the output)",
+                "not done, as only the DAG does it: transform, upload to ./results.",
+                "warning: transform would fail: {result}: no checkpoint; found notes.txt. Save to ",
+            ],
+        ),
+        (
+            0.5,
+            KERAS,
+            {"; python after.py": "", "code:": "transform: {checkpoint: 7}\ncode:"},
+            [
+                "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; ",
+                "not done, as only the DAG does it: transform, upload to ./results.",
+                "warning: transform would fail: {result}/checkpoints: no checkpoint at step 7; ",
+            ],
+        ),
+        (
+            0.5,
+            [],
+            {},
+            [
+                "results are in {result}: nothing; loss 0.5 (the output)",
+                "not done, as only the DAG does it: python after.py, upload to ./results.",
+            ],
+        ),
+    ],
+)
+def test_a_manifest_by_hand_ends_with_what_it_left_and_did_not_do(
+    written, loss, names, change, lines
+):
+    text = MANIFEST
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    (written / "manifest.yml").write_text(text)
+    (written / "src" / "main.py").write_text(RESULTS_OF.format(loss=loss, names=names))
+    done = ddl_run("--manifest", "manifest.yml", folder=written)
+    assert done.returncode == 0, done.stderr
+    first, *said = done.stderr.splitlines()
+    result = first.removeprefix("ddl-run: this training's folder is ") + "/result"
+    assert len(said) == len(lines), said
+    for line, begins in zip(said, lines, strict=True):
+        assert line.startswith(f"ddl-run: {begins.format(result=result)}")
+
+
 def test_ranks_that_trained_apart_are_told_so(written):
     """As the train task does for a manifest; by hand they need not train at all."""
     manifest = written / "manifest.yml"
@@ -471,3 +559,40 @@ def test_what_a_manifest_by_hand_needs_is_said(written, monkeypatch, capsys, cha
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
     assert not (written / ".ddl-run").exists()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocking):
+    """As behind ``| less`` that waits for a key: its pipe is full, and it has not gone."""
+    (tmp_path / "main.py").write_text(
+        "import os\nopen(f'pid-{os.getpid()}', 'w').close()\nwhile True: print('a' * 1000)\n"
+    )
+    reader, writer = os.pipe()
+    os.set_blocking(writer, blocking)
+    try:
+        with subprocess.Popen(
+            [*CALL, "--np", "2", "python", "main.py"],
+            cwd=tmp_path,
+            env=clean(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                deadline = time.monotonic() + 20
+                while not list(tmp_path.glob("pid-*")):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                time.sleep(1)  # until the pipe is full
+                began = time.monotonic()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(15) == 128 + signal.SIGINT
+                assert time.monotonic() - began < 10
+                last = process.stderr.read().splitlines()[-1]
+                assert last == "ddl-run: ended by SIGINT. All ranks were ended."
+            finally:
+                process.kill()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert [p.name for p in tmp_path.glob("pid-*") if runs(p.name.removeprefix("pid-"))] == []

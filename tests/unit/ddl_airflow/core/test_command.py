@@ -69,6 +69,18 @@ def test_missing_script_is_named_with_the_nearest(code, python):
     assert caught.value.retryable is False
 
 
+@pytest.mark.parametrize("script", ["main.py", "a.py", "run.py", "nn.py"])
+def test_a_script_that_is_called_otherwise_is_no_misspelling(code, script):
+    with pytest.raises(CommandInvalid, match="There is: "):
+        check_command(f"python {script}", code, sys.executable)
+
+
+@pytest.mark.parametrize(("script", "near"), [("net.py", "lib/net.py"), ("trane.py", "train.py")])
+def test_a_script_elsewhere_or_misspelt_is_found(code, script, near):
+    with pytest.raises(CommandInvalid, match=f"Did you mean '{near}'"):
+        check_command(f"python {script}", code, sys.executable)
+
+
 def test_missing_script_without_a_near_name_shows_what_is_there(code, tmp_path):
     with pytest.raises(CommandInvalid, match="There is: bad.py, lib/net.py, my train.py, nul.py"):
         check_command("python zzzzzz.py", code, sys.executable)

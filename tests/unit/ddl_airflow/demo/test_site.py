@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.demo.site import AirflowSite, Service, Taken, locked, reserved_port, running
+from tests.demo_home import is_free
 
 
 class Site(AirflowSite):
@@ -107,14 +108,6 @@ def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(t
     with pytest.raises(Taken, match="was killed is just ending there: .* Wait some seconds"):
         locked(tmp_path / "home", "").__enter__()
     wait_for(lambda: is_free(tmp_path / "home"))
-
-
-def is_free(home: Path) -> bool:
-    try:
-        with locked(home, ""):
-            return True
-    except Taken:
-        return False
 
 
 def wait_for(condition):
