@@ -24,7 +24,14 @@ SCRIPTS = [
 
 def start(script: Path, environ: dict[str, str], *options: str) -> str:
     """Runs it on two ranks by ddl-run; returns what they said."""
-    argv = [sys.executable, "-c", "from ddl_airflow.run import main; main()", "--np", "2", *options]
+    argv = [
+        sys.executable,
+        "-c",
+        "import sys; from ddl_airflow.run import main; sys.exit(main())",
+        "--np",
+        "2",
+        *options,
+    ]
     done = subprocess.run(
         [*argv, "python", str(script)],
         env=os.environ | environ | {"PYTHONPATH": str(ROOT)},

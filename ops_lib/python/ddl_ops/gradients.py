@@ -52,7 +52,7 @@ def _noted(compute: Callable[..., Any]) -> Callable[..., Any]:
         computed = compute(*args, **kwargs)
         for gradient in tf.nest.flatten(computed):
             if isinstance(gradient, tf.Tensor):
-                _shapes.add(tuple(gradient.shape) if gradient.shape.rank is not None else None)
+                _shapes.add(_dimensions(gradient.shape))
         return computed
 
     return noted
@@ -72,16 +72,18 @@ def _may_be_gradient(tensor: Any) -> bool:
     if isinstance(tensor, tf.IndexedSlices):
         return True
     shape = getattr(tensor, "shape", None)
-    if shape is None:
-        shape = np.shape(tensor)
-    if isinstance(shape, tf.TensorShape) and shape.rank is None:
-        return True
-    dimensions = tuple(shape)
-    if not dimensions:
+    dimensions = _dimensions(np.shape(tensor) if shape is None else shape)
+    if dimensions == ():
         return _shapes == {()}
-    if None in dimensions or not _shapes or dimensions in _shapes:
+    if dimensions is None or None in dimensions or not _shapes or dimensions in _shapes:
         return True
-    return math.prod(dimensions) > _FEW
+    return math.prod(d for d in dimensions if d is not None) > _FEW
+
+
+def _dimensions(shape: Any) -> tuple[int | None, ...] | None:
+    """As numbers, also under TensorFlow 1, which has objects for them; None: nobody knows."""
+    known = tf.TensorShape(shape)
+    return None if known.rank is None else tuple(known.as_list())
 
 
 def mark_reduced(gradient: Any) -> None:
