@@ -108,7 +108,7 @@ class TrainStep:
     """Run the manifest's first command on all ranks.
 
     Attributes:
-        scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
+        scheduler: arguments of the launcher's class; none for a kind without fields of its own.
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``, ``independent`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
@@ -293,7 +293,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             place=manifest.compute.train,
             pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
-            scheduler=_scheduler(manifest),
+            scheduler=manifest.launcher.settings(),
             gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
@@ -320,18 +320,6 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         other_steps=manifest.compute.other_steps,
     )
-
-
-def _scheduler(manifest: Manifest) -> dict[str, Any]:
-    asked = manifest.launcher
-    limit = asked.time_limit
-    settings = {
-        "partition": asked.partition,
-        "account": asked.account,
-        "time_limit_s": limit and limit.total_seconds(),
-        "options": asked.options and list(asked.options),
-    }
-    return {name: value for name, value in settings.items() if value}
 
 
 def _tries(manifest: Manifest) -> dict[str, Tries]:
