@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ddl_airflow import __version__
 from ddl_airflow.core.command import command_finding
-from ddl_airflow.core.compute import Compute, compute_table
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
     DdlError,
@@ -29,6 +29,7 @@ from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
+from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.lineage.production import (
@@ -44,7 +45,8 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import ObjectStore, open_store
+from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.stores import open_store
 from ddl_airflow.storage.transfer import publications
 
 

@@ -36,7 +36,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
-from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
@@ -175,6 +174,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     # Only who gives a manifest needs what reads one.
     from ddl_airflow.core.manifest import load_manifest
     from ddl_airflow.core.manifest.sections.parameters import values_of
+    from ddl_airflow.core.manifest.site import compute_table
 
     compute = compute_table(os.environ.get("AIRFLOW__DDL__COMPUTE", ""))
     manifest = load_manifest(options.manifest, compute=compute)

@@ -9,7 +9,8 @@ from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import check_keys, open_store
+from ddl_airflow.storage.store import check_keys
+from ddl_airflow.storage.stores import open_store
 
 
 @pytest.mark.parametrize(
