@@ -188,13 +188,14 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     code = (beside / manifest.code).resolve()
     nodes = manifest.model_definition.execution.compute_configuration.nodes
     data = options.data
-    if data is None and manifest.training_data_reference.type != "fs":
-        raise SourceMissing(
-            f"{options.manifest}: the data is of type {manifest.training_data_reference.type}, "
-            "which only Airflow fetches. Give a folder that has it: --data DIR"
-        )
     if data is None:
-        data = beside / str(manifest.training_data_reference.place.path)
+        reference = manifest.training_data_reference
+        data = reference.store.folder(reference.place, beside)
+    if data is None:
+        raise SourceMissing(
+            f"{options.manifest}: the data is of type {reference.type}, which only Airflow "
+            "fetches. Give a folder that has it: --data DIR"
+        )
     if not data.is_dir():
         raise SourceMissing(f"the training data {data} is no folder. Give one: --data DIR")
     command = options.command or filled_in(

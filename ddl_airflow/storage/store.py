@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddl_airflow.core.errors import StagingError
 
@@ -51,6 +51,34 @@ class Unfinished:
     started: float
     nbytes: int
     token: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """What opens a store; each kind takes of it what it needs.
+
+    Attributes:
+        client: of the store's protocol, where it has one: for S3 boto3's.
+        access_key_id: whose keys the client has, where that is known.
+        within: folders out of which no link may lead, for folders; empty: the folder itself; None:
+            links are followed.
+        said: what stands for the client's endpoint in messages, if it is not to be shown.
+    """
+
+    client: Any = None
+    access_key_id: str = ""
+    within: Sequence[Path] | None = None
+    said: str = ""
+
+
+class StoreClass(Protocol):
+    """What the class of an ``ObjectStore`` offers, so that its kind may name it."""
+
+    def opened(self, uri: str, access: Access) -> ObjectStore:
+        """The store that a URI of the kind names. Raises ConnectionInvalid if it names none."""
+
+    def client_of_environment(self) -> Any:
+        """The client that the protocol's own tools would use here; None where there is none."""
 
 
 class ObjectStore(Protocol):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, cast
 
 from ddl_airflow.core.errors import ConnectionInvalid
-from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.storage.store import Access, ObjectStore, StoreClass
 
 
 def open_store(
@@ -20,22 +19,32 @@ def open_store(
     within: Sequence[Path] | None = None,
     said: str = "",
 ) -> ObjectStore:
-    """The store that a uri, as ``ObjectStore.uri`` gives it, names.
+    """The store that a URI, as ``ObjectStore.uri`` gives it, names.
 
     Args:
-        uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
-        client: a boto3 S3 client, for ``s3://`` alone.
-        access_key_id: whose keys the client has, where that is known.
-        said: what stands for the client's endpoint in messages, if it is not to be shown.
-        within: folders out of which no link may lead, for ``file://``; empty: the folder itself;
-            None: links are followed.
+        uri: of a kind in ``core.manifest.sections.stores``.
+        client, access_key_id, within, said: as ``Access`` has them.
+
+    Raises:
+        ConnectionInvalid: it names no store, or one that needs a client.
     """
-    scheme, _, rest = uri.partition("://")
-    if scheme == "file" and rest.startswith("/"):
-        return FolderStore(Path(unquote(rest)), within=within)
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not bucket:
-        raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")
-    if client is None:
-        raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
-    return S3Store(client, bucket, prefix, access_key_id, said)
+    return _class_of(uri).opened(uri, Access(client, access_key_id, within, said))
+
+
+def open_by_environment(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
+    """The store that a URI names, with endpoint and keys as the kind's own tools find them.
+
+    Raises:
+        ConnectionInvalid: it names no store, or one that cannot be opened so.
+    """
+    kind = _class_of(uri)
+    return kind.opened(uri, Access(kind.client_of_environment(), within=within))
+
+
+def _class_of(uri: str) -> StoreClass:
+    kind = kind_of_uri(uri)
+    if kind is None:
+        forms = " or ".join(one.form for one in store_kinds().values())
+        raise ConnectionInvalid(f"{uri!r} names no store. Write {forms}")
+    module, _, name = kind.implementation.partition(":")
+    return cast(StoreClass, getattr(import_module(module), name))

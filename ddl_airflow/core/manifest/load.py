@@ -29,7 +29,7 @@ from ddl_airflow.core.manifest.ffdl import is_ffdl
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
 from ddl_airflow.core.manifest.rules import RULES
-from ddl_airflow.core.manifest.sections.base import ByKind
+from ddl_airflow.core.manifest.sections.base import ByKind, Section
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
 from ddl_airflow.core.manifest.values import WRITTEN_SECRET
@@ -352,8 +352,10 @@ def _words(
     for_example = f"Write for example {example}."
     shown = _shown(value, quote="connection" not in loc)
     if kind == "missing":
-        if name in ("source", "target") and value.get("type") == "fs":
-            example = f"{name}: {{path: ./{'data' if name == 'source' else 'results'}}}"
+        section = around.section
+        if section is not None and issubclass(section, Section):
+            better = section.example(name, value)
+            example = f"{name}: {_flow(better)}" if better else example
         return "is missing", f"Add it: {example}."
     if value is None or kind in ("string_too_short", "too_short"):
         optional = field is not None and not field.is_required()

@@ -145,12 +145,12 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
         if connection is not None and connection.conn_id is not None:
             at = f"{name}.connection.conn_id"
             yield from _connection(at, connection.conn_id, rights, ask)
-        if reference.type == "fs":
-            place = (folder / str(reference.place.path)).resolve()
-            if not any(place.is_relative_to(one) for one in (own, *rights.paths)):
-                at = f"{name}.{'source' if name.startswith('training_data') else 'target'}.path"
-                fix = f"{_named('folders', rights.paths)} {ask}"
-                yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
+        place = reference.store.folder(reference.place, folder)
+        within = (own, *rights.paths)
+        if place is not None and not any(place.is_relative_to(one) for one in within):
+            at = f"{name}.{'source' if name.startswith('training_data') else 'target'}.path"
+            fix = f"{_named('folders', rights.paths)} {ask}"
+            yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
     for event in ("on_failure", "on_success", "on_approval"):
         for index, one in enumerate(getattr(manifest.notifications, event)):
             for argument, value in getattr(one, "arguments", {}).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +12,7 @@ from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS
 from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import offered_kinds, own_kinds
+from ddl_airflow.core.manifest.sections.stores import store_kinds
 
 # Editors know this one best.
 _DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -32,7 +33,7 @@ def json_schema() -> dict[str, Any]:
     )
     sections = _plain(schema["$defs"])
     for name, place in (("DataReference", "source"), ("ResultsReference", "target")):
-        sections[name] |= _what_each_type_needs(place)
+        sections[name]["allOf"] = list(_what_each_type_needs(place))
     fields = sections["Manifest"]["properties"]
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
@@ -60,12 +61,13 @@ def _any_of(names: Iterable[str]) -> dict[str, Any]:
     return {"anyOf": [{"required": [name]} for name in sorted(names)]}
 
 
-def _what_each_type_needs(place: str) -> dict[str, Any]:
-    return {
-        "if": {"properties": {"type": {"const": "s3"}}},
-        "then": {"required": ["connection"], "properties": {place: {"required": ["bucket"]}}},
-        "else": {"properties": {place: {"required": ["path"]}}},
-    }
+def _what_each_type_needs(place: str) -> Iterator[dict[str, Any]]:
+    for name, kind in store_kinds().items():
+        needs: dict[str, Any] = {"properties": {place: {"required": list(kind.required)}}}
+        if kind.needs_connection:
+            needs["required"] = ["connection"]
+        is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
+        yield {"if": is_it, "then": needs}
 
 
 def _launcher_by_kind(kinds: Mapping[str, type[BaseModel]]) -> dict[str, Any]:

@@ -16,6 +16,11 @@ class Section(BaseModel):
         frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
     )
 
+    @classmethod
+    def example(cls, field: str, written: Any) -> Any:
+        """An example for a field that is missing beside what is written; None: the field's own."""
+        return None
+
 
 @dataclass(frozen=True)
 class ByKind:
