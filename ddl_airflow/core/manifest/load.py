@@ -373,8 +373,6 @@ def _words(
 
 def _unknown(name: str, fields: Mapping[str, Any], others: Mapping[str, str]) -> tuple[str, str]:
     """Returns message and fix for a field that the section does not have; others: see ByKind."""
-    if name in others:
-        return f"is for kind {others[name]} only", "Delete it, or set the kind."
     near = nearest(name, {*fields, *others})
     if near and near not in fields:
         return "unknown field", f"Did you mean {near}, for kind {others[near]}?"

@@ -26,8 +26,8 @@ class Section(BaseModel):
 class ByKind:
     """Of a field whose section is of one of several classes, as what is written there says.
 
-    Such a field is annotated with it, for the loader's messages, and with its ``read``. A union of
-    pydantic's would put the class into the path of each error, and would have to know
+    Such a field is annotated with it, for the loader's messages, and with what makes the section.
+    A union of pydantic's would put the class into the path of each error, and would have to know
     all classes when the manifest's own is made.
 
     Attributes:
@@ -37,16 +37,3 @@ class ByKind:
 
     section: Callable[[Any], type[Section]]
     others: Callable[[], Mapping[str, str]]
-
-    def read(self, value: Any) -> Any:
-        """Returns the section that a mapping is; before pydantic looks at it."""
-        if not isinstance(value, dict):
-            return value  # no section, or read already
-        section = self.section(value)
-        # A field of another class that is left empty says nothing.
-        said = {
-            name: item
-            for name, item in value.items()
-            if item is not None or name in section.model_fields or name not in self.others()
-        }
-        return section.model_validate(said)

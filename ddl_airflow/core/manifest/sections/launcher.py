@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, suggestion
@@ -52,6 +52,9 @@ class Launcher(Section):
         description="Interpreter that `python` in the command means; by default Airflow's own.",
         examples=["/opt/train/bin/python"],
     )
+
+    # What only other kinds have. No error of the section's: rules on the rest of it still run.
+    _misplaced: tuple[str, ...] = PrivateAttr(default=())
 
     @classmethod
     def own_fields(cls) -> set[str]:

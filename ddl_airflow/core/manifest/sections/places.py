@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -133,14 +133,17 @@ else:
     StoreType = Literal[tuple(store_kinds())]
 
 
-def _having(*fields: str) -> str:
-    """The types of store that have one of the fields; for no field, that need a connection."""
-    kinds = store_kinds().items()
-    return " or ".join(
-        name
-        for name, kind in kinds
-        if any(field in kind.fields for field in fields) or (not fields and kind.needs_connection)
-    )
+def _with(field: str) -> list[StoreKind]:
+    """The kinds of store that have a field of a location."""
+    return [kind for kind in store_kinds().values() if field in kind.fields]
+
+
+def _types(kinds: Iterable[StoreKind]) -> str:
+    return " or ".join(kind.kind_name for kind in kinds)
+
+
+def _with_connection() -> str:
+    return _types(kind for kind in store_kinds().values() if kind.needs_connection)
 
 
 class Location(Section):
@@ -148,7 +151,7 @@ class Location(Section):
 
     bucket: Text | None = Field(
         default=None,
-        description=f"Bucket, for type {_having('bucket')}.",
+        description=f"Bucket, for type {_types(_with('bucket'))}.",
         examples=["mnist-training"],
     )
     prefix: Prefix = Field(
@@ -156,7 +159,8 @@ class Location(Section):
     )
     path: Text | None = Field(
         default=None,
-        description=f"Folder, for type {_having('path')}; absolute, or relative to the manifest.",
+        description=f"Folder, for type {_types(_with('path'))}; absolute, or relative to the "
+        "manifest.",
         examples=["./data"],
     )
 
@@ -167,7 +171,7 @@ class _Reference(Section):
     name: AnyText = Field(default="", description="A title for people.", examples=["MNIST images"])
     connection: Connection | None = Field(
         default=None,
-        description=f"Access to the object store, for type {_having()}.",
+        description=f"Access to the object store, for type {_with_connection()}.",
         examples=[{"conn_id": "my_s3"}],
     )
     type: StoreType = Field(
@@ -226,9 +230,18 @@ def location_fits_type(at: str, type_name: str, location: Location) -> Findings:
             yield Finding(f"{at}.{name}", message, f"Write {name}: {example}.")
     for name, value in location:
         if value and name not in kind.fields:
-            fix = f"Use {' and '.join(kind.fields)}, or type: {_having(name)}."
+            fix = f"Use {' and '.join(kind.fields)}, or type: {_types(_with(name))}."
             yield Finding(f"{at}.{name}", f"is not for type {type_name}", fix)
     yield from kind.findings(at, location)
+
+
+@_rule("training_data_reference.source")
+@_rule("training_results_reference.target")
+def location_is_legal(at: str, location: Location) -> Findings:
+    """Also where the type is broken: a field that only one kind has is that kind's."""
+    given = [_with(name) for name, value in location if value]
+    for kind in dict.fromkeys(kinds[0] for kinds in given if len(kinds) == 1):
+        yield from kind.findings(at, location)
 
 
 @_rule("training_data_reference.type", "training_data_reference.connection")
@@ -239,7 +252,7 @@ def connection_fits_type(at: str, type_name: str, connection: Connection | None)
         fix = "Write connection: {conn_id: my_s3}, with the id of an Airflow connection."
         yield Finding(at, f"is missing, type {type_name} needs it", fix)
     if not needed and connection is not None:
-        fix = f"Delete it, or use type: {_having()}."
+        fix = f"Delete it, or use type: {_with_connection()}."
         yield Finding(at, f"is not for type {type_name}", fix)
 
 

@@ -107,9 +107,24 @@ def _others() -> Mapping[str, str]:
     return {field: " or ".join(kinds) for field, kinds in of.items()}
 
 
-_by_kind = ByKind(_section, _others)
+def _read(value: Any) -> Any:
+    """Returns the launcher that a mapping is; before pydantic looks at it."""
+    if not isinstance(value, dict):
+        return value  # no section, or read already
+    kind = _section(value)
+    misplaced = (
+        set() if kind is _Unknown else (_others().keys() & value.keys()) - kind.model_fields.keys()
+    )
+    launcher = kind.model_validate({n: one for n, one in value.items() if n not in misplaced})
+    # One that is left empty says nothing.
+    launcher._misplaced = tuple(
+        name for name in value if name in misplaced and value[name] is not None
+    )
+    return launcher
+
+
 LauncherOfKind: TypeAlias = Annotated[
-    Launcher, _by_kind, BeforeValidator(_by_kind.read), SerializeAsAny()
+    Launcher, ByKind(_section, _others), BeforeValidator(_read), SerializeAsAny()
 ]
 
 
@@ -133,6 +148,9 @@ def launcher_is_available(at: str, kind: str) -> Findings:
 
 @_rule("launcher")
 def options_fit_their_kind(at: str, launcher: Launcher) -> Findings:
+    for name in launcher._misplaced:
+        message = f"is for kind {_others()[name]} only"
+        yield Finding(f"{at}.{name}", message, "Delete it, or set the kind.")
     yield from launcher.findings(at)
 
 
