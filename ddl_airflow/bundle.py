@@ -40,7 +40,6 @@ from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
 from ddl_airflow.airflow_internals import with_open_runs
-from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
     KEYS_FORGOTTEN,
@@ -51,6 +50,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     yaml_files,
 )
+from ddl_airflow.core.manifest.site import compute_table
 
 _STUB = '''\
 """The Airflow DAG of a manifest. Generated: change the manifest, not this."""

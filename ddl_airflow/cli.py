@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ddl_airflow import __version__
 from ddl_airflow.core.command import command_finding
-from ddl_airflow.core.compute import Compute, compute_table
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
     DdlError,
@@ -32,6 +32,8 @@ from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.core.scripts import CURE, will_train_apart
@@ -47,8 +49,8 @@ from ddl_airflow.lineage.record import LINEAGE, check_files
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
-from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import SUCCESS, ObjectStore, open_store
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.stores import open_by_environment
 from ddl_airflow.storage.transfer import publications
 
 # Trainings in one message.
@@ -519,20 +521,21 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
 
 def _open(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     scheme, separator, _rest = uri.partition("://")
-    if separator and scheme not in ("s3", "file"):
+    kind = kind_of_uri(uri) if separator else None
+    if separator and kind is None:
+        forms = " or at ".join(kind.form for kind in store_kinds().values() if kind.has_buckets)
         raise ConnectionInvalid(
-            f"{uri}: results are at s3://bucket/prefix or in a folder; {scheme}:// is neither"
+            f"{uri}: results are at {forms} or in a folder; {scheme}:// is neither"
         )
-    if separator and scheme == "s3":
-        # Endpoint and keys as every AWS tool finds them.
-        return open_store(uri, s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None))
+    if kind is not None and kind.has_buckets:
+        return open_by_environment(uri, within)
     folder = Path(unquote(urlsplit(uri).path)) if separator else Path(uri).resolve()
     if not folder.is_dir():
         raise SourceMissing(
             f"{uri}: there is no such folder. Give the one in which results were published, or "
             "s3://bucket/prefix."
         )
-    return open_store(folder.as_uri(), within=within)
+    return open_by_environment(folder.as_uri(), within)
 
 
 def _says_no_workspace(options: argparse.Namespace) -> bool:

@@ -21,7 +21,7 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.airflow_internals import DagThatIsNotStored
-from ddl_airflow.core.compute import Compute, compute_table
+from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import (
     ManifestError,
     ManifestInvalid,
@@ -39,6 +39,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
     shared_dag_id,
 )
+from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.manifest_dag import ManifestDag, dag_from
 
 _log = logging.getLogger(__name__)

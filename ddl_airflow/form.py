@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
 from ddl_airflow.core.manifest import Manifest
-from ddl_airflow.core.manifest.sections.launcher import LAUNCHER_KINDS
+from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launchers import launcher_kind, offered_kinds
 from ddl_airflow.core.plan import Plan
 
 _RUN = "This run"
@@ -37,20 +38,17 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
         # What a task takes of a pool is fixed before anybody fills in the form.
         maximum=_most_nodes(manifest, steps),
     )
-    if manifest.distribution != "parameter_server":  # which has no choice
+    servers = manifest.distribution == "parameter_server"
+    kinds = _launchers(manifest, launchers)
+    if not servers or len(kinds) > 1:
         fields["launcher"] = Param(
             manifest.launcher.kind,
             title="Launcher",
-            description="local: the host of the Airflow worker. slurm: a job of a Slurm cluster, "
-            "with what the manifest's launcher asks for. The manifest's, or one that the site "
+            description=f"{_where(manifest.launcher, kinds)} The manifest's, or one that the site "
             "leaves to runs ([ddl] manifest_rights).",
             section=_RUN,
             type="string",
-            enum=[
-                kind
-                for kind in LAUNCHER_KINDS
-                if kind == manifest.launcher.kind or kind in launchers
-            ],
+            enum=list(kinds),
         )
     if len(manifest.commands) == 1:  # commands of its own choose by themselves
         fields["checkpoint"] = Param(
@@ -90,6 +88,27 @@ def form(manifest: Manifest, steps: Plan, launchers: Sequence[str] = ()) -> dict
         type="boolean",
     )
     return fields
+
+
+def _launchers(manifest: Manifest, launchers: Sequence[str]) -> dict[str, type[Launcher]]:
+    """The kinds to choose from, by name."""
+    own = manifest.launcher.kind
+    names = dict.fromkeys((*offered_kinds(), *launchers, own))
+    kinds = {name: launcher_kind(name) for name in names if name == own or name in launchers}
+    servers = manifest.distribution == "parameter_server"
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if kind and (kind.can_run_parameter_servers or not servers)
+    }
+
+
+def _where(own: Launcher, kinds: Mapping[str, type[Launcher]]) -> str:
+    asked = ", with what the manifest's launcher asks for" if own.settings() else ""
+    return " ".join(
+        f"{name}: {kind.runs_on}{asked if name == own.kind else ''}."
+        for name, kind in kinds.items()
+    )
 
 
 def _most_nodes(manifest: Manifest, steps: Plan) -> int:

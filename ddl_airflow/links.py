@@ -12,6 +12,7 @@ from urllib.parse import quote, urljoin
 from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.site import training_of
 
 TAB = "ddl-training"  # of the page in the run's URL
@@ -57,10 +58,11 @@ class ResultsLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """``[ddl] results_url`` of the training's bucket and folder."""
-        scheme, _, place = operator.results["uri"].partition("://")
+        uri = operator.results["uri"]
         address = _web_page(conf.get("ddl", "results_url", fallback=""))
-        if scheme != "s3" or address is None:
+        kind = kind_of_uri(uri)
+        if kind is None or not kind.has_buckets or address is None:
             return ""
-        bucket, *folders = place.split("/")
+        bucket, *folders = uri.removeprefix(f"{kind.scheme}://").split("/")
         prefix = "/".join((*folders, training_of(ti_key.dag_id, ti_key.run_id)))
         return address.replace("{bucket}", quote(bucket)).replace("{prefix}", quote(prefix))

@@ -36,7 +36,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
-from ddl_airflow.core.compute import compute_table
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
@@ -183,6 +182,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     # Only who gives a manifest needs what reads one.
     from ddl_airflow.core.manifest import load_manifest
     from ddl_airflow.core.manifest.sections.parameters import values_of
+    from ddl_airflow.core.manifest.site import compute_table
 
     compute = compute_table(os.environ.get("AIRFLOW__DDL__COMPUTE", ""))
     manifest = load_manifest(options.manifest, compute=compute)
@@ -197,13 +197,14 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     nodes = manifest.model_definition.execution.compute_configuration.nodes
     results = manifest.training_results_reference.place
     data = options.data
-    if data is None and manifest.training_data_reference.type != "fs":
-        raise SourceMissing(
-            f"{options.manifest}: the data is of type {manifest.training_data_reference.type}, "
-            "which only Airflow fetches. Give a folder that has it: --data DIR"
-        )
     if data is None:
-        data = beside / str(manifest.training_data_reference.place.path)
+        reference = manifest.training_data_reference
+        data = reference.store.folder(reference.place, beside)
+    if data is None:
+        raise SourceMissing(
+            f"{options.manifest}: the data is of type {reference.type}, which only Airflow "
+            "fetches. Give a folder that has it: --data DIR"
+        )
     if not data.is_dir():
         raise SourceMissing(f"the training data {data} is no folder. Give one: --data DIR")
     command = options.command or filled_in(

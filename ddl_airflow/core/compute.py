@@ -65,21 +65,3 @@ COMPUTE: Mapping[str, Compute] = MappingProxyType(
     | _gpu("gpu", 1)
     | _cpu(1, 2, 4, 8, 16)
 )
-
-
-def compute_table(setting: str) -> Mapping[str, Compute]:
-    """Every kind of node that manifests may name.
-
-    Args:
-        setting: ``[ddl] compute``: a path, or the table itself where it begins with a brace; empty
-            for the built-in table alone.
-
-    Raises:
-        ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
-    """
-    setting = setting.strip()
-    if not setting:
-        return COMPUTE
-    from ddl_airflow.core.manifest.site import read_table  # most sites have none
-
-    return read_table(setting)

@@ -18,11 +18,12 @@ def ended_by_its_reader(command: Callable[[], int]) -> int:
         try:
             return command()
         finally:  # also where it raises SystemExit, as --help does
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it may have been closed before
+                sys.stdout.flush()
     except BrokenPipeError:
         # What is still held would be written when Python ends, and fail once more.
         null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             try:
                 stream.flush()
             except BrokenPipeError:

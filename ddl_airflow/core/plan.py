@@ -22,8 +22,8 @@ class StoreReference:
     """Where objects lie and how to reach them.
 
     Attributes:
-        uri: ``s3://bucket/prefix`` or ``file:///folder``; never ends with a slash.
-        connection: keys, or where to find them; None for a folder.
+        uri: as the ``StoreKind`` has it; never ends with a slash.
+        connection: keys, or where to find them; None for a store that needs none.
         within: folders out of which no link of that folder may lead; empty: the folder itself;
             None: it may.
     """
@@ -95,7 +95,7 @@ class StageDataStep:
     Attributes:
         dataset: the training data.
         code: folder of the scripts.
-        not_code: folders that may lie in it and are no scripts: data and results of type fs.
+        not_code: folders that may lie in it and are no scripts: data and results.
     """
 
     dataset: StoreReference
@@ -108,7 +108,7 @@ class TrainStep:
     """Run the manifest's first command on all ranks.
 
     Attributes:
-        scheduler: what the launcher is to ask its scheduler for; nothing where it has none.
+        scheduler: arguments of the launcher's class; none for a kind without fields of its own.
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``, ``independent`` or ``parameter_server``.
         tf1: whether the script is written for TensorFlow 1.
@@ -233,16 +233,8 @@ class Plan:
     other_steps: Place
 
 
-def _folder(reference: Reference, folder: Path) -> Path:
-    return (folder / str(reference.place.path)).resolve()
-
-
 def _store(reference: Reference, folder: Path) -> StoreReference:
-    place = reference.place
-    if reference.type == "fs":
-        return StoreReference(_folder(reference, folder).as_uri())
-    prefix = f"/{place.prefix.strip('/')}" if place.prefix else ""
-    return StoreReference(f"s3://{place.bucket}{prefix}", reference.connection)
+    return StoreReference(reference.store.uri(reference.place, folder), reference.connection)
 
 
 def plan(manifest: Manifest, path: Path) -> Plan:
@@ -281,9 +273,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
             not_code=tuple(
-                _folder(reference, path.parent)
+                folder
                 for reference in references
-                if reference.type == "fs"
+                if (folder := reference.store.folder(reference.place, path.parent)) is not None
             ),
         ),
         train=TrainStep(
@@ -293,7 +285,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             place=manifest.compute.train,
             pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
-            scheduler=_scheduler(manifest),
+            scheduler=manifest.launcher.settings(),
             gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
             python=manifest.launcher.python or "",
@@ -320,18 +312,6 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         ),
         other_steps=manifest.compute.other_steps,
     )
-
-
-def _scheduler(manifest: Manifest) -> dict[str, Any]:
-    asked = manifest.launcher
-    limit = asked.time_limit
-    settings = {
-        "partition": asked.partition,
-        "account": asked.account,
-        "time_limit_s": limit and limit.total_seconds(),
-        "options": asked.options and list(asked.options),
-    }
-    return {name: value for name, value in settings.items() if value}
 
 
 def _tries(manifest: Manifest) -> dict[str, Tries]:

@@ -29,7 +29,7 @@ from ddl_airflow.demo.site import (
     running,
 )
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import open_store
+from ddl_airflow.storage.stores import open_store
 
 DATA_BUCKET = "mnist-training-data"
 RESULTS_BUCKET = "mnist-training-models"

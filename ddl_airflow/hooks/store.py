@@ -15,7 +15,8 @@ from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.store import ObjectStore, open_store
+from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.stores import open_store
 
 
 class ObjectStoreHook(BaseHook):

@@ -1,4 +1,4 @@
-"""Launchers by name, loaded when first used."""
+"""Launchers by kind, loaded when first used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.manifest.sections.launchers import launcher_kind, own_kinds, site_kinds
 from ddl_airflow.launchers.base import Launcher
-
-_LAUNCHERS = {
-    "slurm": ("ddl_airflow.launchers.slurm", "SlurmLauncher"),
-    "local": ("ddl_airflow.launchers.local", "LocalLauncher"),
-    "fake": ("ddl_airflow.launchers.fake", "FakeLauncher"),
-}
-_WITH_SETTINGS = frozenset({"slurm"})
 
 
 def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
@@ -22,16 +16,17 @@ def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
 
     Args:
         kind: its name.
-        settings: what its ``render`` shall ask a scheduler for; the manifest's. Passed over by
-            kinds without one: a run may choose another kind than its manifest.
+        settings: arguments of its class; the manifest's. Passed over by kinds without any.
 
     Raises:
-        SubmitFailed: there is no such kind.
+        SubmitFailed: there is no such kind, or its package cannot be loaded.
     """
-    if kind not in _LAUNCHERS:
-        known = ", ".join(sorted(_LAUNCHERS))
+    found = launcher_kind(kind)
+    if found is None or not found.implementation:
+        own = [name for name, one in own_kinds().items() if one.implementation]
+        known = ", ".join(sorted((*own, *site_kinds())))
         raise SubmitFailed(f"launcher {kind!r} is not known. Use one of: {known}", retryable=False)
-    module, name = _LAUNCHERS[kind]
-    given = settings or {} if kind in _WITH_SETTINGS else {}
+    module, _, name = found.implementation.partition(":")
+    given = settings or {} if found.own_fields() else {}
     made: Launcher = getattr(import_module(module), name)(**given)
     return made

@@ -75,7 +75,8 @@ class TrainOperator(JobOperator):
         command: what each rank runs, in the run's copy of the code.
         nodes, slots: hosts, and ranks on each.
         launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
-        scheduler: what the launcher is to ask its scheduler for.
+        scheduler: arguments of the launcher's class; nothing to a launcher that a run chooses
+            instead.
         gpu: whether each rank expects a GPU of its own.
         distribution: ``mpi``: ``nodes * slots`` ranks, which must not train apart;
             ``independent``: the same, and they may; ``parameter_server``: the tasks of
@@ -140,6 +141,12 @@ class TrainOperator(JobOperator):
         self.framework = framework
         self.metrics = [dict(m) for m in metrics]
         self.when_busy = when_busy
+
+    def take_fixed(self, context: Any) -> None:
+        """Besides, of a launcher that only this run has chosen, nothing that is another's."""
+        super().take_fixed(context)
+        if context["params"].get("launcher", self.launcher) != self.launcher:
+            self.scheduler = {}
 
     def rehearse(self, layout: RunLayout) -> str:
         """The line that would start the ranks."""

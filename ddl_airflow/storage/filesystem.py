@@ -20,10 +20,12 @@ from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
     AccessDenied,
+    ConnectionInvalid,
     NoSpace,
     PlaceTaken,
     SourceMissing,
@@ -33,6 +35,7 @@ from ddl_airflow.core.errors import (
 from ddl_airflow.storage.store import (
     CHUNK,
     PART_PREFIX,
+    Access,
     Advance,
     StoredObject,
     Unfinished,
@@ -220,6 +223,18 @@ class FolderStore:
         self._root = self.path / self.prefix
         self._within = [self.path.resolve()] if within is not None and not within else within
         self.uri = self._root.as_uri()
+
+    @classmethod
+    def opened(cls, uri: str, access: Access) -> FolderStore:
+        """The files of ``file:///folder``. Raises ConnectionInvalid if the path is not absolute."""
+        path = uri.removeprefix("file://")
+        if not path.startswith("/"):
+            raise ConnectionInvalid(f"{uri!r} names no store. Write file:///path")
+        return cls(Path(unquote(path)), within=access.within)
+
+    @classmethod
+    def client_of_environment(cls) -> None:
+        """None: a folder is opened by nobody's keys."""
 
     def at(self, prefix: str) -> FolderStore:
         """The store of a folder inside this one."""

@@ -25,14 +25,15 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import (
+    ConnectionInvalid,
     SourceMissing,
     StagingError,
     TransferCorrupt,
 )
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import PartsMd5
-from ddl_airflow.storage.s3_client import s3_errors
-from ddl_airflow.storage.store import CHUNK, Advance, StoredObject, Unfinished
+from ddl_airflow.storage.s3_client import s3_client, s3_errors
+from ddl_airflow.storage.store import CHUNK, Access, Advance, StoredObject, Unfinished
 
 PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
@@ -125,6 +126,25 @@ class S3Store:
         self.prefix = prefix.strip("/")
         self.endpoint: str = client.meta.endpoint_url
         self.uri = f"s3://{bucket}/{self.prefix}".rstrip("/")
+
+    @classmethod
+    def opened(cls, uri: str, access: Access) -> S3Store:
+        """The objects of ``s3://bucket[/prefix]``.
+
+        Raises:
+            ConnectionInvalid: there is no bucket in it, or no client.
+        """
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix")
+        if access.client is None:
+            raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
+        return cls(access.client, bucket, prefix, access.access_key_id, access.said)
+
+    @classmethod
+    def client_of_environment(cls) -> Any:
+        """Endpoint and keys as every AWS tool finds them."""
+        return s3_client(os.environ.get("AWS_ENDPOINT_URL"), None, None)
 
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""

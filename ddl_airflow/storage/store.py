@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote
 
-from ddl_airflow.core.errors import ConnectionInvalid, StagingError
+from ddl_airflow.core.errors import StagingError
 
 # Called with each count of bytes moved; raises to stop the transfer that calls it.
 Advance = Callable[[int], None]
@@ -52,6 +51,34 @@ class Unfinished:
     started: float
     nbytes: int
     token: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """What opens a store; each kind takes of it what it needs.
+
+    Attributes:
+        client: of the store's protocol, where it has one: for S3 boto3's.
+        access_key_id: whose keys the client has, where that is known.
+        within: folders out of which no link may lead, for folders; empty: the folder itself; None:
+            links are followed.
+        said: what stands for the client's endpoint in messages, if it is not to be shown.
+    """
+
+    client: Any = None
+    access_key_id: str = ""
+    within: Sequence[Path] | None = None
+    said: str = ""
+
+
+class StoreClass(Protocol):
+    """What the class of an ``ObjectStore`` offers, so that its kind may name it."""
+
+    def opened(self, uri: str, access: Access) -> ObjectStore:
+        """The store that a URI of the kind names. Raises ConnectionInvalid if it names none."""
+
+    def client_of_environment(self) -> Any:
+        """The client that the protocol's own tools would use here; None where there is none."""
 
 
 class ObjectStore(Protocol):
@@ -161,34 +188,3 @@ def check_keys(keys: Iterable[str], uri: str) -> None:
 
 def _unusable(uri: str, key: str, why: str) -> StagingError:
     return StagingError(f"{uri}: key {key!r} {why}. Rename or remove the object.", retryable=False)
-
-
-def open_store(
-    uri: str,
-    client: Any = None,
-    access_key_id: str = "",
-    within: Sequence[Path] | None = None,
-    said: str = "",
-) -> ObjectStore:
-    """The store that a uri, as ``ObjectStore.uri`` gives it, names.
-
-    Args:
-        uri: ``s3://bucket[/prefix]`` or ``file:///folder``.
-        client: a boto3 S3 client, for ``s3://`` alone.
-        access_key_id: whose keys the client has, where that is known.
-        said: what stands for the client's endpoint in messages, if it is not to be shown.
-        within: folders out of which no link may lead, for ``file://``; empty: the folder itself;
-            None: links are followed.
-    """
-    from ddl_airflow.storage.filesystem import FolderStore
-    from ddl_airflow.storage.s3 import S3Store
-
-    scheme, _, rest = uri.partition("://")
-    if scheme == "file" and rest.startswith("/"):
-        return FolderStore(Path(unquote(rest)), within=within)
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not bucket:
-        raise ConnectionInvalid(f"{uri!r} names no store. Write s3://bucket/prefix or file:///path")
-    if client is None:
-        raise ConnectionInvalid(f"{uri} needs a connection. Give its endpoint and keys.")
-    return S3Store(client, bucket, prefix, access_key_id, said)

@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ddl_airflow.core.job import JobHandle
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri
 from ddl_airflow.launchers.base import Scheduler, Told
 
 _Result = TypeVar("_Result")
 # Cancellations and looks at the workspace under way at the same time.
 _THREADS = 4
-# Looks at datasets under way at the same time, of each kind of store. A folder that hangs keeps its
-# thread for as long as its server is away; a bucket is given up after some minutes.
-_LOOKS = {"file": 32, "s3": 8}
 _SILENT_S = 60.0
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]] = WeakKeyDictionary()
 
@@ -52,8 +50,10 @@ async def in_workspace(call: Callable[..., _Result], *words: Any) -> _Result:
 
 async def at_dataset(uri: str, call: Callable[..., _Result], *words: Any) -> _Result:
     """Runs the call in a thread that only datasets in that kind of store can keep busy."""
-    scheme = uri.partition("://")[0]
-    return await _in_thread(_threads(f"{scheme}-datasets", _LOOKS[scheme]), call, *words)
+    kind = kind_of_uri(uri)
+    assert kind is not None, uri
+    threads = _threads(f"{kind.scheme}-datasets", kind.watched_at_once)
+    return await _in_thread(threads, call, *words)
 
 
 async def answered(

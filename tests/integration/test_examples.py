@@ -18,7 +18,7 @@ from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.store import open_store
+from ddl_airflow.storage.stores import open_store
 from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
 from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
 
 _DIALECTS = {"ffdl": "Fabric for Deep Learning", "wml": "Watson Machine Learning"}
@@ -29,10 +31,10 @@ def converted(manifest: Manifest) -> str:
     """
     fields = manifest.model_dump(exclude_defaults=True, exclude_none=True)
     fields["model_definition"]["execution"]["compute_configuration"].setdefault("nodes", 1)
-    timed = ("retries", "launcher", "approval")
-    for section in (*(fields.get(n, {}) for n in timed), *fields.get("steps", {}).values()):
-        for field in {"delay", "timeout", "time_limit"} & section.keys():
-            section[field] = f"{section[field]!r}s".replace(".0s", "s")
+    for timed in ("retries", "launcher", "approval"):
+        _with_units(getattr(manifest, timed), fields.get(timed, {}))
+    for step, of_step in manifest.steps:
+        _with_units(of_step, fields.get("steps", {}).get(step, {}))
     comments = {
         path: f"was {name}" for path in _leaves(fields, "") if (name := manifest.original(path))
     }
@@ -52,6 +54,13 @@ def converted(manifest: Manifest) -> str:
     if manifest.launcher.slots:
         comments.setdefault("launcher.slots", "ranks per node")
     return "\n".join([*_head(manifest), *_mapping(fields, "", 0, comments)]) + "\n"
+
+
+def _with_units(section: Section, fields: dict[str, Any]) -> None:
+    """Writes durations, which are dumped in seconds, as a manifest has them."""
+    for name, value in section:
+        if isinstance(value, timedelta) and name in fields:
+            fields[name] = f"{fields[name]!r}s".replace(".0s", "s")
 
 
 def _head(manifest: Manifest) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -29,6 +29,7 @@ from ddl_airflow.core.manifest.ffdl import is_ffdl
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Rule, nearest, suggestion
 from ddl_airflow.core.manifest.rules import RULES
+from ddl_airflow.core.manifest.sections.base import ByKind, Section
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
 from ddl_airflow.core.manifest.values import WRITTEN_SECRET
@@ -159,7 +160,7 @@ class _Found:
         except ValidationError as error:
             # Most of what has no right shape in a translation had none before, and is said already.
             if translation is None or not self.issues:
-                for finding in _field_findings(error, root):
+                for finding in _field_findings(error, root, value):
                     self.add(translation.finding(finding) if translation else finding)
         for finding, warning in _findings(root, rules, manifest, value):
             self.add(translation.finding(finding) if translation else finding, warning=warning)
@@ -306,33 +307,42 @@ _WANTED = {
 }
 
 
-def _field_findings(error: ValidationError, root: type[BaseModel]) -> Iterator[Finding]:
+def _field_findings(
+    error: ValidationError, root: type[BaseModel], value: dict[str, Any]
+) -> Iterator[Finding]:
     errors = error.errors(include_url=False)
-    misspelt = {_meant(root, one["loc"]) for one in errors if one["type"] == "extra_forbidden"}
+    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+    misspelt = {_meant(_around(root, value, loc), loc) for loc in unknown}
     for one in errors:
         if one["type"] == "missing" and one["loc"] in misspelt:
             continue  # it is there, under the name that is reported as unknown
         if one["type"] == "too_short" and isinstance(one["input"], list) and one["input"]:
             continue  # it has items, and they are what is wrong
         path = reduce(child, one["loc"], "")
-        message, fix = _words(root, one["type"], one["loc"], one["input"], one.get("ctx", {}))
+        around = _around(root, value, one["loc"])
+        message, fix = _words(around, one["type"], one["loc"], one["input"], one.get("ctx", {}))
         yield Finding(path, message, fix)
 
 
-def _meant(root: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+class _Around(NamedTuple):
+    """The section around a field that is wrong, and how it came to be that class of section."""
+
+    section: type[BaseModel] | None
+    by_kind: ByKind | None = None
+
+
+def _meant(around: _Around, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Returns the place of the field that an unknown one probably is."""
-    *around, last = loc
-    return (*around, nearest(str(last), _fields(_section_at(root, around))) or last)
+    return (*loc[:-1], nearest(str(loc[-1]), _fields(around.section)) or loc[-1])
 
 
 def _words(
-    root: type[BaseModel], kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any
+    around: _Around, kind: str, loc: tuple[str | int, ...], value: Any, ctx: Any
 ) -> tuple[str, str]:
     """Returns message and fix for one of pydantic's error types."""
-    *around, last = loc
-    name, fields = str(last), _fields(_section_at(root, around))
+    name, fields = str(loc[-1]), _fields(around.section)
     if kind == "extra_forbidden":
-        return "unknown field", suggestion(name, fields)
+        return _unknown(name, fields, around.by_kind.others() if around.by_kind else {})
     field = fields.get(name)
     example = (
         f"{name}: {_flow(field.examples[0])}"
@@ -342,8 +352,10 @@ def _words(
     for_example = f"Write for example {example}."
     shown = _shown(value, quote="connection" not in loc)
     if kind == "missing":
-        if name in ("source", "target") and value.get("type") == "fs":
-            example = f"{name}: {{path: ./{'data' if name == 'source' else 'results'}}}"
+        section = around.section
+        if section is not None and issubclass(section, Section):
+            better = section.example(name, value)
+            example = f"{name}: {_flow(better)}" if better else example
         return "is missing", f"Add it: {example}."
     if value is None or kind in ("string_too_short", "too_short"):
         optional = field is not None and not field.is_required()
@@ -359,6 +371,14 @@ def _words(
     return f"is {shown}, wanted {_WANTED.get(kind, kind)}", for_example
 
 
+def _unknown(name: str, fields: Mapping[str, Any], others: Mapping[str, str]) -> tuple[str, str]:
+    """Returns message and fix for a field that the section does not have; others: see ByKind."""
+    near = nearest(name, {*fields, *others})
+    if near and near not in fields:
+        return "unknown field", f"Did you mean {near}, for kind {others[near]}?"
+    return "unknown field", suggestion(name, fields)
+
+
 def _literals(annotation: Any) -> tuple[Any, ...]:
     """Returns the words in ``Literal[...]`` or ``Literal[...] | None``."""
     if get_origin(annotation) is Literal:
@@ -366,17 +386,27 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(word for one in get_args(annotation) for word in _literals(one))
 
 
-def _section_at(root: type[BaseModel], loc: list[str | int]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = root
+def _around(root: type[BaseModel], value: Any, loc: tuple[str | int, ...]) -> _Around:
+    """Returns what is around the place of an error; value: what was written at the root."""
+    around = _Around(root)
     named = False  # the next name is one that people chose
-    for name in loc:
+    for name in loc[:-1]:
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        value = value.get(name) if isinstance(value, dict) else None
         if named or isinstance(name, int):
             named = False
             continue
-        field = _fields(section).get(name)
-        section = _model_of(field.annotation) if field else None
-        named = field is not None and get_origin(field.annotation) is Mapping
-    return section
+        field = _fields(around.section).get(name)
+        if field is None:
+            return _Around(None)
+        by_kind = next((one for one in field.metadata if isinstance(one, ByKind)), None)
+        if by_kind is not None and isinstance(value, dict):
+            around = _Around(by_kind.section(value), by_kind)
+        else:
+            around = _Around(_model_of(field.annotation))
+        named = get_origin(field.annotation) is Mapping
+    return around
 
 
 def _fields(section: type[BaseModel] | None) -> dict[str, FieldInfo]:

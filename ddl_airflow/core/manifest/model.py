@@ -25,7 +25,7 @@ from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.definition import ModelDefinition, slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import ExperimentOrShort
-from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launchers import LauncherOfKind, own_kinds
 from ddl_airflow.core.manifest.sections.notifications import Notifications
 from ddl_airflow.core.manifest.sections.outcome import Approval, Evaluation, Metric, Transform
 from ddl_airflow.core.manifest.sections.parameters import ParameterOrShort
@@ -89,8 +89,10 @@ class Manifest(Section):
         description="Attempts and timeouts of single steps.",
         examples=[{"train": {"attempts": 5, "timeout": "2d"}}],
     )
-    launcher: Launcher = Field(
-        default=Launcher(), description="How the ranks start.", examples=[{"kind": "local"}]
+    launcher: LauncherOfKind = Field(
+        default=own_kinds()["local"](),
+        description="How the ranks start.",
+        examples=[{"kind": "local"}],
     )
     distribution: Literal["mpi", "independent", "parameter_server"] = Field(
         default="mpi",

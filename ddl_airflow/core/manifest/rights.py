@@ -16,7 +16,11 @@ from ddl_airflow.core.manifest.load import read_fields
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.sections.launcher import LAUNCHER_KINDS
+from ddl_airflow.core.manifest.sections.launchers import (
+    launcher_is_available,
+    offered_kinds,
+    site_kinds,
+)
 from ddl_airflow.core.manifest.sections.places import Reference
 from ddl_airflow.core.manifest.site import read_setting
 from ddl_airflow.core.manifest.values import Text
@@ -55,9 +59,9 @@ def _folders_are_absolute(at: str, table: Mapping[str, _Rights]) -> Findings:
                 fix = "Write the folder's absolute path."
                 yield Finding(f"{at}.{name}", f"{folder[:60]!r} is no absolute path", fix)
         for kind in entry.launchers or ():
-            if kind not in LAUNCHER_KINDS:
-                known = ", ".join(LAUNCHER_KINDS)
-                yield Finding(f"{at}.{name}", f"{kind[:40]!r} is no launcher", f"Known: {known}.")
+            if any(launcher_is_available(at, kind)):
+                fix = f"Known: {', '.join((*offered_kinds(), *site_kinds()))}."
+                yield Finding(f"{at}.{name}", f"{kind[:40]!r} is no launcher", fix)
 
 
 _RULES = (Rule(("rights",), _folders_are_absolute, warning=False),)
@@ -141,12 +145,12 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
         if connection is not None and connection.conn_id is not None:
             at = f"{name}.connection.conn_id"
             yield from _connection(at, connection.conn_id, rights, ask)
-        if reference.type == "fs":
-            place = (folder / str(reference.place.path)).resolve()
-            if not any(place.is_relative_to(one) for one in (own, *rights.paths)):
-                at = f"{name}.{'source' if name.startswith('training_data') else 'target'}.path"
-                fix = f"{_named('folders', rights.paths)} {ask}"
-                yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
+        place = reference.store.folder(reference.place, folder)
+        within = (own, *rights.paths)
+        if place is not None and not any(place.is_relative_to(one) for one in within):
+            at = f"{name}.{'source' if name.startswith('training_data') else 'target'}.path"
+            fix = f"{_named('folders', rights.paths)} {ask}"
+            yield Finding(at, f"{place} is not a folder for manifests in {own}", fix)
     for event in ("on_failure", "on_success", "on_approval"):
         for index, one in enumerate(getattr(manifest.notifications, event)):
             for argument, value in getattr(one, "arguments", {}).items():

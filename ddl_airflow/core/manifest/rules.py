@@ -9,7 +9,7 @@ from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     definition,
     experiment,
-    launcher,
+    launchers,
     notifications,
     outcome,
     parameters,
@@ -26,7 +26,7 @@ RULES: list[Rule] = [
     *places.RULES,
     *schedule.RULES,
     *tries.RULES,
-    *launcher.RULES,
+    *launchers.RULES,
     *experiment.RULES,
     *outcome.RULES,
     *notifications.RULES,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ddl_airflow.core.manifest.ffdl import FFDL_FIELDS, OUR_FIELDS
 from ddl_airflow.core.manifest.ffdl.model import FfdlManifest
 from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.sections.launchers import offered_kinds, own_kinds
+from ddl_airflow.core.manifest.sections.stores import store_kinds
 
 # Editors know this one best.
 _DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -23,12 +26,14 @@ def json_schema() -> dict[str, Any]:
     It cannot know what depends on several fields, such as whether a bucket is needed: a manifest
     that it accepts may still be wrong, and ``ddl-airflow validate`` says so.
     """
+    launchers = {name: own_kinds()[name] for name in offered_kinds()}
+    roots: list[type[BaseModel]] = [Manifest, FfdlManifest, *launchers.values()]
     _, schema = models_json_schema(
-        [(Manifest, "validation"), (FfdlManifest, "validation")], title="ddl-airflow manifest"
+        [(root, "validation") for root in roots], title="ddl-airflow manifest"
     )
     sections = _plain(schema["$defs"])
     for name, place in (("DataReference", "source"), ("ResultsReference", "target")):
-        sections[name] |= _what_each_type_needs(place)
+        sections[name]["allOf"] = list(_what_each_type_needs(place))
     fields = sections["Manifest"]["properties"]
     # What may be written short.
     fields["schedule"]["anyOf"].append({"type": "string"})
@@ -37,6 +42,11 @@ def json_schema() -> dict[str, Any]:
         event["items"] = {"anyOf": [event["items"], {"type": "string"}]}
     whole = fields["parameters"]["additionalProperties"]
     fields["parameters"]["additionalProperties"] = {"anyOf": [whole, {"type": _ANY_SCALAR}]}
+    for section in (sections[kind.__name__] for kind in launchers.values()):
+        where = "; ".join(f"{name}: {kind.runs_on}" for name, kind in launchers.items())
+        section["properties"]["kind"]["description"] = f"{where}."
+    del sections["Launcher"], fields["launcher"]["$ref"]
+    fields["launcher"] |= _launcher_by_kind(launchers)
     return {
         "$schema": _DIALECT,
         "title": schema["title"],
@@ -51,12 +61,25 @@ def _any_of(names: Iterable[str]) -> dict[str, Any]:
     return {"anyOf": [{"required": [name]} for name in sorted(names)]}
 
 
-def _what_each_type_needs(place: str) -> dict[str, Any]:
-    return {
-        "if": {"properties": {"type": {"const": "s3"}}},
-        "then": {"required": ["connection"], "properties": {place: {"required": ["bucket"]}}},
-        "else": {"properties": {place: {"required": ["path"]}}},
-    }
+def _what_each_type_needs(place: str) -> Iterator[dict[str, Any]]:
+    for name, kind in store_kinds().items():
+        needs: dict[str, Any] = {"properties": {place: {"required": list(kind.required)}}}
+        if kind.needs_connection:
+            needs["required"] = ["connection"]
+        is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
+        yield {"if": is_it, "then": needs}
+
+
+def _launcher_by_kind(kinds: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Each kind has its own section; of a kind that a site has brought nothing is known here."""
+    kind_of_site = {"properties": {"kind": {"type": _ANY_SCALAR, "minLength": 1}}}
+    chosen: dict[str, Any] = {"type": "object", **kind_of_site}
+    for name, kind in kinds.items():
+        is_it: dict[str, Any] = {"properties": {"kind": {"const": name}}}
+        if name != Manifest.model_fields["launcher"].default.kind:
+            is_it["required"] = ["kind"]
+        chosen = {"if": is_it, "then": {"$ref": f"#/$defs/{kind.__name__}"}, "else": chosen}
+    return chosen
 
 
 def _plain(value: Any) -> Any:

@@ -107,9 +107,18 @@ def _slots_are_known(at: str, table: Mapping[str, _Compute]) -> Findings:
 _RULES = (Rule(("compute",), _slots_are_known, warning=False),)
 
 
-def read_table(setting: str) -> Mapping[str, Compute]:
-    """What ``ddl_airflow.core.compute.compute_table`` says of a setting that is not empty."""
-    return read_setting(setting, _INLINE, _parsed)
+def compute_table(setting: str) -> Mapping[str, Compute]:
+    """Every kind of node that manifests may name.
+
+    Args:
+        setting: ``[ddl] compute``: a path, or the table itself where it begins with a brace; empty
+            for the built-in table alone.
+
+    Raises:
+        ManifestError: the table cannot be read, or says what cannot be; with file, field and fix.
+    """
+    setting = setting.strip()
+    return read_setting(setting, _INLINE, _parsed) if setting else COMPUTE
 
 
 def read_setting(setting: str, name: str, parsed: Callable[[bytes, str], _Parsed]) -> _Parsed:

@@ -18,7 +18,8 @@ from uuid import uuid4
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
-from ddl_airflow.launchers import registry
+from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launchers import own_kinds
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
 
@@ -339,7 +340,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     module = ModuleType("of_this_test")
     module.made = lambda: FakeScheduler(queue.folder)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry._LAUNCHERS, queue.kind, (module.__name__, "made"))
+    kind = type(
+        "Kind", (Launcher,), {"kind_name": queue.kind, "implementation": "of_this_test:made"}
+    )
+    monkeypatch.setitem(own_kinds(), queue.kind, kind)  # type: ignore[arg-type]
     return queue
 
 

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import airflow.sdk
@@ -130,6 +132,46 @@ def test_the_rule_itself_has_no_circle():
         free = [p for p in MAY_IMPORT if p not in order and MAY_IMPORT[p] <= set(order)]
         assert free, f"a circle among {sorted(set(MAY_IMPORT) - set(order))}"
         order += free
+
+
+def modules(base: Path, above: Path) -> dict[str, Path]:
+    named = {path.relative_to(above).with_suffix(""): path for path in base.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for name, path in named.items()}
+
+
+class RunTimeImports(ast.NodeVisitor):
+    """Names that a file imports when it runs, at its top or inside functions."""
+
+    def __init__(self, path: Path, known: Collection[str]) -> None:
+        self.known = known
+        self.found: set[str] = set()
+        self.visit(ast.parse(path.read_bytes(), str(path)))
+
+    def visit_If(self, node: ast.If) -> None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node = ast.If(node.test, [], node.orelse)
+        self.generic_visit(node)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found |= {alias.name for alias in node.names}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        whole = {f"{node.module}.{alias.name}" for alias in node.names}
+        self.found |= {name if name in self.known else str(node.module) for name in whole}
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    """Nor inside functions, which only hides it. What is for type checkers alone does not count."""
+    known = modules(PACKAGE, ROOT) | modules(OPS, OPS)
+    graph = {
+        name: RunTimeImports(path, known).found & known.keys() - {name}
+        for name, path in known.items()
+    }
+    assert sum(map(len, graph.values())) > 400
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("part", FOREIGN)

@@ -1,39 +1,43 @@
-"""launcher: how and where the ranks start."""
+"""launcher: how and where the ranks start. What all kinds have; each kind is in ``launchers``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ddl_airflow.core.compute import Compute
-from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering, suggestion
+from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.values import Duration, Text, Whole
-
-LAUNCHER_KINDS = ("local", "slurm")
-PLANNED_LAUNCHER_KINDS = ("ssh", "kubernetes")
-SLURM_FIELDS = ("partition", "account", "time_limit", "options")
-# Set by ours, or what would make of one job another: several, one that waits, one that repeats.
-RESERVED_OPTIONS = frozenset(
-    """
-    account array batch chdir clusters error export export-file get-user-env help hold input
-    job-name kill-on-invalid-dep no-kill nodefile nodes no-requeue ntasks ntasks-per-node open-mode
-    output parsable partition quiet requeue tasks-per-node test-only time uid usage version wait
-    wrap
-    """.split()
-)
-RULES: list[Rule] = []
-_rule = registering(RULES)
+from ddl_airflow.core.manifest.values import Text, Whole
 
 
 class Launcher(Section):
-    """How the ranks start."""
+    """How the ranks start.
+
+    A kind of launcher is a subclass: its further fields, the rules between them, and what the rest
+    of the code asks of a kind. Further fields are None where nothing is given, also lists: what is
+    not there is not in the manifest's digest.
+
+    Attributes:
+        kind_name: what manifests write as ``kind``.
+        runs_on: where its ranks run, for people.
+        implementation: ``module:class`` of its ``ddl_airflow.launchers.base.Launcher``, imported
+            when a job needs it; empty: planned, and not available yet.
+        in_manifests: whether manifests may name it.
+        can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
+    """
+
+    kind_name: ClassVar[str]
+    runs_on: ClassVar[str] = ""
+    implementation: ClassVar[str] = ""
+    in_manifests: ClassVar[bool] = True
+    can_run_parameter_servers: ClassVar[bool] = False
 
     kind: Text = Field(
         default="local",
-        description="local: on the host of the Airflow worker; slurm: a job of a Slurm cluster.",
+        description="Where the ranks run.",
         examples=["slurm"],
     )
     slots: Whole | None = Field(
@@ -48,25 +52,25 @@ class Launcher(Section):
         description="Interpreter that `python` in the command means; by default Airflow's own.",
         examples=["/opt/train/bin/python"],
     )
-    # None where nothing is given, also for the list: what is not there is not in the digest.
-    partition: Text | None = Field(
-        default=None,
-        description="Slurm's partition; by default the cluster's own.",
-        examples=["gpu"],
-    )
-    account: Text | None = Field(
-        default=None, description="Slurm's account; by default the user's own.", examples=["vision"]
-    )
-    time_limit: Duration | None = Field(
-        default=None,
-        description="After it Slurm ends the job, a try; by default the partition's.",
-        examples=["12h"],
-    )
-    options: tuple[Text, ...] | None = Field(
-        default=None,
-        description="Further options of sbatch, each --name or --name=value.",
-        examples=[["--qos=high", "--mem=64G"]],
-    )
+
+    # What only other kinds have. No error of the section's: rules on the rest of it still run.
+    _misplaced: tuple[str, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def own_fields(cls) -> set[str]:
+        """The fields that not every kind has."""
+        return cls.model_fields.keys() - Launcher.model_fields.keys()
+
+    def findings(self, at: str) -> Findings:
+        """Yields what is wrong between or with fields, beyond their types."""
+        yield from ()
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that the launcher's class is called with: what the own fields say.
+
+        They are stored with the DAG: text, numbers, lists and mappings of them.
+        """
+        return self.model_dump(mode="json", exclude_none=True, include=self.own_fields())
 
 
 def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
@@ -87,44 +91,3 @@ def compute_rules(table: Mapping[str, Compute]) -> tuple[Rule, ...]:
         Rule(("launcher", f"{asked}.name"), compute_is_known, warning=False),
         Rule((f"{asked}.name", f"{asked}.nodes"), there_are_as_many, warning=False),
     )
-
-
-@_rule("launcher.kind")
-def launcher_is_available(at: str, kind: str) -> Findings:
-    if kind in PLANNED_LAUNCHER_KINDS:
-        fix = f"Use {' or '.join(LAUNCHER_KINDS)}."
-        yield Finding(at, f"{kind} is not available in this release", fix)
-    elif kind not in LAUNCHER_KINDS:
-        known, planned = " or ".join(LAUNCHER_KINDS), ", ".join(PLANNED_LAUNCHER_KINDS)
-        fix = f"Use {known}. Not available yet: {planned}."
-        yield Finding(at, f"{kind[:40]!r} is not known", fix)
-
-
-@_rule("launcher")
-def slurm_alone_is_asked_for_more(at: str, launcher: Launcher) -> Findings:
-    other = launcher.kind in LAUNCHER_KINDS and launcher.kind != "slurm"
-    for name in SLURM_FIELDS:
-        if other and getattr(launcher, name) is not None:
-            yield Finding(f"{at}.{name}", "is for kind slurm only", "Delete it, or set the kind.")
-    # What sbatch reads line by line cannot hold the end of one.
-    for name in ("partition", "account"):
-        if re.search(r"[^!-~]", getattr(launcher, name) or ""):
-            yield Finding(f"{at}.{name}", "is no name that Slurm could have", "Correct it.")
-    if launcher.time_limit is not None and not launcher.time_limit:
-        yield Finding(f"{at}.time_limit", "is no time at all", "Write for example 12h.")
-    for i, option in enumerate(launcher.options or ()):
-        found = re.fullmatch(r"--([a-z][a-z0-9-]*)(=[ -~]*)?", option)
-        if found is None:
-            fix = "Write --name or --name=value, for example --qos=high."
-            yield Finding(f"{at}.options[{i}]", f"{option[:40]!r} is no option of sbatch", fix)
-        # sbatch takes any beginning of a name that is only one's.
-        elif any(name.startswith(found[1]) for name in RESERVED_OPTIONS):
-            fix = "Delete it; partition, account, time_limit and nodes have fields of their own."
-            yield Finding(f"{at}.options[{i}]", f"{found[1]} cannot be set here", fix)
-
-
-@_rule("launcher", "distribution")
-def parameter_servers_are_local(at: str, launcher: Launcher, distribution: str) -> Findings:
-    if launcher.kind == "slurm" and distribution == "parameter_server":
-        fix = "Set launcher.kind: local, or distribution: mpi."
-        yield Finding("distribution", "parameter_server does not run on slurm", fix)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
@@ -15,6 +15,8 @@ from pydantic import Field, SecretStr
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.store import StoreKind
+from ddl_airflow.core.manifest.sections.stores import store_kinds
 from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -125,18 +127,40 @@ def _may_be_read(variable: str, may_read: Sequence[str]) -> bool:
     return any(fnmatchcase(variable, pattern) for pattern in may_read)
 
 
+if TYPE_CHECKING:
+    StoreType: TypeAlias = str
+else:
+    StoreType = Literal[tuple(store_kinds())]
+
+
+def _with(field: str) -> list[StoreKind]:
+    """The kinds of store that have a field of a location."""
+    return [kind for kind in store_kinds().values() if field in kind.fields]
+
+
+def _types(kinds: Iterable[StoreKind]) -> str:
+    return " or ".join(kind.kind_name for kind in kinds)
+
+
+def _with_connection() -> str:
+    return _types(kind for kind in store_kinds().values() if kind.needs_connection)
+
+
 class Location(Section):
-    """A place in an object store (bucket, prefix), or in the file system (path)."""
+    """A place in a store; which of the fields there are is said by its kind."""
 
     bucket: Text | None = Field(
-        default=None, description="Bucket, for type s3.", examples=["mnist-training"]
+        default=None,
+        description=f"Bucket, for type {_types(_with('bucket'))}.",
+        examples=["mnist-training"],
     )
     prefix: Prefix = Field(
         default="", description="Folder in the bucket; all of it by default.", examples=["mnist/v1"]
     )
     path: Text | None = Field(
         default=None,
-        description="Folder, for type fs; absolute, or relative to the manifest.",
+        description=f"Folder, for type {_types(_with('path'))}; absolute, or relative to the "
+        "manifest.",
         examples=["./data"],
     )
 
@@ -147,12 +171,24 @@ class _Reference(Section):
     name: AnyText = Field(default="", description="A title for people.", examples=["MNIST images"])
     connection: Connection | None = Field(
         default=None,
-        description="Access to the object store, for type s3.",
+        description=f"Access to the object store, for type {_with_connection()}.",
         examples=[{"conn_id": "my_s3"}],
     )
-    type: Literal["s3", "fs"] = Field(
-        description="s3: an object store; fs: a folder.", examples=["s3"]
+    type: StoreType = Field(
+        description=f"{'; '.join(f'{name}: {kind.is_a}' for name, kind in store_kinds().items())}.",
+        examples=["s3"],
     )
+
+    @classmethod
+    def example(cls, field: str, written: Any) -> Any:
+        """Of the place: one in that kind of store."""
+        kind = store_kinds().get(str(written.get("type")))
+        return kind.examples.get(field) if kind else None
+
+    @property
+    def store(self) -> StoreKind:
+        """The kind of store."""
+        return store_kinds()[self.type]
 
 
 class DataReference(_Reference):
@@ -186,51 +222,38 @@ Reference: TypeAlias = DataReference | ResultsReference
 
 @_rule("training_data_reference.type", "training_data_reference.source")
 @_rule("training_results_reference.type", "training_results_reference.target")
-def location_fits_type(at: str, kind: str, location: Location) -> Findings:
-    if kind == "s3":
-        if location.bucket is None:
-            yield Finding(
-                f"{at}.bucket", "is missing, type s3 needs it", "Write bucket: my-bucket."
-            )
-        if location.path is not None:
-            yield Finding(f"{at}.path", "is not for type s3", "Use bucket and prefix, or type: fs.")
-        return
-    if location.path is None:
-        yield Finding(f"{at}.path", "is missing, type fs needs it", "Write path: ./folder.")
-    for name in ("bucket", "prefix"):
-        if getattr(location, name):
-            yield Finding(f"{at}.{name}", "is not for type fs", "Use path, or type: s3.")
+def location_fits_type(at: str, type_name: str, location: Location) -> Findings:
+    kind = store_kinds()[type_name]
+    for name, example in kind.required.items():
+        if not getattr(location, name):
+            message = f"is missing, type {type_name} needs it"
+            yield Finding(f"{at}.{name}", message, f"Write {name}: {example}.")
+    for name, value in location:
+        if value and name not in kind.fields:
+            fix = f"Use {' and '.join(kind.fields)}, or type: {_types(_with(name))}."
+            yield Finding(f"{at}.{name}", f"is not for type {type_name}", fix)
+    yield from kind.findings(at, location)
 
 
 @_rule("training_data_reference.source")
 @_rule("training_results_reference.target")
 def location_is_legal(at: str, location: Location) -> Findings:
-    bucket, path = location.bucket, location.path
-    if bucket is not None and (
-        # Stores no longer make buckets with an underscore, but those of FfDL's days have it.
-        not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", bucket)
-        or ".." in bucket
-        or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", bucket)
-    ):
-        fix = (
-            "Use 3 to 63 of a-z, 0-9, dot, dash and _, starting and ending with a letter or digit."
-        )
-        yield Finding(f"{at}.bucket", f"{bucket[:70]!r} is not a bucket name", fix)
-    if location.prefix and not {"", ".", ".."}.isdisjoint(location.prefix.split("/")):
-        fix = "Write it like a/b: no leading or double slash, no dots as a folder."
-        yield Finding(f"{at}.prefix", f"{location.prefix[:70]!r} is not a key prefix", fix)
-    if path is not None and ".." in PurePosixPath(path).parts:
-        yield Finding(f"{at}.path", "has `..` in it", "Write the folder's absolute path.")
+    """Also where the type is broken: a field that only one kind has is that kind's."""
+    given = [_with(name) for name, value in location if value]
+    for kind in dict.fromkeys(kinds[0] for kinds in given if len(kinds) == 1):
+        yield from kind.findings(at, location)
 
 
 @_rule("training_data_reference.type", "training_data_reference.connection")
 @_rule("training_results_reference.type", "training_results_reference.connection")
-def connection_fits_type(at: str, kind: str, connection: Connection | None) -> Findings:
-    if kind == "s3" and connection is None:
+def connection_fits_type(at: str, type_name: str, connection: Connection | None) -> Findings:
+    needed = store_kinds()[type_name].needs_connection
+    if needed and connection is None:
         fix = "Write connection: {conn_id: my_s3}, with the id of an Airflow connection."
-        yield Finding(at, "is missing, type s3 needs it", fix)
-    if kind == "fs" and connection is not None:
-        yield Finding(at, "is not for type fs", "Delete it, or use type: s3.")
+        yield Finding(at, f"is missing, type {type_name} needs it", fix)
+    if not needed and connection is not None:
+        fix = f"Delete it, or use type: {_with_connection()}."
+        yield Finding(at, f"is not for type {type_name}", fix)
 
 
 @_rule("training_data_reference.connection")
@@ -295,13 +318,7 @@ def places_differ(at: str, source: DataReference, target: ResultsReference) -> F
 
 def place_of(reference: Reference) -> tuple[str, ...] | None:
     """Returns store, bucket and folders, so that a place inside another starts with it."""
-    location, connection = reference.place, reference.connection
-    if reference.type == "fs":
-        return ("fs", *PurePosixPath(location.path).parts) if location.path else None
-    if location.bucket is None or connection is None:
-        return None
-    store = connection.conn_id or (connection.endpoint_url or "").lower().rstrip("/")
-    return ("s3", store, location.bucket, *filter(None, location.prefix.split("/")))
+    return reference.store.place(reference.place, reference.connection)
 
 
 @_rule("training_data_reference.connection", warning=True)

@@ -155,7 +155,7 @@ def _timezone_findings(at: str, name: str) -> Findings:
 def schedule_waits_for_assets_of_others(
     at: str, results: ResultsReference, name: str, given: Schedule | None
 ) -> Findings:
-    own = place_of(results)
+    own = results.store.fixed_uri(results.place) if place_of(results) else None
     seen: set[str] = set()
     for i, asset in enumerate(given.assets if given else ()):
         field, uri = f"{at}.assets[{i}]", asset.rstrip("/")
@@ -166,7 +166,7 @@ def schedule_waits_for_assets_of_others(
             yield Finding(field, problem, fix)
         elif uri in seen:
             yield Finding(field, f"{uri[:60]!r} is there twice", "Delete one of them.")
-        elif own and own[0] == "s3" and uri == "s3://" + "/".join((*own[2:], slug(name))):
+        elif own and uri == f"{own}/{slug(name)}":
             fix = "Delete it; its runs would start each other for ever."
             yield Finding(field, "is this training's own model", fix)
         seen.add(uri)

@@ -22,7 +22,6 @@ from tensorflow.python.util import deprecation, lazy_loader  # noqa: TID253
 
 from ddl_ops import averaging
 from ddl_ops.tf1 import gone
-from ddl_ops.tf1.importing import has_legacy
 
 OVERLAY = Path(__file__).parent / "overlay"
 _OVERLAID = frozenset(
@@ -162,7 +161,7 @@ def _averaging(op: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settle_keras(itself: ModuleType) -> None:
     """Keras 2 for tf.keras, tf.layers and tf.nn.rnn_cell now; or a word on how to get it."""
-    if has_legacy():
+    if gone.has_legacy():
         # They ask the environment which Keras to take, when first used: make them ask now.
         for module in (v1, v1.nn, v2, itself):
             for value in list(vars(module).values()):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
+_LEGACY_PACKAGES = ("tf_keras", "tf_slim", "tensorflow_estimator")
 # Of no index: a package of that name there would be somebody else's.
 _LEGACY = "pip install '.[legacy]' in the sources of ddl-airflow"
 
@@ -70,6 +74,12 @@ _REPLACED = {
 class LeftTensorFlow(AttributeError):
     """A script asks for what is gone. To try again, as it is, will not help: whoever started the
     job knows this by the name."""
+
+
+@functools.cache
+def has_legacy() -> bool:
+    """Whether all of the extra `legacy` is installed: its parts need each other."""
+    return all(importlib.util.find_spec(name) is not None for name in _LEGACY_PACKAGES)
 
 
 def needs_legacy(name: str) -> str | None:

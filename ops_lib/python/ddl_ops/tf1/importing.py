@@ -5,7 +5,6 @@ Standard library only: it is there before the script's first line.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
@@ -18,20 +17,12 @@ from types import ModuleType
 
 from ddl_ops.tf1 import gone
 
-_LEGACY = ("tf_keras", "tf_slim", "tensorflow_estimator")
-
 
 def install() -> None:
     """From here on `import tensorflow` gives the 1.x API. Raises RuntimeError if it comes late."""
     if "tensorflow" in sys.modules:
         raise RuntimeError("tensorflow is already imported: its 1.x API must be asked for before.")
     sys.meta_path.insert(0, _Finder())
-
-
-@functools.cache
-def has_legacy() -> bool:
-    """Whether all of the extra `legacy` is installed: its parts need each other."""
-    return all(importlib.util.find_spec(name) is not None for name in _LEGACY)
 
 
 @contextmanager
@@ -49,7 +40,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == "keras" and has_legacy():  # it meant Keras 2 then
+        if name == "keras" and gone.has_legacy():  # it meant Keras 2 then
             return importlib.util.spec_from_loader(name, _Known("tf_keras.api._v1.keras"))
         if name == "learn_runner" and PathFinder.find_spec(name, path, target) is None:
             # Scripts for Experiments had it beside them, or in TensorFlow.
@@ -70,7 +61,7 @@ class _Finder(MetaPathFinder):
 def _find_in_facade(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Where the module is, if not where Python would look. Raises ImportError if it is gone."""
     found = PathFinder.find_spec(name, path)
-    reason = None if has_legacy() else gone.needs_legacy(name)
+    reason = None if gone.has_legacy() else gone.needs_legacy(name)
     if found is None:
         reason = reason or gone.left(name)
     if reason is not None:
@@ -105,7 +96,7 @@ class _Loader(Loader):
 def _choosing_keras_2() -> Iterator[None]:
     """TensorFlow asks the environment for its Keras, while it is imported; children must not."""
     before = os.environ.get("TF_USE_LEGACY_KERAS")
-    if has_legacy():
+    if gone.has_legacy():
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
     try:
         yield

@@ -346,6 +346,14 @@ def test_communication_is_said_at_the_end(train, layout, context_of, capsys, lef
     assert all(text in line for text, line in zip(said, lines, strict=True))
 
 
+def test_what_is_asked_of_the_manifests_launcher_is_not_asked_of_another(train, context_of):
+    asked = train("1", launcher="slurm", scheduler={"partition": "gpu"})
+    asked.render_template_fields(context_of("training", launcher="slurm"))
+    assert asked.scheduler == {"partition": "gpu"}
+    asked.render_template_fields(context_of("training", launcher="fake"))
+    assert (asked.launcher, asked.scheduler) == ("fake", {})
+
+
 def test_fake_launcher_trains_without_processes(train, context_of):
     result = train("1", launcher="fake", nodes=3, slots=2).execute(context_of("training"))
     assert result == {"world_size": 6, "metrics": {}}

@@ -5,11 +5,8 @@ import sys
 
 import pytest
 
-from ddl_airflow.core.errors import ConnectionInvalid, StagingError
-from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.store import check_keys, open_store
+from ddl_airflow.core.errors import StagingError
+from ddl_airflow.storage.store import check_keys
 
 
 @pytest.mark.parametrize(
@@ -37,30 +34,6 @@ def test_check_keys_refuses_what_cannot_be_files_of_one_folder(keys, said):
 
 def test_check_keys_accepts_odd_but_safe_names():
     check_keys(["a b/..c/d", "a b/ü", "...", "x\ny", "a b c"], "s3://bucket")
-
-
-def test_open_store_finds_what_uri_names(tmp_path):
-    folder = FolderStore(tmp_path / "with space", "sub")
-    again = open_store(folder.uri)
-    assert isinstance(again, FolderStore)
-    assert again.uri == folder.uri
-    client = s3_client("http://localhost:1", "key", "secret")
-    bucket = open_store("s3://bucket/a/b/", client)
-    assert isinstance(bucket, S3Store)
-    assert bucket.uri == "s3://bucket/a/b"
-    assert bucket.at("c").uri == "s3://bucket/a/b/c"
-    assert open_store("s3://bucket", client).uri == "s3://bucket"
-
-
-@pytest.mark.parametrize("uri", ["bucket/a", "s3://", "file://relative", "http://host/x", ""])
-def test_open_store_refuses_other_uris(uri):
-    with pytest.raises(ConnectionInvalid, match="names no store"):
-        open_store(uri)
-
-
-def test_open_store_needs_a_client_for_s3():
-    with pytest.raises(ConnectionInvalid, match="needs a connection"):
-        open_store("s3://bucket")
 
 
 def test_importing_storage_imports_no_boto3():

@@ -18,9 +18,9 @@ from pathlib import Path
 
 WITHOUT_LEGACY = sys.argv[1:] == ["without-legacy"]
 if WITHOUT_LEGACY:
-    from ddl_ops.tf1 import importing
+    from ddl_ops.tf1 import gone
 
-    importing.has_legacy = lambda: False
+    gone.has_legacy = lambda: False
 else:
     import keras  # before tensorflow, as scripts may do  # noqa: F401
 

@@ -162,6 +162,23 @@ def test_conn_id_cannot_be_resolved_without_airflow() -> None:
         connection.resolve({})
 
 
+def test_digest_of_a_launcher_is_of_what_is_written() -> None:
+    """Whatever class of section it is: a run is never another one after an upgrade."""
+
+    def digest(launcher: str) -> str:
+        folders = (VALID / "folders.yml").read_text(encoding="utf-8")
+        return load_manifest_text(f"{folders}{launcher}\n", "m.yml").digest
+
+    for same in ("launcher: {}", "launcher: {kind: local}", "launcher: {partition: }"):
+        assert digest(same) == digest("")
+    assert digest("") == "faa1144b46e7e167e1f8354f9f2f8856573ee874eff9871d19a51921d1840359"
+    slurm = "{kind: slurm, partition: gpu, time_limit: 2h, options: [--mem=4G], slots: 2}"
+    assert (
+        digest(f"launcher: {slurm}")
+        == "162a78db64e6ff5372b16bce60546a3e55ac6775c731c7ef2f126660f94f1b3a"
+    )
+
+
 def test_digest_ignores_order_comments_defaults_and_keys() -> None:
     text = (VALID / "wml.yml").read_text(encoding="utf-8")
     digest = load_manifest_text(text, "a.yml").digest

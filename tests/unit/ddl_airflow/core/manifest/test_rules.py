@@ -27,6 +27,17 @@ def _fields(name: str, old: str, new: str) -> list[str]:
     return []
 
 
+def test_fields_of_another_launcher_hide_nothing_else() -> None:
+    folders = (VALID / "folders.yml").read_text(encoding="utf-8")
+    text = f"{folders}launcher: {{kind: local, partition: gpu, account: }}\n"
+    with pytest.raises(ManifestInvalid) as caught:
+        load_manifest_text(text.replace("name: cpu2", "name: cpuu"), "m.yml")
+    assert {issue.field for issue in caught.value.issues} == {
+        "model_definition.execution.compute_configuration.name",
+        "launcher.partition",
+    }
+
+
 @pytest.mark.parametrize(
     ("version", "good"),
     [

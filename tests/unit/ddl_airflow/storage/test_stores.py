@@ -1,0 +1,168 @@
+"""Kinds of store: what opens each, and that a new one is its own files and no other change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.stores import open_by_environment, open_store
+
+PACKAGE = Path(__file__).parents[4] / "ddl_airflow"
+# Its buckets are folders, so that nobody has to serve them.
+KIND = """
+from ddl_airflow.core.manifest.rule import Finding
+from ddl_airflow.core.manifest.sections.stores.s3 import S3
+
+class Cellar(S3):
+    kind_name = scheme = "cellar"
+    is_a = "a cellar"
+    form = "cellar://bucket/prefix"
+    implementation = "ddl_airflow.storage.cellar:CellarStore"
+
+    def findings(self, at, location):
+        if location.bucket == "closed":
+            yield Finding(f"{at}.bucket", "is closed", "Choose another one.")
+
+    def fixed_uri(self, location):
+        return f"cellar://{location.bucket}/{location.prefix}".rstrip("/")
+
+KIND = Cellar()
+"""
+STORE = """
+from pathlib import Path
+from ddl_airflow.storage.filesystem import FolderStore
+
+class CellarStore(FolderStore):
+    @classmethod
+    def opened(cls, uri, access):
+        return cls(Path(access.client) / uri.removeprefix("cellar://"))
+"""
+MANIFEST = """\
+model_definition:
+  name: in-the-cellar
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: cpu, nodes: 1}
+training_data_reference:
+  type: cellar
+  connection: {conn_id: my_cellar}
+  source: {bucket: wine, prefix: red}
+training_results_reference:
+  type: fs
+  target: {path: ./results}
+schedule: {on_data_change: true}
+"""
+RUN = """
+import json, sys
+from pathlib import Path
+from ddl_airflow.core.errors import ManifestError
+from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.schema import json_schema
+from ddl_airflow.core.plan import plan
+from ddl_airflow.storage.stores import open_store
+
+def errors(text):
+    try:
+        load_manifest_text(text, "m.yml")
+    except ManifestError as error:
+        return str(error).splitlines()
+
+path = Path(sys.argv[1])
+dataset = plan(load_manifest(path), path).stage_data.dataset
+text = path.read_text()
+print(json.dumps({
+    "uri": dataset.uri,
+    "objects": [one.key for one in open_store(dataset.uri, path.parent).list()],
+    "types": json_schema()["$defs"]["DataReference"]["properties"]["type"]["enum"],
+    "closed": errors(text.replace("wine", "closed")),
+    "path": errors(text.replace("bucket: wine", "path: wine")),
+    "alone": errors(text.replace("  connection: {conn_id: my_cellar}\\n", "")),
+}))
+"""
+
+
+def test_a_new_kind_of_store_is_its_own_files(tmp_path):
+    ours = tmp_path / "ddl_airflow"
+    shutil.copytree(PACKAGE, ours, ignore=shutil.ignore_patterns("__pycache__"))
+    (ours / "core/manifest/sections/stores/cellar.py").write_text(KIND)
+    (ours / "storage/cellar.py").write_text(STORE)
+    manifest = tmp_path / "manifest.yml"
+    manifest.write_text(MANIFEST)
+    (tmp_path / "wine/red").mkdir(parents=True)
+    (tmp_path / "wine/red/bottle").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, manifest],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {
+        "uri": "cellar://wine/red",
+        "objects": ["bottle"],
+        "types": ["cellar", "fs", "s3"],
+        "closed": [
+            "m.yml:10: training_data_reference.source.bucket: is closed. Choose another one."
+        ],
+        "path": [
+            "m.yml:10: training_data_reference.source.bucket: is missing, type cellar needs it. "
+            "Write bucket: my-bucket.",
+            "m.yml:10: training_data_reference.source.path: is not for type cellar. Use bucket "
+            "and prefix, or type: fs.",
+        ],
+        "alone": [
+            "m.yml:7: training_data_reference.connection: is missing, type cellar needs it. Write "
+            "connection: {conn_id: my_s3}, with the id of an Airflow connection."
+        ],
+    }
+
+
+def test_schemes_and_forms_are_of_one_kind_each():
+    kinds = store_kinds().values()
+    assert len({kind.scheme for kind in kinds}) == len(kinds)
+    assert all(kind_of_uri(kind.form) is kind for kind in kinds)
+    assert kind_of_uri("s3") is None and kind_of_uri("http://host/x") is None
+
+
+def test_open_store_finds_what_uri_names(tmp_path):
+    folder = FolderStore(tmp_path / "with space", "sub")
+    again = open_store(folder.uri)
+    assert isinstance(again, FolderStore)
+    assert again.uri == folder.uri
+    client = s3_client("http://localhost:1", "key", "secret")
+    bucket = open_store("s3://bucket/a/b/", client)
+    assert isinstance(bucket, S3Store)
+    assert bucket.uri == "s3://bucket/a/b"
+    assert bucket.at("c").uri == "s3://bucket/a/b/c"
+    assert open_store("s3://bucket", client).uri == "s3://bucket"
+
+
+@pytest.mark.parametrize("uri", ["bucket/a", "s3://", "file://relative", "http://host/x", ""])
+def test_open_store_refuses_other_uris(uri):
+    with pytest.raises(ConnectionInvalid, match="names no store"):
+        open_store(uri)
+
+
+def test_open_store_needs_a_client_for_s3():
+    with pytest.raises(ConnectionInvalid, match="needs a connection"):
+        open_store("s3://bucket")
+
+
+def test_the_environment_opens_what_needs_no_connection_of_airflow(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+    bucket = open_by_environment("s3://bucket/a")
+    assert isinstance(bucket, S3Store) and bucket.endpoint == "http://localhost:1"
+    assert open_by_environment(tmp_path.as_uri()).uri == tmp_path.as_uri()
