@@ -303,11 +303,13 @@ def _in_commands(manifest: Manifest) -> Iterator[ManifestIssue]:
         return
     site = os.environ.get("AIRFLOW__DDL__PYTHON", "")
     python = manifest.launcher.python or site or sys.executable
-    commands = [("model_definition.execution.command", one) for one in manifest.commands]
+    first, *others = manifest.commands
+    at = "model_definition.execution.command"
+    commands = [(at, first, manifest.world_size), *((at, one, 0) for one in others)]
     if manifest.evaluation is not None and manifest.evaluation.command:
-        commands.append(("evaluation.command", manifest.evaluation.command))
-    for field, command in commands:
-        if (found := command_finding(field, command, code, python)) is not None:
+        commands.append(("evaluation.command", manifest.evaluation.command, 0))
+    for field, command, ranks in commands:
+        if (found := command_finding(field, command, code, python, ranks)) is not None:
             yield ManifestIssue(manifest.line_of(field), field, found.message, found.fix)
 
 

@@ -16,25 +16,32 @@ from ddl_airflow.core.manifest.rule import Finding, nearest
 _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 # Compiling takes a hundred times as much memory.
 _MOST_BYTES = 2**20
-# What starts ranks, as the train task does.
-_LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun", "horovodrun", "torchrun"))
+# What starts ranks, as the train task does; the others may start theirs within a single one.
+_LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun"))
+_OTHER_LAUNCHERS = frozenset(("horovodrun", "torchrun"))
 # How alike names of files are, of which one is probably a misspelling of the other.
 _NEAR = 0.75
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
-def check_command(command: str, code: Path, python: str) -> None:
+def check_command(command: str, code: Path, python: str, ranks: int = 0) -> None:
     """Raises when ``command_finding`` finds something.
+
+    Args:
+        command, code, python, ranks: as ``command_finding`` has them.
 
     Raises:
         CommandInvalid: names the script, its line when it does not parse, and what is there.
     """
     # Out here it has no SyntaxError as its context, of which logs show the line of the script.
-    if (found := command_finding("execution.command", command, code, python)) is not None:
+    found = command_finding("execution.command", command, code, python, ranks)
+    if found is not None:
         raise CommandInvalid(f"{found.field and f'{found.field}: '}{found.message}. {found.fix}")
 
 
-def command_finding(field: str, command: str, code: Path, python: str) -> Finding | None:
+def command_finding(
+    field: str, command: str, code: Path, python: str, ranks: int = 0
+) -> Finding | None:
     """What is wrong with a command that names a script or program that is not there, or no Python.
 
     Args:
@@ -43,6 +50,7 @@ def command_finding(field: str, command: str, code: Path, python: str) -> Findin
         code: folder of the scripts; the command runs in it, or in a copy.
         python: the ranks' Python. What is valid Python is decided here only if it is this one;
             another may know a newer syntax.
+        ranks: that each run it; 0: it runs once, by itself.
 
     Returns:
         None if nothing is; without a field if it is wrong in the script.
@@ -51,7 +59,8 @@ def command_finding(field: str, command: str, code: Path, python: str) -> Findin
         words = shlex.split(command)
     except ValueError as error:
         return Finding(field, f"{command!r}: {error}", "Close the quotes.")
-    if words and words[0].rpartition("/")[2] in _LAUNCHERS:
+    name = words[0].rpartition("/")[2] if words else ""
+    if (ranks and name in _LAUNCHERS) or (ranks > 1 and name in _OTHER_LAUNCHERS):
         message = f"{command!r}: {words[0]} would start ranks of its own in each rank"
         return Finding(field, message, "Write python and the script alone.")
     if words and words[-1].endswith("&"):
@@ -106,9 +115,15 @@ def _program_finding(field: str, command: str, words: list[str], code: Path) -> 
         message = f"{command!r}: {program} is no program"
         return Finding(field, message, f"Write python {program}.")
     # Others may be where the ranks run, and not here.
-    if (near := nearest(program, ("python", "python3"))) and shutil.which(program) is None:
-        return Finding(field, f"{command!r}: there is no {program!r}", f"Did you mean {near!r}?")
+    if _is_misspelt_python(program) and shutil.which(program) is None:
+        return Finding(field, f"{command!r}: there is no {program!r}", "Did you mean 'python'?")
     return None
+
+
+def _is_misspelt_python(program: str) -> bool:
+    """By its own letters, in another order, one too few or too many: jython is another program."""
+    letters = program.rstrip("0123456789.")
+    return set(letters) <= set("python") and len(letters) in (5, 6, 7)
 
 
 def _files(code: Path) -> Iterator[str]:

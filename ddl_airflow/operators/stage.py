@@ -62,7 +62,7 @@ class StageDataOperator(StepOperator):
         code: folder with the scripts.
         not_code: folders in it that are not copied, data and results among them.
         python: the ranks' Python, for the checks; empty for the site's.
-        commands: the manifest's commands, checked against the code.
+        commands: the manifest's commands, that of the training first; checked against the code.
         results: where trainings are published. A run that no person started does nothing if the
             newest one there was made of the same and is whole, or one that was rejected was. None:
             it always trains.
@@ -181,8 +181,9 @@ class StageDataOperator(StepOperator):
                 "leads to.",
                 *(name, self.code),
             )
-        for command in self.commands:
-            check_command(command, layout.code, rank_python(self.python))
+        for number, command in enumerate(self.commands):
+            ranks = 1 if number == 0 else 0  # or more; only the training runs in them
+            check_command(command, layout.code, rank_python(self.python), ranks)
         self.log.info("code %s: %d files from %s", code.digest[:19], len(code.files), self.code)
         return code
 

@@ -151,7 +151,7 @@ class TrainOperator(JobOperator):
     def rehearse(self, layout: RunLayout) -> str:
         """The line that would start the ranks."""
         job = self._job_of(layout, 1)
-        check_command(job.command, job.folder, job.python)
+        check_command(job.command, job.folder, job.python, job.world_size)
         if said := will_train_apart(job.folder, self.distribution, job.world_size):
             self.log.warning("%s. %s", said, CURE)
         submission = launcher(self.launcher, self.scheduler).render(job)
@@ -185,7 +185,7 @@ class TrainOperator(JobOperator):
         """Returns the world size and the last value of each metric."""
         try_number = context["ti"].try_number
         job = self._job_of(layout, try_number)
-        check_command(job.command, job.folder, job.python)
+        check_command(job.command, job.folder, job.python, job.world_size)
         if not job.user:
             self.log.info("ranks run as Airflow's own user: [ddl] run_ranks_as is not set")
         chosen = launcher(self.launcher, self.scheduler)

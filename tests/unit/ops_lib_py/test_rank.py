@@ -360,8 +360,13 @@ WRITES = """
         open(Path(result) / ".." / "result" / name, mode.replace("x", "w")).close()
     for name, mode in (("log", "a"), ("log", "a+b"), ("w", "r"), ("w", "rb")):
         open(name, mode).close()
+    # A lock, a part of a file, and what only one rank can have made.
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
         os.close(os.open(f"os-{flags}", flags | os.O_CREAT))
+        os.close(os.open(f"os-new-{flags}", flags | os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+    os.close(os.open("os-emptied", os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+    open("only-new", "x").close()
+    open("only-new", "r+b").close()
     open("../elsewhere", "w").close()
     open(os.open("w", os.O_RDONLY), "rb").close()
     sys.audit("open", "told", "w", 0)
@@ -401,9 +406,20 @@ def test_results_that_are_written_are_noted_once(start, tmp_path):
     names = [name.removeprefix(f"{tmp_path}/result/") for name in wrote]
     assert len(names) == len(set(names))
     assert set(names) == {
-        *("w", "x", "both", "os-1", "os-2", "told", "\udcff", "forked", "none/there"),
+        *("w", "x", "both", "os-emptied", "told", "\udcff", "forked", "none/there"),
         *("thread-0", "thread-1", "thread-2"),
     }
+
+
+def test_an_h5_file_is_written_unless_it_is_opened_to_be_read(tmp_path):
+    from ddl_ops import written_files
+
+    path = tmp_path / "model.h5"
+    for mode in ("r", None):
+        assert written_files._opened(path, mode) == ""
+    assert written_files._opened(path) == ""
+    assert written_files._opened(path, "w") == str(path)
+    assert written_files._opened(open, "w") == ""
 
 
 def test_files_that_are_noted_have_an_end(start, tmp_path):

@@ -71,10 +71,12 @@ def _note_writes(file: str, folders: list[str]) -> None:
         if event != "open":
             return
         path, mode, flags = arguments
+        # Files that are emptied: many may append to one, or write a part each; one that must be new
+        # is made by one rank alone.
         if mode is None:  # os.open
-            if not flags & (os.O_WRONLY | os.O_RDWR) or flags & os.O_APPEND:
+            if not flags & os.O_TRUNC or flags & os.O_EXCL:
                 return
-        elif "a" in mode or not _WRITES.intersection(mode):
+        elif "w" not in mode:
             return
         try:
             if isinstance(path, int):
@@ -117,8 +119,6 @@ def _start_tensorflow_1() -> None:
     importing.install()
 
 
-# Modes in which a file is written from its start; many may append to one.
-_WRITES = frozenset("wx+")
 _MOST_FILES = 200
 _LONGEST = 2_000
 _folder = os.getcwd()

@@ -150,5 +150,17 @@ def test_the_error_has_no_line_of_the_script(code):
 def test_a_command_that_cannot_be_a_ranks_is_refused(tmp_path, command, said):
     (tmp_path / "train.py").write_text("")
     with pytest.raises(CommandInvalid) as caught:
-        check_command(command, tmp_path, sys.executable)
+        check_command(command, tmp_path, sys.executable, 2)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("mpirun -np 2 python evaluate.py", 0),  # as evaluation's command: it runs once
+        ("torchrun --nproc_per_node 4 train.py", 1),
+        *((f"{name} train.py", 2) for name in ("jython", "bpython", "pythonw", "python_tf")),
+    ],
+)
+def test_a_program_that_may_be_meant_passes(tmp_path, command, ranks):
+    check_command(command, tmp_path, sys.executable, ranks)
