@@ -9,28 +9,45 @@ import pytest
 
 from tests.parallel.conftest import CHECKS, OF_OPS
 
-# The front ends are tried alone, and with others: as a rule more than one.
-OF = {1: CHECKS, 2: OF_OPS, 3: CHECKS}
+
+@pytest.fixture(scope="module")
+def run_checks(run_ranks, tmp_path_factory):
+    """run_checks(ranks, *names) -> ranks, how they ended, and their progress lines."""
+
+    def run(ranks: int, *names: str):
+        progress = tmp_path_factory.mktemp("job") / "progress.jsonl"
+        options = {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": str(progress)}
+        ended = run_ranks("every_check.py", ranks, *names, timeout_s=600, **options)
+        return ranks, ended, progress
+
+    return run
 
 
-@pytest.fixture(scope="module", params=OF, ids=lambda ranks: f"np{ranks}")
-def job(request, run_ranks, tmp_path_factory):
-    progress = tmp_path_factory.mktemp("job") / "progress.jsonl"
-    options = {"DDL_OPTIONS": "-mode p", "DDL_PROGRESS": str(progress)}
-    names = OF[request.param]
-    ended = run_ranks("every_check.py", request.param, *names, timeout_s=600, **options)
-    return request.param, ended, progress
+@pytest.fixture(scope="module", params=[1, 3], ids=lambda ranks: f"np{ranks}")
+def job(request, run_checks):
+    return run_checks(request.param)
 
 
-@pytest.mark.parametrize(
-    ("job", "name"),
-    [(ranks, name) for ranks, names in OF.items() for name in names],
-    indirect=["job"],
-)
-def test_check_passes_on_every_rank(job, name: str) -> None:
+@pytest.fixture(scope="module")
+def job_of_two(run_checks):
+    """The ops alone: the front ends over them have been tried with others, and with none."""
+    return run_checks(2, *OF_OPS)
+
+
+def passed_everywhere(job, name: str) -> None:
     ranks, ended, _ = job
     said = [line for r in range(ranks) for line in ended.lines_of(r) if line.startswith(f"{name}:")]
     assert said == [f"{name}: ok"] * ranks, ended.output
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_passes_on_every_rank(job, name: str) -> None:
+    passed_everywhere(job, name)
+
+
+@pytest.mark.parametrize("name", OF_OPS)
+def test_check_passes_on_two_ranks(job_of_two, name: str) -> None:
+    passed_everywhere(job_of_two, name)
 
 
 def test_job_ends_cleanly(job) -> None:
