@@ -140,7 +140,8 @@ def grads_reduce(
     """
     require_launched("ddl.grads_reduce()")
     pairs = list(grads_and_vars)
-    averaging.averaged_by_script()
+    if any(gradient is not None for gradient, _ in pairs):
+        averaging.averaged_by_script()
     equal_weights.start_equal([variable for _, variable in pairs])
     return gradients.grads_reduce(pairs, average, sparse_as_dense)
 
