@@ -121,8 +121,12 @@ def _program_finding(field: str, command: str, words: list[str], code: Path) -> 
 
 
 def _is_misspelt_python(program: str) -> bool:
-    """By its own letters, in another order, one too few or too many: jython is another program."""
+    """By its own letters, one too few or too many, or one other; jython is another program."""
     letters = program.rstrip("0123456789.")
+    if len(letters) == 6 and letters[0] == "p":
+        wrong = sum(one != right for one, right in zip(letters, "python", strict=True))
+        if wrong == 1:
+            return True
     return set(letters) <= set("python") and len(letters) in (5, 6, 7)
 
 

@@ -164,3 +164,9 @@ def test_a_command_that_cannot_be_a_ranks_is_refused(tmp_path, command, said):
 )
 def test_a_program_that_may_be_meant_passes(tmp_path, command, ranks):
     check_command(command, tmp_path, sys.executable, ranks)
+
+
+@pytest.mark.parametrize("program", ["pyhton", "pythom", "pyton3", "pithon", "pythonn"])
+def test_a_misspelt_python_is_named(tmp_path, program):
+    with pytest.raises(CommandInvalid, match="Did you mean 'python'"):
+        check_command(f"{program} train.py", tmp_path, sys.executable)
