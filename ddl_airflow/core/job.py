@@ -36,10 +36,8 @@ class JobSpec:
         user: name of the user that the job runs as; empty for the one that starts it.
         averages: whether its ranks are to train one model: a job in which none has averaged a
             gradient has then failed, however well its ranks ended.
-        resumes: whether an earlier try of these scripts has averaged: this one may find nothing
-            left to train, and end before it imports ddl.
-        resumes_apart: whether the last try of these scripts that trained did so apart: what this
-            one may find trained is no model of all ranks.
+        trained_before: how the last try of these scripts that trained did so, ``together`` or
+            ``apart``; empty if none has. This one may find nothing left to train.
     """
 
     job_id: str
@@ -58,8 +56,7 @@ class JobSpec:
     keep: tuple[Path, Path] | None = None
     user: str = ""
     averages: bool = False
-    resumes: bool = False
-    resumes_apart: bool = False
+    trained_before: str = ""
 
     @property
     def world_size(self) -> int:
@@ -77,8 +74,7 @@ class JobSpec:
             self.log_dir,
             self.user,
             self.averages,
-            self.resumes,
-            self.resumes_apart,
+            self.trained_before,
         )
 
 
@@ -110,7 +106,7 @@ class JobHandle:
         number: of the process that holds the ranks together, on this host; or the scheduler's
             own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
-        record_dir, log_dir, user, averages, resumes, resumes_apart: as in the JobSpec.
+        record_dir, log_dir, user, averages, trained_before: as in the JobSpec.
     """
 
     kind: str
@@ -121,8 +117,7 @@ class JobHandle:
     log_dir: Path
     user: str = ""
     averages: bool = False
-    resumes: bool = False
-    resumes_apart: bool = False
+    trained_before: str = ""
 
 
 class JobState(Enum):

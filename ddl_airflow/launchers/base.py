@@ -241,8 +241,7 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     records = read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
-        resumed = "apart" if handle.resumes_apart else "averaged" if handle.resumes else ""
-        if handle.averages and (reason := _trained_apart(ended, resumed)):
+        if handle.averages and (reason := _apart(ended, handle.trained_before)):
             return JobStatus(JobState.FAILED, reason=reason, permanent=True, apart=True)
         return JobStatus(JobState.SUCCEEDED)
     failure = _first_failure(handle, records)
@@ -277,7 +276,7 @@ def _alone(ddl: Mapping[str, bool]) -> bool:
     return ddl["alone"] or (ddl["applied"] and not ddl["explicit"])
 
 
-def have_averaged(records: Mapping[int, dict[str, Any]]) -> bool:
+def _have_averaged(records: Mapping[int, dict[str, Any]]) -> bool:
     """Whether the ranks with these records have averaged gradients."""
     return any(record.get("ddl", {}).get("averaged") for record in records.values())
 
@@ -291,25 +290,25 @@ def written_by_several(records: Mapping[int, dict[str, Any]]) -> dict[str, str]:
     return {name: _named(ranks) for name, ranks in by.items() if len(ranks) > 1}
 
 
-def trained_apart(records: Mapping[int, dict[str, Any]]) -> bool | None:
-    """How the ranks of a job trained, however it ended; None if they have computed no gradient."""
+def how_trained(records: Mapping[int, dict[str, Any]]) -> str:
+    """``together`` or ``apart``, however the job ended; empty if no rank computed a gradient."""
     facts = [record["ddl"] for record in records.values() if "ddl" in record]
-    if have_averaged(records):
-        return sum(map(_alone, facts)) > 1
-    return True if any(one["gradients"] for one in facts) else None
+    if _have_averaged(records):
+        return "apart" if sum(map(_alone, facts)) > 1 else "together"
+    return "apart" if any(one["gradients"] for one in facts) else ""
 
 
-def _trained_apart(records: Mapping[int, dict[str, Any]], resumed: str) -> str:
+def _apart(records: Mapping[int, dict[str, Any]], before: str) -> str:
     """Which ranks trained by themselves, and what to do; empty if none did.
 
     Averaging takes all ranks that have started ddl, also those that had no data and have joined.
     One that has not is alone. Where nobody has averaged, ranks that have started ddl and computed
-    no gradient found nothing left to train; in a training that resumes also those that have not
-    started it. What they found was trained by an earlier try: averaged, or each rank apart.
+    no gradient found nothing left to train; where an earlier try has trained, also those that have
+    not started it. ``before`` is how that one did.
     """
     without = [rank for rank, record in records.items() if "ddl" not in record]
     started = [rank for rank in records if rank not in without]
-    averaged = have_averaged(records)
+    averaged = _have_averaged(records)
     alone = [rank for rank in started if _alone(records[rank]["ddl"])]
     if averaged and len(alone) > 1:
         return (
@@ -320,8 +319,8 @@ def _trained_apart(records: Mapping[int, dict[str, Any]], resumed: str) -> str:
             "`distribution: independent` in the manifest."
         )
     trained = any(records[rank]["ddl"]["gradients"] for rank in started)
-    found_done = not averaged and not trained and bool(resumed or not without)
-    if found_done and resumed == "apart":
+    found_done = not averaged and not trained and bool(before or not without)
+    if found_done and before == "apart":
         return (
             f"The {len(records)} ranks found their training done, by an earlier try in which each "
             "trained a model of its own. Trigger a new run, with a script that averages."

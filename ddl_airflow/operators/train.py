@@ -27,8 +27,8 @@ from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.base import (
     Launcher,
     Scheduler,
+    how_trained,
     read_records,
-    trained_apart,
     written_by_several,
 )
 from ddl_airflow.launchers.registry import launcher
@@ -209,8 +209,8 @@ class TrainOperator(JobOperator):
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.start_again()
                 layout.to_start_again.unlink()
-            if job.averages and (apart := self._earlier_tries(layout, job, try_number)) is not None:
-                job = replace(job, resumes=not apart, resumes_apart=apart)
+            if job.averages:
+                job = replace(job, trained_before=self._trained_before(layout, job, try_number))
             begin_training(layout)
             if layout.experiment_id and layout.experiment_left.exists():
                 shutil.rmtree(layout.experiment_left)
@@ -224,13 +224,10 @@ class TrainOperator(JobOperator):
         self._job = scheduled = self._scheduled(layout, chosen)
         self._wait_for(scheduled.submit(job, layout.progress))
 
-    def _earlier_tries(self, layout: RunLayout, job: JobSpec, try_number: int) -> bool | None:
-        """Whether ranks of the last one that trained did so apart; None if none has.
-
-        With these scripts, since the training last started again.
-        """
+    def _trained_before(self, layout: RunLayout, job: JobSpec, try_number: int) -> str:
+        """As ``JobSpec`` has it, of the tries since the training last started again."""
         if trained_with_other_code(layout):
-            return None
+            return ""
         for number in reversed(range(1, try_number)):
             records = layout.records(number)
             try:
@@ -240,9 +237,9 @@ class TrainOperator(JobOperator):
             except LaunchError as error:
                 self.log.warning("try %d: %s", number, error)
                 continue
-            if (apart := trained_apart(before)) is not None:
-                return apart
-        return None
+            if how := how_trained(before):
+                return how
+        return ""
 
     def _alone(self, held: ExitStack, layout: RunLayout, job_id: str) -> int:
         """Keeps others out until ``held`` is closed; defers, or skips, while there are any."""

@@ -345,7 +345,7 @@ def _warn_apart(optimizer: str) -> None:
     print(
         f"ddl: rank 0: WARNING: the optimizer {optimizer!r} does not average gradients: each of "
         f"the {PLACEMENT.size} ranks trains a model of its own. Wrap it, also one that load_model "
-        "has brought: model.compile(ddl.keras.DistributedOptimizer(model.optimizer), ...)",
+        "has brought: ddl.keras.DistributedOptimizer(optimizer).",
         file=sys.stderr,
         flush=True,
     )

@@ -103,7 +103,7 @@ def test_ranks_that_applied_what_nobody_averaged_trained_apart(tmp_path, explici
     ],
 )
 def test_ranks_that_resume_must_not_train_apart_either(tmp_path, records, apart):
-    assert status_of(tmp_path, *records, averages=True, resumes=True).apart is apart
+    assert status_of(tmp_path, *records, averages=True, trained_before="together").apart is apart
 
 
 def test_a_rank_that_failed_is_the_cause_whether_they_averaged_or_not(tmp_path):
