@@ -36,6 +36,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
+from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
@@ -48,7 +49,7 @@ from ddl_airflow.launchers.base import (
     read_records,
     written_by_several,
 )
-from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv
+from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.summary import Road, summary
@@ -56,7 +57,7 @@ from ddl_airflow.summary import Road, summary
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
 _FOLDER = ".ddl-run"
 _PYTHON = re.compile(r"python[0-9.]*")
-# What only the train task, or a manifest, sets. Source: RunLayout.rank_environment.
+# What only the train task, or a manifest, sets. Source: ddl_airflow.core.environment.
 _OF_A_RUN = frozenset(
     """
     DATA_DIR RESULT_DIR MODEL_DIR CHECKPOINT_DIR LOG_DIR JOB_STATE_DIR TRAINING_ID JOB_NAME
@@ -235,7 +236,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
         cluster.size if cluster else options.np or manifest.world_size,
         cluster,
         {
-            **layout.rank_environment(manifest.dag_id),
+            **of_run(layout, manifest.dag_id),
             **parameter_environment(values),
             **({"DDL_TF1": "1"} if manifest.tf1 else {}),
             "DATA_DIR": str(data.resolve()),

@@ -14,7 +14,6 @@ from airflow.sdk.log import mask_secret
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -72,12 +71,6 @@ class ObjectStoreHook(BaseHook):
         except StagingError as error:
             return False, f"{type(error).__name__}: {error}"
         return True, f"{client.meta.endpoint_url} takes the keys: {said}"
-
-
-def check_folder_of_results(reference: StoreReference) -> None:
-    """Raises AccessDenied if the folder that the reference names can neither be used nor made."""
-    if reference.connection is None and isinstance(store := store_of(reference), FolderStore):
-        store.check_writable()
 
 
 def store_of(reference: StoreReference) -> ObjectStore:
