@@ -232,7 +232,8 @@ class LocalLauncher:
             left = left or _left_after_sudo(handle.user, mark)
         if process is not None:
             try:
-                process.wait(_SOON_S)
+                # Without its mark it is past all that may hold it, and ends; on a busy host, later.
+                process.wait(_SOON_S if left else _KILLED_S)
             except subprocess.TimeoutExpired:
                 left = left or [said_of(process.pid)]
         if left:

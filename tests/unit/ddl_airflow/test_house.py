@@ -50,7 +50,9 @@ MAY_IMPORT = {
     "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site", "storage"},
-    "cli": {"core", "storage", "lineage", "demo", "doctor"},
+    "local_run": {"core", "storage", "launchers", "lineage", "steps"},
+    "commands": {"core", "storage", "lineage", "steps", "local_run", "demo", "doctor"},
+    "cli": {"core", "commands"},
     "__main__": {"cli"},
 }
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
@@ -63,6 +65,8 @@ FOREIGN = {
     "run": set(),
     "summary": set(),
     "provider_info": set(),
+    "local_run": set(),
+    "commands": set(),
     "cli": set(),
 }
 # What Airflow calls its public interface, and the base classes of what a plugin may bring.
