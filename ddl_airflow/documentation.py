@@ -14,7 +14,7 @@ from typing import Any
 from ddl_airflow.core.manifest import Manifest, redacted_text
 from ddl_airflow.core.markdown import block, code, escaped, table
 from ddl_airflow.core.plan import Plan
-from ddl_airflow.operators.evaluate import wanted
+from ddl_airflow.steps.evaluate import wanted
 
 _KINDS = {
     "boolean": "true or false",
@@ -87,7 +87,7 @@ def _again(manifest: Manifest, steps: Plan) -> Iterator[str]:
         "Trigger the DAG. Its form asks for the parameters, and for nodes, checkpoint, attempts "
         "and a dry run. Or:"
     )
-    given = dict(list(steps.parameters.items())[:_MOST_GIVEN])
+    given = dict(list(steps.train.parameters.items())[:_MOST_GIVEN])
     conf = f" --conf {shlex.quote(json.dumps(given))}" if given else ""
     yield block(f"airflow dags trigger {steps.dag_id}{conf}", "sh")
     yield "A run goes on with a mended script when its `stage-data` is cleared with *downstream*."

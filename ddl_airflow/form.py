@@ -113,7 +113,7 @@ def _where(own: Launcher, kinds: Mapping[str, type[Launcher]]) -> str:
 
 def _most_nodes(manifest: Manifest, steps: Plan) -> int:
     """The manifest's; or as many as the site has, where it says so and none were set aside."""
-    if steps.train.place.pool or manifest.compute.nodes is None:
+    if steps.train_on.pool or manifest.compute.nodes is None:
         return steps.train.nodes
     return manifest.compute.nodes
 
@@ -125,9 +125,9 @@ def _nodes(manifest: Manifest, steps: Plan) -> str:
             "The first runs a master, two workers and a parameter server; each other "
             f"{manifest.slots} worker(s) and a parameter server."
         )
-    pool = steps.train.place.pool
+    pool = steps.train_on.pool
     if pool:
-        taken = f"{steps.train.pool_slots} slot(s) of the pool {pool}"
+        taken = f"{steps.pool_slots} slot(s) of the pool {pool}"
         return f"{each} At most the manifest's: the training takes {taken} whatever is entered."
     if manifest.compute.nodes is None:
         return f"{each} At most the manifest's: the site does not say how many it has."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssu
 from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
-from ddl_airflow.core.plan import ApproveStep, EvaluateStep, Plan, ScheduleStep, plan
+from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
-from ddl_airflow.operators.evaluate import EvaluateOperator, smaller_is_better
+from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.transform import TransformOperator
@@ -75,13 +75,7 @@ def dag_from(
     _check_rights(manifest, path, rights)
     _check_executors(steps, manifest)
     if rights is not None:
-        within = (path.parent.resolve(), *rights.paths)
-        data, results = steps.stage_data, steps.upload_results
-        steps = replace(
-            steps,
-            stage_data=replace(data, dataset=replace(data.dataset, within=within)),
-            upload_results=replace(results, results=replace(results.results, within=within)),
-        )
+        steps = confined(steps, (path.parent.resolve(), *rights.paths))
     failed = notifiers(manifest, "on_failure")
     with ManifestDag(
         dag_id=steps.dag_id,
@@ -185,7 +179,7 @@ def _check_executors(steps: Plan, manifest: Manifest) -> None:
     Raises:
         ManifestInvalid: the site's table has an executor that this Airflow has not.
     """
-    asked = {steps.train.place.executor, steps.other_steps.executor} - {""}
+    asked = {steps.train_on.executor, steps.other_steps.executor} - {""}
     if not asked:
         return
     there = executors()
@@ -201,7 +195,7 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
     tries = steps.tries[step]
     delay = timedelta(seconds=tries.delay_s)
     place, pool_slots = (
-        (steps.train.place, steps.train.pool_slots) if step == "train" else (steps.other_steps, 1)
+        (steps.train_on, steps.pool_slots) if step == "train" else (steps.other_steps, 1)
     )
     # What a place leaves open is Airflow's own default.
     where = {"pool": place.pool, "queue": place.queue, "executor": place.executor}
@@ -220,98 +214,30 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
 
 def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
     common: dict[str, Any] = {"settings": settings, "experiment": steps.experiment}
-    train, transform = steps.train, steps.transform
-    stage_data = StageDataOperator(
-        **_named(steps, "stage_data"),
-        **common,
-        task_display_name="stage-data",
-        dataset=steps.stage_data.dataset,
-        code=steps.stage_data.code,
-        not_code=steps.stage_data.not_code,
-        python=train.python,
-        commands=[
-            train.command,
-            *transform.commands,
-            *([steps.evaluate.command] if steps.evaluate and steps.evaluate.command else []),
-        ],
-        results=steps.upload_results.results,
-        manifest=steps.manifest,
-    )
-    trained = TrainOperator(
-        **_named(steps, "train"),
-        **common,
-        command=train.command,
-        nodes=train.nodes,
-        slots=train.slots,
-        launcher=train.launcher,
-        scheduler=train.scheduler,
-        gpu=train.gpu,
-        distribution=train.distribution,
-        python=train.python,
-        framework=train.framework,
-        tf1=train.tf1,
-        metrics=train.metrics,
-        when_busy=train.when_busy,
-        parameters=steps.parameters,
-        secrets=steps.secrets,
-    )
-    transformed = TransformOperator(
-        **_named(steps, "transform"),
-        **common,
-        commands=transform.commands,
-        checkpoint=transform.checkpoint,
-        inputs=transform.inputs,
-        outputs=transform.outputs,
-        sample=transform.sample,
-        python=transform.python,
-        tf1=transform.tf1,
-        parameters=steps.parameters,
-        secrets=steps.secrets,
-    )
-    uploaded = UploadResultsOperator(
+    road: list[BaseOperator] = [
+        StageDataOperator(
+            **_named(steps, "stage_data"),
+            **common,
+            task_display_name="stage-data",
+            step=steps.stage_data,
+        ),
+        TrainOperator(**_named(steps, "train"), **common, step=steps.train),
+        TransformOperator(**_named(steps, "transform"), **common, step=steps.transform),
+    ]
+    if steps.evaluate is not None:
+        evaluate = EvaluateOperator(**_named(steps, "evaluate"), **common, step=steps.evaluate)
+        road.append(evaluate)
+    if steps.approve is not None:
+        road.append(_approved(steps, steps.approve, manifest))
+    upload = UploadResultsOperator(
         **_named(steps, "upload_results"),
         **common,
         task_display_name="upload-results",
-        results=steps.upload_results.results,
-        manifest=steps.manifest,
-        promote=steps.upload_results.promote,
-        keep=steps.upload_results.keep,
-        **_bound(steps.evaluate),
+        step=steps.upload_results,
         on_success_callback=notifiers(manifest, "on_success") or None,
     )
-    stage_data >> trained >> transformed
-    last: BaseOperator = transformed
-    if steps.evaluate is not None:
-        last = last >> _evaluated(steps, steps.evaluate, common)
-    if steps.approve is not None:
-        last = last >> _approved(steps, steps.approve, manifest)
-    last >> uploaded
-
-
-def _bound(evaluate: EvaluateStep | None) -> dict[str, Any]:
-    """What must still hold when the model goes into production."""
-    if evaluate is None or not evaluate.not_worse:
-        return {}
-    small = smaller_is_better(evaluate.minimum, evaluate.maximum)
-    return {"not_worse_in": evaluate.metric, "source": evaluate.source, "small": small}
-
-
-def _evaluated(steps: Plan, evaluate: EvaluateStep, common: dict[str, Any]) -> EvaluateOperator:
-    return EvaluateOperator(
-        **_named(steps, "evaluate"),
-        **common,
-        results=steps.upload_results.results,
-        command=evaluate.command,
-        metric=evaluate.metric,
-        source=evaluate.source,
-        minimum=evaluate.minimum,
-        maximum=evaluate.maximum,
-        not_worse=evaluate.not_worse,
-        python=steps.train.python,
-        tf1=steps.train.tf1,
-        parameters=steps.parameters,
-        secrets=steps.secrets,
-    )
+    for before, after in pairwise([*road, upload]):
+        before >> after
 
 
 def _approved(steps: Plan, approve: ApproveStep, manifest: Manifest) -> BaseOperator:
@@ -322,9 +248,7 @@ def _approved(steps: Plan, approve: ApproveStep, manifest: Manifest) -> BaseOper
     named = _named(steps, "evaluate") | {"task_id": "approve", "execution_timeout": None}
     return ApproveOperator(
         **named,
-        results=steps.upload_results.results,
-        timeout=None if approve.timeout_s is None else timedelta(seconds=approve.timeout_s),
-        then=approve.then,
+        step=approve,
         subject="Publish the model of {{ dag.dag_id }}, run {{ run_id }}?",
         body="{{ ti.xcom_pull(task_ids='evaluate')['table'] }}",
         notifiers=notifiers(manifest, "on_approval"),

@@ -22,7 +22,6 @@ the ranks do").
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import secrets
@@ -31,16 +30,17 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
+from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run, of_script, of_training
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
 from ddl_airflow.core.output import ended_by_its_reader
-from ddl_airflow.core.parameters import filled_in, parameter_environment
+from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.base import (
     explained,
@@ -48,7 +48,7 @@ from ddl_airflow.launchers.base import (
     read_records,
     written_by_several,
 )
-from ddl_airflow.launchers.local import DEFAULT_OPTIONS, rank_argv
+from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.summary import Road, summary
@@ -56,7 +56,7 @@ from ddl_airflow.summary import Road, summary
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
 _FOLDER = ".ddl-run"
 _PYTHON = re.compile(r"python[0-9.]*")
-# What only the train task, or a manifest, sets. Source: RunLayout.rank_environment.
+# What only the train task, or a manifest, sets. Source: ddl_airflow.core.environment.
 _OF_A_RUN = frozenset(
     """
     DATA_DIR RESULT_DIR MODEL_DIR CHECKPOINT_DIR LOG_DIR JOB_STATE_DIR TRAINING_ID JOB_NAME
@@ -183,18 +183,20 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     from ddl_airflow.core.manifest import load_manifest
     from ddl_airflow.core.manifest.sections.parameters import values_of
     from ddl_airflow.core.manifest.site import compute_table
+    from ddl_airflow.core.plan import plan
 
     compute = compute_table(os.environ.get("AIRFLOW__DDL__COMPUTE", ""))
     manifest = load_manifest(options.manifest, compute=compute)
     beside = manifest.folder or Path()
+    steps = plan(manifest, beside / options.manifest.name)
     values = values_of(manifest.parameters, dict(options.set))
-    for name, one in manifest.parameters.items():
+    train = replace(steps.train, parameters=values)
+    for name in train.secrets:
         variable = f"PARAM_{name.upper()}"
-        if one.secret and variable not in os.environ:
+        if variable not in os.environ:
             raise SettingInvalid(f"parameter {name} is secret: set {variable} in the environment")
-    python = find_python(manifest.launcher.python) if manifest.launcher.python else sys.executable
-    code = (beside / manifest.code).resolve()
-    nodes = manifest.model_definition.execution.compute_configuration.nodes
+    python = find_python(train.python) if train.python else sys.executable
+    code = steps.stage_data.code
     results = manifest.training_results_reference.place
     data = options.data
     if data is None:
@@ -208,23 +210,22 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     if not data.is_dir():
         raise SourceMissing(f"the training data {data} is no folder. Give one: --data DIR")
     command = options.command or filled_in(
-        manifest.commands[0],
+        train.command,
         {
             **values,
-            **{"nodes": nodes, "launcher": manifest.launcher.kind, "attempts": 1, "dry_run": False},
-            **{"checkpoint": str(manifest.transform.checkpoint)},
-            **{"experiment_id": manifest.experiment.name if manifest.experiment else ""},
+            **{"nodes": train.nodes, "launcher": train.launcher, "attempts": 1, "dry_run": False},
+            **{"checkpoint": steps.transform.checkpoint, "experiment_id": steps.experiment},
         },
     )
     cluster: Cluster | None = options.tf_config
-    if cluster is None and options.np is None and manifest.distribution == "parameter_server":
-        cluster = parameter_servers(nodes, manifest.slots)
+    if cluster is None and options.np is None and train.distribution == "parameter_server":
+        cluster = parameter_servers(train.nodes, train.slots)
     run_id = f"by-hand-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}"
     layout = RunLayout(
         Path.cwd() / _FOLDER,
-        manifest.dag_id,
-        training_id(manifest.dag_id, run_id, secrets.token_hex()),
-        manifest.experiment.name if manifest.experiment else "",
+        steps.dag_id,
+        training_id(steps.dag_id, run_id, secrets.token_hex()),
+        steps.experiment,
     )
     make_workspace(layout.workspace)
     for folder in (layout.checkpoints, layout.logs, layout.state):
@@ -235,25 +236,22 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
         cluster.size if cluster else options.np or manifest.world_size,
         cluster,
         {
-            **layout.rank_environment(manifest.dag_id),
-            **parameter_environment(values),
-            **({"DDL_TF1": "1"} if manifest.tf1 else {}),
+            **of_run(layout, steps.dag_id),
+            **of_script(train, {}),
+            **of_training(train),
             "DATA_DIR": str(data.resolve()),
             "MODEL_DIR": str(code),
             "DDL_JOB_ID": f"{layout.training_id}/train-1",
-            "DDL_SLOTS": str(manifest.slots),
-            "DDL_METRICS": json.dumps(
-                [{"name": one.name, "regex": one.regex} for one in manifest.metrics]
-            ),
+            "DDL_SLOTS": str(train.slots),
         },
         Path() if options.command else code,
         python,
-        manifest.distribution == "mpi",
+        train.distribution == "mpi",
         Road(
             layout,
             python,
-            manifest.commands[1:],
-            str(manifest.transform.checkpoint),
+            tuple(steps.transform.commands),
+            steps.transform.checkpoint,
             (
                 *(["evaluation"] if manifest.evaluation else []),
                 *(["approval"] if manifest.approval.required else []),

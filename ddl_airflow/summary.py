@@ -52,7 +52,7 @@ def summary(road: Road) -> Iterator[str]:
     )
     yield f"results are in {_near(layout.result)}: {left}"
     steps = (*(road.commands or ("transform",)), *road.steps)
-    yield f"not done, as only the DAG does it: {', '.join(steps)}."
+    yield f"`ddl-airflow run`, or the DAG, goes on with: {', '.join(steps)}."
     for one in measured:
         if not math.isfinite(one.value):
             yield f"warning: {diverged(one)}"

@@ -302,20 +302,3 @@ class RunLayout:
                 path.replace(self.replaced / path.name)
         self.create()
         self.open_to_ranks()
-
-    def rank_environment(self, job_name: str, *, trained: bool = False) -> dict[str, str]:
-        """What ranks, or once it has ``trained`` later steps, find: docs/process-contract.md."""
-        return {
-            "DATA_DIR": str(self.staged),
-            "RESULT_DIR": str(self.result),
-            "MODEL_DIR": str(self.code),
-            "CHECKPOINT_DIR": str(self.checkpoints),
-            "LOG_DIR": str(self.logs),
-            "JOB_STATE_DIR": str(self.state),
-            "TRAINING_ID": self.training_id,
-            "JOB_NAME": job_name,
-            "EXPERIMENT_ID": self.experiment.name,
-            "EXPERIMENT_DIR": str(self.experiment_left if trained else self.experiment),
-            "DDL_PROGRESS": str(self.progress),
-            "DDL_STATS": str(self.statistics),
-        }

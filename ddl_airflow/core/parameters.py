@@ -68,12 +68,13 @@ def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:
     return {f"PARAM_{name.upper()}": text_of(value) for name, value in parameters.items()}
 
 
-def filled_in(command: str, values: Mapping[str, Any]) -> str:
+def filled_in(command: str, values: Mapping[str, Any], **given: Any) -> str:
     """A command with the parameters in it, as a run would have it, without Airflow.
 
     Args:
         command: one command of a manifest; its templates have been checked.
         values: what ``params`` has.
+        given: what else a template may name here.
 
     Raises:
         SettingInvalid: it names something that only a run in Airflow has, such as ``ds``.
@@ -83,7 +84,7 @@ def filled_in(command: str, values: Mapping[str, Any]) -> str:
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=word_of)
     try:
-        return environment.from_string(command).render(params=dict(values))
+        return environment.from_string(command).render(given, params=dict(values))
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise SettingInvalid(
             f"execution.command {command!r} cannot be filled in outside Airflow: {error}. Give the "

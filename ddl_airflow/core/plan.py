@@ -6,15 +6,17 @@ same plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 
 _MASK = "***"
+# Of what a run keeps of its steps, as JSON.
+_VALUES = (bool, int, float, str, Sequence, Mapping, type(None))
 
 
 @dataclass(frozen=True)
@@ -88,53 +90,115 @@ class Tries:
     timeout_s: float | None
 
 
-@dataclass(frozen=True)
-class StageDataStep:
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step is asked to do; a value, which says nothing of how.
+
+    Attributes:
+        settable: fields that a run may set, by parameters of their names.
+        templated: fields in which templates are filled in.
+        not_fixed: fields that a run takes as they are now; all others it keeps as they were when
+            it staged its data, whatever becomes of the manifest.
+    """
+
+    settable: ClassVar[tuple[str, ...]] = ()
+    templated: ClassVar[tuple[str, ...]] = ()
+    not_fixed: ClassVar[tuple[str, ...]] = ()
+
+    def fixed(self) -> dict[str, Any]:
+        """The fields that a run keeps, by name: those that are values by now."""
+        kept = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in self.not_fixed
+        }
+        # Of an operator of a Python DAG an earlier task may be about to return the others.
+        return {name: value for name, value in kept.items() if isinstance(value, _VALUES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptStep(Step):
+    """A step that starts processes of the manifest, in the ranks' Python.
+
+    Attributes:
+        python: the processes' Python; empty for the site's.
+        tf1: whether the scripts are written for TensorFlow 1: `import tensorflow` gives that API.
+        parameters: values that a run may change, by name; ``PARAM_<NAME>`` in the environment.
+        secrets: of each secret parameter the id of the Airflow connection whose password is its
+            value; ``PARAM_<NAME>`` in the environment, and nowhere else.
+    """
+
+    python: str = ""
+    tf1: bool = False
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageDataStep(Step):
     """Bring the data and the code to where ranks find them.
 
     Attributes:
         dataset: the training data.
         code: folder of the scripts.
+        commands: the manifest's commands, that of the training first; checked against the code.
         not_code: folders that may lie in it and are no scripts: data and results.
+        python: the ranks' Python, for the checks; empty for the site's.
+        results: where trainings are published. A run that no person started does nothing if the
+            newest one there was made of the same and is whole, or one that was rejected was. None:
+            it always trains.
+        manifest: name, digest and dialect of the manifest, for that.
     """
 
     dataset: StoreReference
     code: Path
-    not_code: tuple[Path, ...]
+    commands: Sequence[str]
+    not_code: Sequence[Path] = ()
+    python: str = ""
+    results: StoreReference | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    def fixed(self) -> dict[str, Any]:
+        """Nothing: this is the step that fixes what the run trains with."""
+        return {}
 
 
-@dataclass(frozen=True)
-class TrainStep:
+@dataclass(frozen=True, kw_only=True)
+class TrainStep(ScriptStep):
     """Run the manifest's first command on all ranks.
 
     Attributes:
-        scheduler: arguments of the launcher's class; none for a kind without fields of its own.
+        command: what each rank runs, in the run's copy of the code.
+        nodes, slots: hosts, and ranks on each.
+        launcher: how ranks start, a name of ``ddl_airflow.launchers.registry``.
+        scheduler: arguments of the launcher's class; nothing to a launcher that a run chooses
+            instead.
         gpu: whether each rank expects a GPU of its own.
-        distribution: ``mpi``, ``independent`` or ``parameter_server``.
-        tf1: whether the script is written for TensorFlow 1.
+        distribution: ``mpi``: ``nodes * slots`` ranks, which must not train apart;
+            ``independent``: the same, and they may; ``parameter_server``: the tasks of
+            ``ddl_airflow.core.cluster.parameter_servers``, each with its own TF_CONFIG.
+        framework: shown only; what runs is what the ranks' Python has.
         when_busy: while another training works in the experiment: ``wait``, or ``skip`` this one.
-        place: where Airflow runs it.
-        pool_slots: of the place's pool: one for each rank, which is each GPU.
+        metrics: name and regular expression of each metric to find in rank 0's output.
     """
 
+    settable = ("nodes", "launcher")
+    templated = ("command",)
+
     command: str
-    nodes: int
-    slots: int
-    place: Place
-    pool_slots: int
-    launcher: str
-    scheduler: Mapping[str, Any]
-    gpu: bool
-    distribution: str
-    python: str
-    framework: str
-    tf1: bool
-    when_busy: str
-    metrics: tuple[Mapping[str, str], ...]
+    nodes: int = 1
+    slots: int = 1
+    launcher: str = "local"
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    gpu: bool = False
+    distribution: str = "mpi"
+    framework: str = ""
+    when_busy: str = "wait"
+    metrics: Sequence[Mapping[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class TransformStep:
+@dataclass(frozen=True, kw_only=True)
+class TransformStep(ScriptStep):
     """Checkpoint to SavedModel: the manifest's further commands, or the built-in way.
 
     Attributes:
@@ -142,31 +206,36 @@ class TransformStep:
         checkpoint: ``latest`` or a step.
         inputs, outputs: signature name to tensor name; empty to look in the graph.
         sample: file whose rows the reloaded model must predict; empty to look for one.
-        tf1: whether the commands' scripts are written for TensorFlow 1.
     """
 
-    commands: tuple[str, ...]
-    checkpoint: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    sample: str
-    python: str
-    tf1: bool
+    settable = ("checkpoint",)
+    templated = ("commands",)
+
+    commands: Sequence[str] = ()
+    checkpoint: str = "latest"
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    sample: str = ""
 
 
-@dataclass(frozen=True)
-class EvaluateStep:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateStep(ScriptStep):
     """Ask whether the model is good enough.
 
     Attributes:
-        command: run once; empty for none.
+        results: where production's metrics are.
+        command: run once; writes a JSON object of numbers to ``$EVALUATION``. Empty: none.
         metric: that decides; empty if none does, and a person is only shown all.
         source: what it must be measured on (``ddl_airflow.core.metrics``); empty: anything but
             training batches.
-        minimum, maximum: its bounds.
-        not_worse: whether the model in production is one too.
+        minimum, maximum: that it must reach, may not exceed.
+        not_worse: whether it must be at least as good as that of the model in production.
     """
 
+    templated = ("command",)
+    not_fixed = ("results",)
+
+    results: StoreReference
     command: str = ""
     metric: str = ""
     source: str = ""
@@ -175,31 +244,46 @@ class EvaluateStep:
     not_worse: bool = False
 
 
-@dataclass(frozen=True)
-class ApproveStep:
+@dataclass(frozen=True, kw_only=True)
+class ApproveStep(Step):
     """Ask a person.
 
     Attributes:
-        timeout_s: how long; None without an end.
-        then: what counts as the answer after that: ``reject`` or ``approve``.
-    """
-
-    timeout_s: float | None
-    then: str
-
-
-@dataclass(frozen=True)
-class UploadResultsStep:
-    """Publish the results with their lineage.
-
-    Attributes:
-        promote: whether what is published goes into production: it was looked at before.
-        keep: publications that stay, the newest; None: all.
+        results: where rejections are remembered.
+        timeout_s: how long to wait for the answer; None without an end.
+        then: the answer that counts after that: ``reject`` or ``approve``.
     """
 
     results: StoreReference
-    promote: bool
-    keep: int | None
+    timeout_s: float | None = None
+    then: str = "reject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadResultsStep(Step):
+    """Publish the results with their lineage.
+
+    Attributes:
+        results: where to.
+        manifest: name, digest and dialect of the manifest, for the lineage.
+        promote: whether the model goes into production, unless that of a later run is there.
+        not_worse_in: the metric in which it then must be as good as that in production is at that
+            moment; empty: none.
+        source: what that must be measured on; empty: anything but training batches.
+        small: whether less of the metric is better.
+        keep: publications of the DAG that stay when the results are cleaned, the newest; None: all.
+    """
+
+    # They go to where they are wanted now.
+    not_fixed = ("results", "keep")
+
+    results: StoreReference
+    manifest: Mapping[str, Any]
+    promote: bool = False
+    not_worse_in: str = ""
+    source: str = ""
+    small: bool = False
+    keep: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,20 +292,17 @@ class Plan:
 
     Attributes:
         tries: of each step, by its name.
-        parameters: values of the script's parameters, where a run sets no others.
-        secrets: of each secret one the connection that has its value, by the parameter's name.
         experiment: the experiment that its runs go on with; empty: each is one of its own.
         experiments: whether the script is expected to work in experiments, so that a run may choose
             one.
-        other_steps: where Airflow runs all steps but the training.
+        train_on: where Airflow runs the training.
+        pool_slots: of that place's pool: one for each rank, which is each GPU.
+        other_steps: where Airflow runs all other steps.
     """
 
     dag_id: str
-    manifest: Mapping[str, Any]
     schedule: ScheduleStep
     tries: Mapping[str, Tries]
-    parameters: Mapping[str, bool | int | float | str]
-    secrets: Mapping[str, str]
     experiment: str
     experiments: bool
     stage_data: StageDataStep
@@ -230,6 +311,8 @@ class Plan:
     evaluate: EvaluateStep | None
     approve: ApproveStep | None
     upload_results: UploadResultsStep
+    train_on: Place
+    pool_slots: int
     other_steps: Place
 
 
@@ -249,22 +332,18 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     first, *rest = manifest.commands
     nodes = definition.execution.compute_configuration.nodes
     references = (manifest.training_data_reference, manifest.training_results_reference)
+    results = _store(manifest.training_results_reference, path.parent)
+    named = {
+        "name": definition.name,
+        "digest": manifest.digest,
+        "dialect": manifest.dialect,
+        "file": path.name,
+    }
+    scripts = _scripts(manifest)
+    evaluate = _evaluate(manifest, results, scripts)
+    own_commands = [evaluate.command] if evaluate and evaluate.command else []
     return Plan(
         dag_id=manifest.dag_id,
-        manifest={
-            "name": definition.name,
-            "digest": manifest.digest,
-            "dialect": manifest.dialect,
-            "file": path.name,
-        },
-        parameters={
-            name: one.default
-            for name, one in manifest.parameters.items()
-            if one.default is not None
-        },
-        secrets={
-            name: one.conn_id or name for name, one in manifest.parameters.items() if one.secret
-        },
         experiment=manifest.experiment.name if manifest.experiment else "",
         experiments=manifest.experiment is not None or manifest.distribution == "parameter_server",
         schedule=_schedule(manifest.schedule or Schedule()),
@@ -272,27 +351,28 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         stage_data=StageDataStep(
             dataset=_store(manifest.training_data_reference, path.parent),
             code=(path.parent / manifest.code).resolve(),
+            commands=(*manifest.commands, *own_commands),
             not_code=tuple(
                 folder
                 for reference in references
                 if (folder := reference.store.folder(reference.place, path.parent)) is not None
             ),
+            python=manifest.launcher.python or "",
+            results=results,
+            manifest=named,
         ),
         train=TrainStep(
             command=first,
             nodes=nodes,
             slots=manifest.slots,
-            place=manifest.compute.train,
-            pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
             launcher=manifest.launcher.kind,
             scheduler=manifest.launcher.settings(),
             gpu=manifest.compute.gpu,
             distribution=manifest.distribution,
-            python=manifest.launcher.python or "",
             framework=f"{framework.name} {framework.version}",
-            tf1=manifest.tf1,
             when_busy=manifest.experiment.when_busy if manifest.experiment else "wait",
             metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
+            **scripts,
         ),
         transform=TransformStep(
             commands=tuple(rest),
@@ -300,18 +380,26 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             inputs=dict(manifest.transform.inputs),
             outputs=dict(manifest.transform.outputs),
             sample=manifest.transform.sample or "",
-            python=manifest.launcher.python or "",
-            tf1=manifest.tf1,
+            **scripts,
         ),
-        evaluate=_evaluate(manifest),
-        approve=_approve(manifest),
-        upload_results=UploadResultsStep(
-            results=_store(manifest.training_results_reference, path.parent),
-            promote=_evaluate(manifest) is not None,
-            keep=manifest.keep,
-        ),
+        evaluate=evaluate,
+        approve=_approve(manifest, results),
+        upload_results=_upload(manifest, results, named, evaluate),
+        train_on=manifest.compute.train,
+        pool_slots=nodes * manifest.slots if manifest.compute.train.pool else 1,
         other_steps=manifest.compute.other_steps,
     )
+
+
+def _scripts(manifest: Manifest) -> dict[str, Any]:
+    """What all steps that start processes of the manifest have in common: ``ScriptStep``."""
+    given = manifest.parameters.items()
+    return {
+        "python": manifest.launcher.python or "",
+        "tf1": manifest.tf1,
+        "parameters": {name: one.default for name, one in given if one.default is not None},
+        "secrets": {name: one.conn_id or name for name, one in given if one.secret},
+    }
 
 
 def _tries(manifest: Manifest) -> dict[str, Tries]:
@@ -324,7 +412,7 @@ def _tries(manifest: Manifest) -> dict[str, Tries]:
             timeout_s=None if step.timeout is None else step.timeout.total_seconds(),
         )
         for name, step in manifest.steps
-        if name != "evaluate" or _evaluate(manifest) is not None
+        if name != "evaluate" or _is_evaluated(manifest)
     }
 
 
@@ -341,24 +429,76 @@ def _schedule(asked: Schedule) -> ScheduleStep:
     )
 
 
-def _evaluate(manifest: Manifest) -> EvaluateStep | None:
-    """The step, also where there are no bounds but a person who wants to see."""
+def _is_evaluated(manifest: Manifest) -> bool:
+    """Also where there are no bounds but a person who wants to see."""
+    return manifest.evaluation is not None or manifest.approval.required
+
+
+def _evaluate(
+    manifest: Manifest, results: StoreReference, scripts: Mapping[str, Any]
+) -> EvaluateStep | None:
+    if not _is_evaluated(manifest):
+        return None
     asked = manifest.evaluation
     if asked is None:
-        return EvaluateStep() if manifest.approval.required else None
+        return EvaluateStep(results=results, **scripts)
     return EvaluateStep(
+        results=results,
         command=asked.command or "",
         metric=asked.metric,
         source=asked.source or "",
         minimum=asked.minimum,
         maximum=asked.maximum,
         not_worse=asked.not_worse_than_production,
+        **scripts,
     )
 
 
-def _approve(manifest: Manifest) -> ApproveStep | None:
+def _upload(
+    manifest: Manifest,
+    results: StoreReference,
+    named: Mapping[str, Any],
+    evaluate: EvaluateStep | None,
+) -> UploadResultsStep:
+    bound: dict[str, Any] = {}
+    if evaluate is not None and evaluate.not_worse:  # it must still hold when it is published
+        small = smaller_is_better(evaluate.minimum, evaluate.maximum)
+        bound = {"not_worse_in": evaluate.metric, "source": evaluate.source, "small": small}
+    promote = evaluate is not None  # what is published was looked at before
+    return UploadResultsStep(
+        results=results, manifest=named, promote=promote, keep=manifest.keep, **bound
+    )
+
+
+def smaller_is_better(minimum: float | None, maximum: float | None) -> bool:
+    """Whoever bounds a metric from above alone wants it small."""
+    return minimum is None and maximum is not None
+
+
+def _approve(manifest: Manifest, results: StoreReference) -> ApproveStep | None:
     asked = manifest.approval
     if not asked.required:
         return None
     timeout_s = None if asked.timeout is None else asked.timeout.total_seconds()
-    return ApproveStep(timeout_s, asked.then)
+    return ApproveStep(results=results, timeout_s=timeout_s, then=asked.then)
+
+
+def confined(steps: Plan, within: tuple[Path, ...]) -> Plan:
+    """The plan, in which no link of a folder leads out of these.
+
+    Args:
+        steps: a plan.
+        within: folders, as ``StoreReference`` has them.
+    """
+
+    def to(reference: StoreReference) -> StoreReference:
+        return replace(reference, within=within)
+
+    results = to(steps.upload_results.results)
+    return replace(
+        steps,
+        stage_data=replace(steps.stage_data, dataset=to(steps.stage_data.dataset), results=results),
+        evaluate=steps.evaluate and replace(steps.evaluate, results=results),
+        approve=steps.approve and replace(steps.approve, results=results),
+        upload_results=replace(steps.upload_results, results=results),
+    )

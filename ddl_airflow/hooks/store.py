@@ -14,7 +14,7 @@ from airflow.sdk.log import mask_secret
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.connections import OWN_TYPE, StoreConnection, open_by_keys
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -28,7 +28,7 @@ class ObjectStoreHook(BaseHook):
 
     conn_name_attr = "conn_id"
     default_conn_name = "ddlstore_default"
-    conn_type = "ddlstore"
+    conn_type = OWN_TYPE
     hook_name = "DDL object store"
 
     def __init__(self, conn_id: str = default_conn_name) -> None:
@@ -41,29 +41,23 @@ class ObjectStoreHook(BaseHook):
         Raises:
             ConnectionInvalid: a key is missing, or the endpoint is none.
         """
-        from ddl_airflow.storage.s3_client import s3_client  # here and below: no parse needs it
-
         connection = self.get_connection(self.conn_id)
-        if not (connection.login and connection.password):
-            missing = "secret access key" if connection.login else "access key ID"
-            raise ConnectionInvalid(f"connection {self.conn_id!r} has no {missing}. Enter it.")
-        mask_secret(connection.login)
-        mask_secret(connection.password)
-        endpoint = connection.host or None
-        if endpoint and connection.port:
-            endpoint = f"{endpoint}:{connection.port}"
-        extra = connection.extra_dejson
-        return s3_client(
-            endpoint,
-            connection.login,
-            connection.password,
-            extra.get("region_name") or None,
-            extra.get("ca_bundle") or None,
-        )
+        for secret in (connection.login, connection.password):
+            if secret:
+                mask_secret(secret)
+        return StoreConnection(
+            self.conn_id,
+            self.conn_type,
+            connection.host or "",
+            connection.port,
+            connection.login or "",
+            connection.password or "",
+            connection.extra_dejson,
+        ).client()
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""
-        from ddl_airflow.storage.s3_client import s3_answer
+        from ddl_airflow.storage.s3_client import s3_answer  # here and below: no parse needs it
 
         try:
             client = self.get_conn()
@@ -72,12 +66,6 @@ class ObjectStoreHook(BaseHook):
         except StagingError as error:
             return False, f"{type(error).__name__}: {error}"
         return True, f"{client.meta.endpoint_url} takes the keys: {said}"
-
-
-def check_folder_of_results(reference: StoreReference) -> None:
-    """Raises AccessDenied if the folder that the reference names can neither be used nor made."""
-    if reference.connection is None and isinstance(store := store_of(reference), FolderStore):
-        store.check_writable()
 
 
 def store_of(reference: StoreReference) -> ObjectStore:
@@ -92,23 +80,9 @@ def store_of(reference: StoreReference) -> ObjectStore:
         return open_store(reference.uri, within=reference.within)
     if connection.conn_id:
         return open_store(reference.uri, *_client_of_connection(connection.conn_id))
-    from ddl_airflow.storage.s3_client import s3_client
-
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
-    keys = connection.resolve(os.environ, [one for one in re.split(r"[\s,]+", may_read) if one])
-    mask_secret(keys.access_key_id)
-    mask_secret(keys.secret_access_key)
-    # A reference is shown as it stands in the manifest; its value is the site's.
-    said = connection.endpoint_url if connection.endpoint_url != keys.endpoint_url else None
-    said = said or ""
-    client = s3_client(
-        keys.endpoint_url,
-        keys.access_key_id,
-        keys.secret_access_key,
-        keys.region_name,
-        said=said,
-    )
-    return open_store(reference.uri, client, keys.access_key_id, said=said)
+    names = [one for one in re.split(r"[\s,]+", may_read) if one]
+    return open_by_keys(reference, connection, os.environ, names, mask_secret)
 
 
 def secret_of(conn_id: str) -> str:

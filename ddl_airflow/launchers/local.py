@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ddl_airflow.core.beneath import make_folder, open_beneath
+from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import LaunchError, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import processes, run_as, session_directory, tasks, tether
@@ -66,8 +67,6 @@ _LOOK_S = 5.0
 _SOON_S = 1.0
 _KILLED_S = 30.0
 _log = logging.getLogger(__name__)
-# ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
-DEFAULT_OPTIONS = "-mode p"
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -91,14 +90,7 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
     if job.user:
         own = {name: value for name, value in own.items() if name not in _OF_USER}
         own |= run_as.environment(job.user)
-    return {
-        **own,
-        **job.env,
-        "DDL_JOB_ID": job.job_id,
-        "DDL_SLOTS": str(job.slots),
-        "DDL_RECORD_DIR": str(job.record_dir),
-        "LOG_DIR": str(job.log_dir),
-    }
+    return {**own, **of_job(job)}
 
 
 def make_folders(job: JobSpec) -> None:
@@ -240,7 +232,8 @@ class LocalLauncher:
             left = left or _left_after_sudo(handle.user, mark)
         if process is not None:
             try:
-                process.wait(_SOON_S)
+                # Without its mark it is past all that may hold it, and ends; on a busy host, later.
+                process.wait(_SOON_S if left else _KILLED_S)
             except subprocess.TimeoutExpired:
                 left = left or [said_of(process.pid)]
         if left:

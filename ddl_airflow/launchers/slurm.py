@@ -23,12 +23,12 @@ from datetime import datetime
 from pathlib import Path
 
 from ddl_airflow.core.beneath import share_file
+from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told, ranks_status
 from ddl_airflow.launchers.local import (
-    DEFAULT_OPTIONS,
     make_folders,
     rank_argv,
     rank_environment,

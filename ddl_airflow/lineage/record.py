@@ -12,6 +12,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,9 +26,36 @@ from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
+BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
 _TRAINING = "training.json"
 _PARTS = ("stage_data", "train", "transform", "evaluate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The run of a DAG that a training is.
+
+    Attributes:
+        run_id: Airflow's, for example ``manual__2026-11-20T20:15:00+00:00``.
+        type: Airflow's, such as ``scheduled``; or ``BY_HAND``.
+        triggered_by: the user who did; None for nobody.
+        by_a_person: whether somebody asked for it, so that it trains in any case.
+        logical_date: as Airflow has it.
+        due: what tells the older of two runs: of a backfill, too, when it would have been due.
+        started: when it did.
+        parameters: the run's values, by name.
+    """
+
+    dag_id: str
+    run_id: str
+    type: str
+    due: datetime
+    triggered_by: str | None = None
+    by_a_person: bool = False
+    logical_date: datetime | None = None
+    started: datetime | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
@@ -166,7 +194,7 @@ def _trained_with(layout: RunLayout) -> dict[str, Any] | None:
 def assemble(
     layout: RunLayout,
     manifest: Mapping[str, Any],
-    context: Any,
+    run: Run,
     files: Mapping[str, Path],
     *,
     tries: int,
@@ -177,7 +205,7 @@ def assemble(
     Args:
         layout: the run's folder, with the parts of the steps before.
         manifest: name, digest and dialect.
-        context: Airflow's, for the run.
+        run: that it belongs to.
         files: what is published, by key; each goes in with size and SHA-256.
         tries: of the upload.
         published: markers of what was published of the training. When the record of an earlier
@@ -191,7 +219,7 @@ def assemble(
         "schema": SCHEMA,
         "training_id": layout.training_id,
         "manifest": dict(manifest),
-        "run": _run(context) | {"experiment": layout.experiment.name},
+        "run": _of(run, layout.experiment.name),
     }
     for step in _PARTS:
         if step == "evaluate" and not has_part(layout, step):
@@ -209,7 +237,8 @@ def assemble(
         before = read_object(layout.kept / LINEAGE, layout.workspace)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
-    record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
+    if run.type != BY_HAND:
+        record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = [
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())
@@ -243,24 +272,18 @@ def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
     return problems
 
 
-def due_of(run: Any) -> datetime:
-    """What tells the older of two runs: of a backfill, too, when it would have been due."""
-    due: datetime = run.data_interval_end or run.logical_date or run.run_after
-    return due
-
-
-def _run(context: Any) -> dict[str, Any]:
-    run = context["dag_run"]
+def _of(run: Run, experiment: str) -> dict[str, Any]:
     return {
         "dag_id": run.dag_id,
         "run_id": run.run_id,
-        "type": str(getattr(run.run_type, "value", run.run_type)),
-        "triggered_by": run.triggering_user_name,
+        "type": run.type,
+        "triggered_by": run.triggered_by,
         "logical_date": run.logical_date.isoformat() if run.logical_date else None,
-        "due": due_of(run).isoformat(),
-        "started": run.start_date.isoformat() if run.start_date else None,
-        "parameters": dict(context.get("params") or {}),
+        "due": run.due.isoformat(),
+        "started": run.started.isoformat() if run.started else None,
+        "parameters": dict(run.parameters),
         "tries": {},
+        "experiment": experiment,
     }
 
 

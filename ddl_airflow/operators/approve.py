@@ -10,7 +10,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.markdown import code, table
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import ApproveStep
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
 from ddl_airflow.lineage.record import fixed_run
@@ -23,24 +23,17 @@ class ApproveOperator(ApprovalOperator):
     Its body is what the DAG gives it, and the parameters of the run.
 
     Args:
-        results: where rejections are remembered. Its keys are never serialised nor rendered.
-        timeout: how long to wait for a person; None without an end.
-        then: the answer that counts after that: ``reject`` or ``approve``.
+        step: how long to wait for a person, and what counts after that. Keys in it are never
+            serialised nor rendered.
     """
 
-    def __init__(
-        self,
-        *,
-        results: StoreReference,
-        timeout: timedelta | None = None,
-        then: str = "reject",
-        **kwargs: Any,
-    ) -> None:
-        if timeout is not None:
-            answer = self.APPROVE if then == "approve" else self.REJECT
+    def __init__(self, *, step: ApproveStep, **kwargs: Any) -> None:
+        if step.timeout_s is not None:
+            answer = self.APPROVE if step.then == "approve" else self.REJECT
+            timeout = timedelta(seconds=step.timeout_s)
             kwargs |= {"response_timeout": timeout, "defaults": answer}
         super().__init__(**kwargs)
-        self._reference = results
+        self.step = step
 
     def execute(self, context: Any) -> Any:
         """Asks, and has Airflow wait for the answer."""
@@ -69,7 +62,7 @@ class ApproveOperator(ApprovalOperator):
                 if event.get("timedout"):
                     why = f"nobody answered within {self.response_timeout}"
                 reject(
-                    store_of(self._reference),
+                    store_of(self.step.results),
                     self.dag_id,
                     layout.training_id,
                     begun["made_of"],

@@ -1,18 +1,15 @@
-"""What the four steps share: the run's folder, and errors that Airflow understands."""
+"""What the operators share: Airflow's context to a step's, and back what the step says."""
 
 from __future__ import annotations
 
 import json
 import pwd
-import socket
 import sys
-import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.sdk import BaseOperator, XComArg
@@ -21,29 +18,33 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.airflow_internals import is_supervised, tries_before_cleared
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.beneath import check_folder, write_beneath
-from ddl_airflow.core.errors import (
-    CommandInvalid,
-    DdlError,
-    SettingInvalid,
-    StagingError,
-    SubmitFailed,
-    TimedOut,
-)
-from ddl_airflow.core.layout import RunLayout, is_experiment
+from ddl_airflow.core.beneath import write_beneath
+from ddl_airflow.core.errors import CommandInvalid, DdlError, SubmitFailed, TimedOut
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
+from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
+from ddl_airflow.hooks.store import secret_of, store_of
 from ddl_airflow.launchers.run_as import account
-from ddl_airflow.lineage.record import fixed_run, has_part
+from ddl_airflow.lineage.record import Run, fixed_run
 from ddl_airflow.site import training_of, workspace
-from ddl_airflow.storage.experiments import claim
+from ddl_airflow.steps.base import (
+    Site,
+    StepContext,
+    StepSkipped,
+    StepTry,
+    WaitForExperiment,
+    WaitForJob,
+    prepared,
+)
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.workspace import check_mounted
 
-_SAY_EVERY_S = 2.0
 _LONGEST_MESSAGE = 10_000
 # In AIRFLOW_HOME, which is the host's own where the workspace is not.
 _SEEN = "ddl-workspaces"
+# Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
+_BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
 
 def layout_of(context: Any) -> RunLayout:
@@ -87,6 +88,34 @@ def rank_python(configured: str) -> str:
     return configured or conf.get("ddl", "python", fallback="") or sys.executable
 
 
+def site() -> Site:
+    """What the site's settings and connections say. Raises SubmitFailed, as ``ranks_user``."""
+    return Site(
+        python=rank_python(""),
+        open_store=store_of,
+        secret=secret_of,
+        ranks_user=ranks_user(),
+        transfer_workers=conf.getint("ddl", "transfer_workers", fallback=8),
+    )
+
+
+def run_of(context: Any) -> Run:
+    """The run that Airflow's context is of."""
+    run = context["dag_run"]
+    kind = getattr(run.run_type, "value", run.run_type)
+    return Run(
+        dag_id=run.dag_id,
+        run_id=run.run_id,
+        type=str(kind),
+        due=run.data_interval_end or run.logical_date or run.run_after,
+        triggered_by=run.triggering_user_name,
+        by_a_person=kind in _BY_A_PERSON,
+        logical_date=run.logical_date,
+        started=run.start_date,
+        parameters=dict(context["params"]),
+    )
+
+
 def _end_with_supervisor() -> None:
     """A task whose supervisor was killed would go on, unseen, beside its next try."""
     from ddl_airflow.launchers.tether import end_with_parent
@@ -97,29 +126,53 @@ def _end_with_supervisor() -> None:
 
 
 class StepOperator(BaseOperator):
-    """One step of a training. Not for use by itself.
+    """A step of a training as a task. Not for use by itself.
 
-    A step keeps nothing in memory for the next: what later steps and tries need lies in the run
-    directory (``ddl_airflow.core.layout``). XCom carries places and digests, never data.
+    It maps Airflow's context to the step's, has the step do its work (``ddl_airflow.steps``), and
+    maps what that says back. XCom carries places and digests, never data.
 
     Args:
+        step: what is asked; keys in it are never serialised nor rendered.
         settings: names of all that a run may set; None if whoever made the DAG decides.
         experiment: the experiment that the manifest names.
     """
 
+    # Who does the work.
+    work: ClassVar[type[StepTry[Any]]]
+    # Of a step that runs scripts.
+    parameters: Mapping[str, Any]
+
     def __init__(
-        self, *, settings: Sequence[str] | None = None, experiment: str = "", **kwargs: Any
+        self,
+        *,
+        step: Step,
+        settings: Sequence[str] | None = None,
+        experiment: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.step = step
         self.settings = None if settings is None else list(settings)
         self.experiment = experiment
+        self._context: StepContext | None = None
+        for name in self.template_fields:  # as Airflow shows them
+            setattr(self, name, _shown(getattr(step, name)))
+
+    def asked(self) -> Any:
+        """The step, with what has been rendered, and set for this run."""
+        now = {
+            name: getattr(self, name)
+            for name in self.template_fields
+            if not isinstance(getattr(self.step, name), StoreReference)
+        }
+        return replace(self.step, **now)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the step. Raises AirflowFailException when trying again cannot help."""
         return self.with_layout(context, self._rehearsed_or_run)
 
     def with_layout(
-        self, context: Any, work: Callable[[RunLayout, Any], dict[str, Any]]
+        self, context: Any, work: Callable[[StepTry[Any], Any], dict[str, Any]]
     ) -> dict[str, Any]:
         """Does the work, in the run's folder and with errors that Airflow understands."""
         _end_with_supervisor()
@@ -128,22 +181,74 @@ class StepOperator(BaseOperator):
         with airflow_errors(attempts_left=left), self._noting_failure(context):
             try:
                 layout = layout_of(context)
-                layout.failure.unlink(missing_ok=True)  # the run goes on
                 # Airflow takes any name in a run's conf, and makes a parameter of it.
                 check_settings(context["dag_run"].conf or {}, self.settings)
                 with os_errors(layout.root), self._timeout():
-                    self._check_staged(layout)
-                    if layout.experiment_id:
-                        self._claim(layout)
-                    layout.create()
-                    for folder in layout.folders:
-                        check_folder(folder, layout.workspace)
-                    return work(layout, context)
+                    return self._prepared(layout, context, work)
             except DdlError as error:
                 # In lines of its own: what follows in the log is Airflow's traceback.
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _prepared(
+        self, layout: RunLayout, context: Any, work: Callable[[StepTry[Any], Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        with _said_to_airflow(self):
+            ready = prepared(
+                layout,
+                staged=self._follows_staging(),
+                experiment=self.experiment,
+                scripts=self.work.runs_scripts,
+            )
+            with ready:
+                self._context = self._context_of(layout, context)
+                return work(self.work(self.asked(), self._context), context)
+
+    def _context_of(self, layout: RunLayout, context: Any) -> StepContext:
+        cleared = self.was_cleared(context) or bool(context["dag_run"].clear_number)
+        return StepContext(
+            layout,
+            run_of(context),
+            self.log,
+            site(),
+            try_number=context["ti"].try_number,
+            tries=self.tries(context),
+            cleared=cleared,
+            later={one.task_id: one.asked() for one in self._later()},
+            published=lambda facts: self._published(context, facts),
+        )
+
+    def _published(self, context: Any, facts: Mapping[str, Any]) -> None:
+        """Tells those who wait for the model."""
+        context["outlet_events"][self.outlets[0]].extra = dict(facts)
+
+    def _later(self) -> list[StepOperator]:
+        later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
+        return sorted(later, key=lambda step: len(step.get_flat_relatives(upstream=True)))
+
+    def _rehearsed_or_run(self, step: StepTry[Any], context: Any) -> dict[str, Any]:
+        if context["params"].get("dry_run"):
+            self._rehearse_from_here(step, context)
+        return step.run()
+
+    def _rehearse_from_here(self, step: StepTry[Any], context: Any) -> NoReturn:
+        """Rehearses this step and those after it, and has them skipped."""
+        self.log.info("dry run | %s: %s", self.task_display_name, step.rehearse())
+        for one in self._later():
+            one.render_template_fields(context)
+            said = one.work(one.asked(), replace(step.context, log=one.log)).rehearse()
+            self.log.info("dry run | %s: %s", one.task_display_name, said)
+        raise StepSkipped("Dry run: nothing was fetched, trained or published.")
+
+    def defer_until(self, waits: WaitForJob | WaitForExperiment) -> NoReturn:
+        """Has Airflow wait without a worker."""
+        raise waits
+
+    def on_kill(self) -> None:
+        """Ends every process. Airflow calls it when the task is failed, cleared or timed out."""
+        if self._context is not None:
+            self._context.cancel()
 
     @contextmanager
     def _noting_failure(self, context: Any) -> Iterator[None]:
@@ -176,30 +281,6 @@ class StepOperator(BaseOperator):
     def _follows_staging(self) -> bool:
         return any(s.task_id == "stage_data" for s in self.get_flat_relatives(upstream=True))
 
-    def _check_staged(self, layout: RunLayout) -> None:
-        """Whether this is where the run's data was staged, and no other host's own disk."""
-        if has_part(layout, "stage_data") or not self._follows_staging():
-            return
-        raise StagingError(
-            f"{layout.root}: nothing that stage_data left for this run is here, on "
-            f"{socket.gethostname()}. Mount the same workspace on all hosts that run its tasks; if "
-            "it was lost, or nothing was staged, clear stage_data."
-        )
-
-    def _claim(self, layout: RunLayout) -> None:
-        name = layout.experiment_id
-        if not is_experiment(name):
-            raise SettingInvalid(
-                f"experiment_id: {ascii(name[:60])} is no name. Use A-Z, a-z, 0-9, _, . and -."
-            )
-        in_manifest = name == self.experiment
-        claim(layout.workspace, name, layout.dag_id, in_manifest=in_manifest)
-
-    def _rehearsed_or_run(self, layout: RunLayout, context: Any) -> dict[str, Any]:
-        if context["params"].get("dry_run"):
-            self._rehearse_from_here(layout, context)
-        return self.run_step(layout, context)
-
     def tries(self, context: Any) -> int:
         """Which try this is, from 1, since the task was last cleared."""
         tries: int = context["ti"].try_number - self._tries_before(context)
@@ -226,44 +307,33 @@ class StepOperator(BaseOperator):
             f"too early, raise steps.{self.task_id}.timeout in the manifest."
         )
 
-    # The fields in which Jinja is rendered; the other template_fields are only shown. A brace in
-    # the regex of a metric is no template.
-    templated: Sequence[str] = ()
-
-    # Fields that the run's parameter of that name replaces, if there is one (``ddl_airflow.form``).
-    settable: Sequence[str] = ()
-
-    # Fields that a run keeps as they were when it staged its data.
-    fixed: Sequence[str] = ()
-
-    # Values that reach the command and the environment, by name.
-    parameters: Mapping[str, Any] = MappingProxyType({})
-
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """Renders ``templated`` and takes the run's settings; Airflow shows ``template_fields``.
+        """Renders what is templated and takes the run's settings.
 
         What the manifest said when the run staged its data holds until its end: this task may have
-        been made of one that was edited since.
+        been made of one that was edited since. A brace in the regex of a metric is no template.
         """
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
+        templated = self.step.templated
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
             # The rules of the manifest say so too; an operator may have been made without one.
-            for name in self.templated:
+            for name in templated:
                 _check_templates(name, getattr(self, name))
             given: Any = _plain_values(context)
-            self._do_render_template_fields(self, self.templated, given, environment, set())
+            self._do_render_template_fields(self, templated, given, environment, set())
         for name in self.template_fields:
             # Of an operator of a Python DAG: what an earlier task has returned.
             if isinstance(value := getattr(self, name), XComArg):
                 setattr(self, name, value.resolve(context))
         params = context["params"]
-        for name in self.settable:
+        for name in self.step.settable:
             if name in params:
                 setattr(self, name, params[name])
-        self.parameters = {
-            name: params.get(name, self.parameters[name]) for name in self.parameters
-        }
+        if isinstance(self.step, ScriptStep):
+            self.parameters = {
+                name: params.get(name, value) for name, value in self.parameters.items()
+            }
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""
@@ -272,26 +342,34 @@ class StepOperator(BaseOperator):
             return
         context["params"] = begun["made_of"]["parameters"]
         for name, value in begun["steps"].get(self.task_id, {}).items():
-            if name in self.fixed:
+            if name in self.template_fields and name not in self.step.not_fixed:
                 setattr(self, name, value)
 
-    def _rehearse_from_here(self, layout: RunLayout, context: Any) -> None:
-        """Rehearses this step and those after it, and has them skipped."""
-        later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
-        later.sort(key=lambda step: len(step.get_flat_relatives(upstream=True)))
-        for step in [self, *later]:
-            if step is not self:
-                step.render_template_fields(context)
-            self.log.info("dry run | %s: %s", step.task_display_name, step.rehearse(layout))
-        raise AirflowSkipException("Dry run: nothing was fetched, trained or published.")
 
-    @abstractmethod
-    def rehearse(self, layout: RunLayout) -> str:
-        """What the step would do, in a sentence, after checks that cost little; raises DdlError."""
+@contextmanager
+def _said_to_airflow(operator: StepOperator) -> Iterator[None]:
+    try:
+        yield
+    except StepSkipped as skipped:
+        raise AirflowSkipException(str(skipped)) from None
+    except (WaitForJob, WaitForExperiment) as waits:
+        operator.defer_until(waits)
 
-    @abstractmethod
-    def run_step(self, layout: RunLayout, context: Any) -> dict[str, Any]:
-        """The step's work. Returns what goes to XCom; raises DdlError."""
+
+def _shown(value: Any) -> Any:
+    """A field as Airflow shows it, and keeps it in its database."""
+    if isinstance(value, StoreReference):
+        return value.view()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_shown(one) for one in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def fields_of(step: type[Step]) -> tuple[str, ...]:
+    """What Airflow shows of a step: all its fields."""
+    return tuple(one.name for one in fields(step))
 
 
 def _check_templates(name: str, value: str | Sequence[str]) -> None:
@@ -308,39 +386,3 @@ def _plain_values(context: Any) -> dict[str, Any]:
             of = context[name]
             given[name] = {one: getattr(of, one) for one in attributes if hasattr(of, one)}
     return given
-
-
-class TransferLog:
-    """Says how a transfer goes, not more often than a person would look.
-
-    Args:
-        log: a logger.
-        verb: for example ``staged``.
-    """
-
-    def __init__(self, log: Any, verb: str) -> None:
-        self._log = log
-        self._verb = verb
-        self._started = time.monotonic()
-        self._said = self._started
-
-    def __call__(self, done_bytes: int, total_bytes: int, done: int, total: int) -> None:
-        """The storage layer's progress callback."""
-        now = time.monotonic()
-        if now - self._said < _SAY_EVERY_S:
-            return
-        self._said = now
-        speed = done_bytes / max(now - self._started, 1e-9)
-        left = (total_bytes - done_bytes) / speed if speed else 0.0
-        self._log.info(
-            "%s %d/%d files · %.1f/%.1f MiB · %.1f MiB/s · ETA %.0f s",
-            *(
-                self._verb,
-                done,
-                total,
-                done_bytes / 2**20,
-                total_bytes / 2**20,
-                speed / 2**20,
-                left,
-            ),
-        )

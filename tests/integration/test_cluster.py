@@ -79,7 +79,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 
@@ -87,15 +87,15 @@ HERE = Path(__file__).parent
 with DAG("faults", schedule=None):
     StageDataOperator(
         task_id="stage_data",
-        dataset=StoreReference((HERE / "data").as_uri()),
-        code=HERE / "code",
-        commands=["python train.py"],
+        step=StageDataStep(
+            dataset=StoreReference((HERE / "data").as_uri()),
+            code=HERE / "code",
+            commands=["python train.py"],
+        ),
         queue="around",
     ) >> TrainOperator(
         task_id="train",
-        command="python train.py",
-        nodes=2,
-        distribution="independent",
+        step=TrainStep(command="python train.py", nodes=2, distribution="independent"),
         queue="training",
         retries=2,
         retry_delay=timedelta(seconds=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 from airflow.sdk import DAG
@@ -12,10 +13,11 @@ from airflow.sdk.log import mask_secret
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import AccessDenied, JobFailed, NoSpace, StagingError
 from ddl_airflow.core.manifest import Connection
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import StageDataStep, Step, StoreReference, TrainStep
 from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
+from ddl_airflow.steps.base import StepTry
 from ddl_airflow.storage.filesystem import os_errors
 
 
@@ -72,20 +74,28 @@ def test_no_error_is_none():
         pass
 
 
-class Failing(StepOperator):
+@dataclass(frozen=True, kw_only=True)
+class Asked(Step):
+    error: Exception | None
+
+
+class Fails(StepTry[Asked]):
     """A step that fails as it is told."""
 
-    def __init__(self, *, error, **kwargs):
-        super().__init__(**kwargs)
-        self.error = error
-
-    def rehearse(self, layout):
+    def rehearse(self):
         return "would fail"
 
-    def run_step(self, layout, context):
-        if self.error is not None:
-            raise self.error
+    def run(self):
+        if self.step.error is not None:
+            raise self.step.error
         return {}
+
+
+class Failing(StepOperator):
+    work = Fails
+
+    def __init__(self, *, error, **kwargs):
+        super().__init__(step=Asked(error=error), **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +129,12 @@ def test_why_a_step_failed_is_in_the_runs_folder_until_one_begins(run_task, work
     run_task(train, 2)
     noted = {"step": "train", "try": 2, "error": "JobFailed", "rank": 1}
     assert failure_of(workspace) == noted | {"message": "rank 1 of 2 raised ***"}
-    train.error = ValueError("a bug")
+    train.step = Asked(error=ValueError("a bug"))
     run_task(train, 3)
     noted = {"step": "train", "try": 3, "error": "ValueError", "rank": None}
     assert failure_of(workspace) == noted | {"message": "a bug"}
     for ended in (AirflowSkipException("nothing to do"), None):
-        train.error = ended
+        train.step = Asked(error=ended)
         run_task(train, 4)
         assert list(workspace.glob("runs/*/*/airflow/*failure.json*")) == []
 
@@ -151,10 +161,13 @@ def test_the_log_says_the_sentence_first_and_once_more_at_its_end(run_task, work
 def test_the_log_ends_with_the_sentence_also_where_something_caused_it(
     run_task, workspace, capsys, caplog
 ):
-    class Unreadable(Failing):
-        def run_step(self, layout, context):
-            with os_errors(layout.result):
+    class Reads(Fails):
+        def run(self):
+            with os_errors(self.layout.result):
                 raise OSError(5, "Input/output error")
+
+    class Unreadable(Failing):
+        work = Reads
 
     with DAG("shown", schedule=None):
         task = Unreadable(task_id="t", error=None)
@@ -173,16 +186,18 @@ def test_no_message_of_a_failing_task_holds_a_key(run_task, workspace, tmp_path)
         task = StageDataOperator(
             task_id="stage_data",
             retries=2,
-            dataset=StoreReference(
-                "s3://some-bucket",
-                Connection(
-                    endpoint_url="ftp://127.0.0.1:9",
-                    access_key_id=keys[0],
-                    secret_access_key=keys[1],
+            step=StageDataStep(
+                dataset=StoreReference(
+                    "s3://some-bucket",
+                    Connection(
+                        endpoint_url="ftp://127.0.0.1:9",
+                        access_key_id=keys[0],
+                        secret_access_key=keys[1],
+                    ),
                 ),
+                code=tmp_path,
+                commands=["python train.py"],
             ),
-            code=tmp_path,
-            commands=["python train.py"],
         )
     ended = run_task(task)
     assert ended.state == "failed"
@@ -204,9 +219,9 @@ def test_folder_is_staged_and_the_data_is_no_event(run_task, workspace, tmp_path
     with DAG("good", schedule=None):
         task = StageDataOperator(
             task_id="stage_data",
-            dataset=StoreReference(uri),
-            code=tmp_path / "code",
-            commands=["python train.py"],
+            step=StageDataStep(
+                dataset=StoreReference(uri), code=tmp_path / "code", commands=["python train.py"]
+            ),
         )
     ended = run_task(task)
     assert (ended.state, ended.error) == ("success", None)
@@ -217,11 +232,13 @@ def test_settings_of_the_training_are_rendered_fields(run_task, workspace):
     with DAG("shown", schedule=None):
         task = TrainOperator(
             task_id="train",
-            command="python train.py --run {{ run_id }}",
-            nodes=2,
-            slots=3,
-            launcher="fake",
-            metrics=[{"name": "loss", "regex": "l=(.*)"}],
+            step=TrainStep(
+                command="python train.py --run {{ run_id }}",
+                nodes=2,
+                slots=3,
+                launcher="fake",
+                metrics=[{"name": "loss", "regex": "l=(.*)"}],
+            ),
         )
     fields = run_task(task).message("SetRenderedFields").rendered_fields
     assert fields["command"].startswith("python train.py --run manual__2026")

@@ -275,11 +275,11 @@ def test_plan_takes_the_sites_table(call, tmp_path, write_manifest):
     table = tmp_path / "compute.yml"
     table.write_text("compute: {cpu: {pool: cores, queue: big, nodes: 2}}\n")
     code, out, _ = call("plan", path, "--compute", table)
-    train = json.loads(out)["train"]
-    assert code == 0 and train["pool_slots"] == 2
+    shown = json.loads(out)
+    assert code == 0 and shown["pool_slots"] == 2
     place = {"pool": "cores", "queue": "big", "executor": "", "priority_weight": 1}
-    assert train["place"] == place
-    assert json.loads(out)["other_steps"] == {**place, "pool": ""}
+    assert shown["train_on"] == place
+    assert shown["other_steps"] == {**place, "pool": ""}
     table.write_text("compute: {cpu: {nodes: 1}}\n")
     code, _, err = call("validate", path, "--compute", table)
     assert code == 1 and "nodes: is 2, and this site has 1 of cpu. Lower it." in err

@@ -195,7 +195,7 @@ def test_a_manifest_that_names_what_is_not_its_own_is_an_error_of_its_own(
     within = (ours.parent, Path("/srv/ours"))
     stage_data = dags["ours"].get_task("stage_data")
     upload = dags["ours"].get_task("upload_results")
-    for reference in (stage_data._reference, stage_data._results, upload._reference):
+    for reference in (stage_data.step.dataset, stage_data.step.results, upload.step.results):
         assert reference.within == within
     (watcher,) = dags["ours"].timetable.asset_condition.watchers
     assert watcher.trigger.within == [str(folder) for folder in within]

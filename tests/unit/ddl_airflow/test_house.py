@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "storage": {"core"},
     "launchers": {"core"},
     "lineage": {"core", "storage"},
+    "steps": {"core", "storage", "launchers", "lineage"},
     "summary": {"core"},
     "run": {"core", "launchers", "summary"},
     "boundary": {"core"},
@@ -35,11 +36,11 @@ MAY_IMPORT = {
     "links": {"core", "site"},
     "operators": {
         *("core", "storage", "launchers", "hooks", "triggers", "lineage", "boundary", "site"),
-        *("airflow_internals", "links"),
+        *("airflow_internals", "links", "steps"),
     },
     "form": {"core"},
     "notifications": {"airflow_internals", "core"},
-    "documentation": {"core", "operators"},
+    "documentation": {"core", "steps"},
     "manifest_dag": {
         *("airflow_internals", "core", "operators", "documentation", "form", "triggers"),
         "notifications",
@@ -49,7 +50,9 @@ MAY_IMPORT = {
     "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site", "storage"},
-    "cli": {"core", "storage", "lineage", "demo", "doctor"},
+    "local_run": {"core", "storage", "launchers", "lineage", "steps"},
+    "commands": {"core", "storage", "lineage", "steps", "local_run", "demo", "doctor"},
+    "cli": {"core", "commands"},
     "__main__": {"cli"},
 }
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
@@ -58,9 +61,12 @@ FOREIGN = {
     "storage": {"boto3", "botocore", "urllib3"},
     "launchers": set(),
     "lineage": set(),
+    "steps": set(),
     "run": set(),
     "summary": set(),
     "provider_info": set(),
+    "local_run": set(),
+    "commands": set(),
     "cli": set(),
 }
 # What Airflow calls its public interface, and the base classes of what a plugin may bring.

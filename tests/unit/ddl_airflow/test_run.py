@@ -440,7 +440,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             [
                 "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; "
                 "loss 0.25 (the output)",
-                "not done, as only the DAG does it: transform, upload to ./results.",
+                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
             ],
         ),
         (
@@ -452,7 +452,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             },
             [
                 "results are in {result}: model; loss NaN (the output)",
-                "not done, as only the DAG does it: transform, evaluation, upload to ./results.",
+                "`ddl-airflow run`, or the DAG, goes on with: transform, evaluation, upload to ./results.",
                 "warning: loss is NaN at the end of the training (the output): it diverged, or ",
             ],
         ),
@@ -462,7 +462,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {"; python after.py": ""},
             [
                 "results are in {result}: notes.txt; loss 0.5 (the output)",
-                "not done, as only the DAG does it: transform, upload to ./results.",
+                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
                 "warning: transform would fail: {result}: no checkpoint; found notes.txt. Save to ",
             ],
         ),
@@ -472,7 +472,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {"; python after.py": "", "code:": "transform: {checkpoint: 7}\ncode:"},
             [
                 "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; ",
-                "not done, as only the DAG does it: transform, upload to ./results.",
+                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
                 "warning: transform would fail: {result}/checkpoints: no checkpoint at step 7; ",
             ],
         ),
@@ -482,7 +482,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {},
             [
                 "results are in {result}: nothing; loss 0.5 (the output)",
-                "not done, as only the DAG does it: python after.py, upload to ./results.",
+                "`ddl-airflow run`, or the DAG, goes on with: python after.py, upload to ./results.",
             ],
         ),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ddl_airflow.core.advice import VARIABLES, advice
+from ddl_airflow.core.environment import of_run
 from ddl_airflow.core.layout import RunLayout
 
 
@@ -43,5 +44,5 @@ def test_nothing_is_guessed(kind, message):
 
 
 def test_its_variables_are_those_of_ranks(tmp_path):
-    given = RunLayout(tmp_path, "digits", "digits-1").rank_environment("digits")
+    given = of_run(RunLayout(tmp_path, "digits", "digits-1"), "digits")
     assert {*VARIABLES} - {"LEARNER_ID"} == {name for name in given if not name.startswith("DDL_")}

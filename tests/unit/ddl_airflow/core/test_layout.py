@@ -77,39 +77,10 @@ def test_a_workspace_is_closed_to_others_unless_the_site_has_made_it(tmp_path, u
     assert modes == [0o700, 0o750]
 
 
-def test_trainings_of_one_experiment_share_its_folder():
-    found = [
-        RunLayout(Path("/w"), dag_id, f"{dag_id}-1", "wide").rank_environment(dag_id)
-        for dag_id in ("a", "b")
-    ]
-    for environment in found:
-        assert environment["EXPERIMENT_ID"] == "wide"
-        assert environment["EXPERIMENT_DIR"] == "/w/experiments/wide"
-    assert found[0]["RESULT_DIR"] != found[1]["RESULT_DIR"]
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "-a", "a b", "a\n", "x" * 201])
 def test_what_is_no_folder_name_is_no_experiment(name):
     assert not is_experiment(name)
     assert is_experiment("A-1_b.c")
-
-
-def test_rank_environment_is_the_contract():
-    root = Path("/w/runs/mnist/mnist-1")
-    assert RunLayout(Path("/w"), "mnist", "mnist-1").rank_environment("mnist") == {
-        "DATA_DIR": str(root / "data"),
-        "RESULT_DIR": str(root / "result"),
-        "MODEL_DIR": str(root / "code"),
-        "CHECKPOINT_DIR": str(root / "result/checkpoints"),
-        "LOG_DIR": str(root / "logs"),
-        "JOB_STATE_DIR": str(root / "ddl"),
-        "TRAINING_ID": "mnist-1",
-        "JOB_NAME": "mnist",
-        "EXPERIMENT_ID": "mnist-1",
-        "EXPERIMENT_DIR": "/w/experiments/mnist-1",
-        "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
-        "DDL_STATS": str(root / "ddl/stats.json"),
-    }
 
 
 def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeypatch):

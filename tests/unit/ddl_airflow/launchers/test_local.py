@@ -21,7 +21,7 @@ from ddl_airflow.core.errors import JobFailed, JobLost, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher, inherited
 from ddl_airflow.launchers.processes import kill_marked, marked
-from ddl_airflow.operators.launch import RunningJob
+from ddl_airflow.steps.job import RunningJob
 from tests.integration.disk import tiny_disk
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"

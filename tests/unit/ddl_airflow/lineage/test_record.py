@@ -10,6 +10,7 @@ import pytest
 from ddl_airflow.core.errors import SourceMissing
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import LINEAGE, SCHEMA, assemble, check_files, write_part
+from ddl_airflow.operators.base import run_of
 from ddl_airflow.storage.filesystem import FolderStore
 
 PARTS = {
@@ -61,7 +62,7 @@ def files(tmp_path):
 
 def test_parts_come_together_with_the_run_and_the_files(layout, files, context_of):
     manifest = {"name": "mnist", "digest": "d", "dialect": "wml"}
-    record = assemble(layout, manifest, context_of("mnist", 4, epochs=3), files, tries=4)
+    record = assemble(layout, manifest, run_of(context_of("mnist", 4, epochs=3)), files, tries=4)
     assert record["schema"] == SCHEMA
     assert record["training_id"] == "mnist-1"
     assert record["manifest"] == manifest
@@ -117,8 +118,8 @@ def test_a_run_without_dates_or_a_person_has_null(layout, files, context_of):
         run_after=datetime(2026, 11, 20, tzinfo=UTC),
         start_date=None,
     )
-    context["params"] = None
-    run = assemble(layout, {}, context, files, tries=1)["run"]
+    context["params"] = {}
+    run = assemble(layout, {}, run_of(context), files, tries=1)["run"]
     assert (run["type"], run["triggered_by"], run["logical_date"]) == ("scheduled", None, None)
     assert run["parameters"] == {}
 
@@ -126,7 +127,7 @@ def test_a_run_without_dates_or_a_person_has_null(layout, files, context_of):
 def test_a_retry_replaces_its_part(layout, files, context_of):
     again = PARTS["train"] | {"tries": {"train": 4}, "result": {"metrics": {}, "steps": 80}}
     write_part(layout, "train", again)
-    record = assemble(layout, {}, context_of("mnist"), files, tries=1)
+    record = assemble(layout, {}, run_of(context_of("mnist")), files, tries=1)
     assert record["run"]["tries"]["train"] == 4
     assert record["result"]["steps"] == 80
     assert sorted(p.name for p in (layout.kept / "lineage").iterdir()) == [
@@ -139,7 +140,7 @@ def test_a_retry_replaces_its_part(layout, files, context_of):
 @pytest.fixture
 def published(layout, files, context_of, tmp_path):
     """A record, and a store that holds its files."""
-    record = assemble(layout, {}, context_of("mnist"), files, tries=1)
+    record = assemble(layout, {}, run_of(context_of("mnist")), files, tries=1)
     store = FolderStore(tmp_path / "store")
     for key, path in files.items():
         store.put_bytes(key, path.read_bytes())

@@ -4,7 +4,7 @@ import pytest
 from airflow.sdk import DAG
 
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import ApproveStep, StoreReference
 from ddl_airflow.lineage.record import fix_run
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.site import training_of
@@ -18,7 +18,10 @@ def asked(workspace, run_task, tmp_path):
         reference = StoreReference((tmp_path / "results").as_uri())
         with DAG("digits", schedule=None, params=params):
             task = ApproveOperator(
-                task_id="approve", results=reference, subject="Publish?", body="the metrics"
+                task_id="approve",
+                subject="Publish?",
+                body="the metrics",
+                step=ApproveStep(results=reference),
             )
         ended = run_task(task)
         assert ended.state == "awaiting_input", ended.error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,28 +11,38 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.plan import Step, TrainStep
 from ddl_airflow.lineage.record import write_part
-from ddl_airflow.operators import base
-from ddl_airflow.operators.base import StepOperator, TransferLog, rank_python
+from ddl_airflow.operators.base import StepOperator, rank_python
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of, workspace
+from ddl_airflow.steps import base
+from ddl_airflow.steps.base import StepTry, TransferLog
 
 
-class Step(StepOperator):
+@dataclass(frozen=True, kw_only=True)
+class Asked(Step):
+    error: Exception | None = None
+
+
+class Try(StepTry[Asked]):
     """Returns where it ran, or raises what it was given."""
 
-    def __init__(self, *, error=None, **kwargs):
-        super().__init__(**kwargs)
-        self.error = error
-
-    def rehearse(self, layout):
+    def rehearse(self):
         return "would run"
 
-    def run_step(self, layout, context):
-        if self.error is not None:
-            raise self.error
-        assert layout.result.is_dir() and layout.state.is_dir()
-        return {"root": str(layout.root)}
+    def run(self):
+        if self.step.error is not None:
+            raise self.step.error
+        assert self.layout.result.is_dir() and self.layout.state.is_dir()
+        return {"root": str(self.layout.root)}
+
+
+class Task(StepOperator):
+    work = Try
+
+    def __init__(self, *, error=None, **kwargs):
+        super().__init__(step=Asked(error=error), **kwargs)
 
 
 def test_workspace_is_the_sites_setting(monkeypatch, tmp_path):
@@ -58,8 +69,8 @@ def test_rank_python_is_the_manifests_then_the_sites_then_this_one(monkeypatch):
 
 
 def test_every_try_of_a_run_has_the_same_folder(workspace, context_of):
-    first = Step(task_id="t").execute(context_of("some-dag", 1))
-    again = Step(task_id="t").execute(context_of("some-dag", 2))
+    first = Task(task_id="t").execute(context_of("some-dag", 1))
+    again = Task(task_id="t").execute(context_of("some-dag", 2))
     assert first == again
     run_id = context_of("some-dag")["dag_run"].run_id
     root = workspace / "runs" / "some-dag" / training_of("some-dag", run_id)
@@ -88,12 +99,12 @@ def test_two_sites_publish_to_one_bucket_without_meeting(workspace, monkeypatch)
 )
 def test_errors_are_airflows(workspace, context_of, error, raised):
     with pytest.raises(AirflowException) as caught:
-        Step(task_id="t", error=error).execute(context_of("some-dag"))
+        Task(task_id="t", error=error).execute(context_of("some-dag"))
     assert type(caught.value) is raised
 
 
 def test_a_run_that_was_given_fewer_attempts_gives_up_earlier(workspace, context_of):
-    step = Step(task_id="t", error=StagingError("x"))
+    step = Task(task_id="t", error=StagingError("x"))
     with pytest.raises(AirflowException) as caught:
         step.execute(context_of("some-dag", 1, attempts=2))
     assert type(caught.value) is AirflowException
@@ -102,7 +113,7 @@ def test_a_run_that_was_given_fewer_attempts_gives_up_earlier(workspace, context
 
 
 def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
-    step = Step(task_id="t", error=StagingError("x"), retries=2)
+    step = Task(task_id="t", error=StagingError("x"), retries=2)
     # Tried three times and cleared: Airflow counts on, and its limit with it.
     for number, last in ((4, False), (5, False), (6, True)):
         context = context_of("some-dag", number, max_tries=5, attempts=3)
@@ -112,14 +123,14 @@ def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
         assert (type(caught.value) is AirflowFailException) == last
     # The manifest has got more attempts since.
     assert step.tries(context_of("some-dag", 1, max_tries=0)) == 1
-    assert Step(task_id="t", retries=0).tries(context_of("some-dag", 1, max_tries=9)) == 1
+    assert Task(task_id="t", retries=0).tries(context_of("some-dag", 1, max_tries=9)) == 1
 
 
 def test_workspace_that_cannot_be_made_is_an_error_of_ours(context_of, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AIRFLOW__DDL__WORKSPACE", str(tmp_path / "file" / "w"))
     with pytest.raises(AirflowException, match=str(tmp_path / "file")):
-        Step(task_id="t").execute(context_of("some-dag"))
+        Task(task_id="t").execute(context_of("some-dag"))
 
 
 def test_transfer_log_speaks_now_and_then(monkeypatch, caplog):
@@ -142,33 +153,33 @@ def test_conf_that_the_form_does_not_know_is_refused_by_every_step(workspace, co
     with pytest.raises(
         AirflowFailException, match="SettingUnknown: .*'experiment_id' is not known"
     ):
-        Step(task_id="t", settings=["nodes"]).execute(context)
+        Task(task_id="t", settings=["nodes"]).execute(context)
     assert not (workspace / "experiments").exists()
-    Step(task_id="t", settings=["nodes", "experiment_id"]).execute(context)
+    Task(task_id="t", settings=["nodes", "experiment_id"]).execute(context)
 
 
 def test_a_run_goes_on_with_no_experiment_of_another_dag(workspace, context_of):
-    Step(task_id="t").execute(context_of("one", experiment_id="wide"))
+    Task(task_id="t").execute(context_of("one", experiment_id="wide"))
     with pytest.raises(AirflowFailException, match="'wide' is an experiment of one"):
-        Step(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
+        Task(task_id="t", experiment="wide").execute(context_of("two", experiment_id="wide"))
     with pytest.raises(AirflowFailException, match="is no name"):
-        Step(task_id="t").execute(context_of("two", experiment_id="../../two"))
+        Task(task_id="t").execute(context_of("two", experiment_id="../../two"))
 
 
 def test_an_unmounted_workspace_is_not_built_anew(workspace, context_of, tmp_path):
-    Step(task_id="t").execute(context_of("some-dag"))
+    Task(task_id="t").execute(context_of("some-dag"))
     workspace.rename(tmp_path / "away")
     with pytest.raises(
         AirflowException, match="is not the workspace that was there.*Mount it"
     ) as e:
-        Step(task_id="t").execute(context_of("some-dag"))
+        Task(task_id="t").execute(context_of("some-dag"))
     assert not isinstance(e.value, AirflowFailException)
     assert not workspace.exists()
 
 
 def test_a_host_without_what_the_run_has_staged_does_not_go_on(workspace, context_of):
     with DAG("some-dag", schedule=None):
-        first, second = Step(task_id="stage_data"), Step(task_id="train")
+        first, second = Task(task_id="stage_data"), Task(task_id="train")
         first >> second
     root = Path(first.execute(context_of("some-dag"))["root"])
     with pytest.raises(AirflowException, match="nothing that stage_data left for this run is here"):
@@ -179,8 +190,10 @@ def test_a_host_without_what_the_run_has_staged_does_not_go_on(workspace, contex
 
 def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     with DAG("some-dag", schedule=None):
-        first = Step(task_id="count")
-        train = TrainOperator(task_id="train", command="python train.py", nodes=first.output)
+        first = Task(task_id="count")
+        train = TrainOperator(
+            task_id="train", step=TrainStep(command="python train.py", nodes=first.output)
+        )
     context = context_of("some-dag")
     asked = {}
     context["ti"].xcom_pull = lambda **words: asked.update(words) or 3

@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import EvaluateStep, StoreReference
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.operators.evaluate import EvaluateOperator
@@ -58,7 +58,7 @@ def evaluate(layout, store, context_of):
             settings["command"] = "python evaluate.py"
         with DAG("digits", schedule=None):
             task = EvaluateOperator(
-                task_id="evaluate", results=StoreReference(store.uri), **settings
+                task_id="evaluate", step=EvaluateStep(results=StoreReference(store.uri), **settings)
             )
         return task.execute(context_of("digits"))
 

@@ -16,8 +16,8 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.record import has_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import layout_of
-from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
+from ddl_airflow.steps.transform import Transform
 
 LOOK = """
     import json, os, sys
@@ -88,7 +88,7 @@ def run(request, trainer, tmp_path, monkeypatch, write_manifest, context_of):
     other.mkdir(parents=True)  # before ranks had a user of their own
     look = {"read": [str(other), str(workspace / "cache"), str(workspace / "runs")]}
     (path.parent / "data" / "look.json").write_text(json.dumps(look))
-    monkeypatch.setattr(TransformOperator, "_saved_model", lambda *words: {})
+    monkeypatch.setattr(Transform, "_saved_model", lambda *words: {})
     context = context_of("road")
     layout = RunLayout(workspace, "road", training_of("road", context["dag_run"].run_id))
     yield dag_from(load_manifest(path), path), context, layout

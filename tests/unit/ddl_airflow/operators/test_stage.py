@@ -14,7 +14,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest import Connection
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import (
+    ApproveStep,
+    EvaluateStep,
+    StageDataStep,
+    StoreReference,
+    TrainStep,
+    UploadResultsStep,
+)
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import fixed_run, write_part
 from ddl_airflow.operators.approve import ApproveOperator
@@ -25,6 +32,13 @@ from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
 from ddl_airflow.storage.transfer import publish
+
+
+def published_to(task, folder):
+    """The task, with results in the folder and a manifest of that digest."""
+    step = replace(task.step, results=StoreReference(folder.as_uri()), manifest={"digest": "m1"})
+    task.step, task.manifest = step, step.manifest
+    return task
 
 
 @pytest.fixture
@@ -43,10 +57,12 @@ def stage(tmp_path):
         with DAG("staging", schedule=None):
             return StageDataOperator(
                 task_id="stage_data",
-                dataset=StoreReference(uri),
-                code=code,
-                commands=list(commands) or ["python train.py"],
                 settings=settings,
+                step=StageDataStep(
+                    dataset=StoreReference(uri),
+                    code=code,
+                    commands=list(commands) or ["python train.py"],
+                ),
             )
 
     return make
@@ -69,7 +85,9 @@ def layout(workspace, context_of):
 )
 def test_ranks_that_will_train_apart_are_warned_of(stage, context_of, capsys, settings, run, ranks):
     task = stage()
-    task >> TrainOperator(task_id="train", command="python train.py", dag=task.dag, **settings)
+    task >> TrainOperator(
+        task_id="train", dag=task.dag, step=TrainStep(command="python train.py", **settings)
+    )
     task.execute(context_of("staging", **run))
     said = f"the {ranks} ranks will train apart, each a model of its own, and train will fail"
     assert (said in capsys.readouterr().out) is bool(ranks)
@@ -103,8 +121,7 @@ def test_a_setting_that_the_form_does_not_have_fails_before_anything_is_done(
 
 
 def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_of, tmp_path):
-    task = stage()
-    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
+    task = published_to(stage(), tmp_path / "out")
     results = FolderStore(tmp_path / "out")
     context = context_of("staging", epochs=3)
     context["dag_run"].run_type.value = "asset_triggered"
@@ -147,8 +164,7 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
 @pytest.fixture
 def scheduled(stage, workspace, context_of, tmp_path):
     """A task that a schedule has run once, its context, and what it answered."""
-    task = stage()
-    task._results, task.manifest = StoreReference((tmp_path / "out").as_uri()), {"digest": "m1"}
+    task = published_to(stage(), tmp_path / "out")
     context = context_of("staging")
     context["dag_run"].run_type.value = "scheduled"
     return task, context, task.execute(context)
@@ -179,10 +195,8 @@ def overtaken(scheduled, tmp_path):
     def make(**settings):
         task >> UploadResultsOperator(
             task_id="upload_results",
-            results=task._results,
-            manifest=task.manifest,
             dag=task.dag,
-            **settings,
+            step=UploadResultsStep(results=task.step.results, manifest=task.manifest, **settings),
         )
         return task, context, results
 
@@ -230,7 +244,10 @@ def test_what_was_rejected_is_not_trained_again_by_a_schedule(scheduled, layout)
     write_part(layout, "train", {"result": result, "tries": {}})
     write_part(layout, "transform", {"result": {}, "tries": {}})
     with DAG("staging", schedule=None):
-        gate = EvaluateOperator(task_id="evaluate", results=task._results, metric="f1", minimum=0.5)
+        gate = EvaluateOperator(
+            task_id="evaluate",
+            step=EvaluateStep(results=task.step.results, metric="f1", minimum=0.5),
+        )
     with pytest.raises(AirflowFailException, match="0.25 below the minimum"):
         gate.execute(context)
     with pytest.raises(AirflowSkipException, match="that was rejected: staging-.*f1 is 0.25, 0.25"):
@@ -242,7 +259,9 @@ def test_what_was_rejected_is_not_trained_again_by_a_schedule(scheduled, layout)
     assert task.execute(context) == said
     # Now a person.
     with DAG("staging", schedule=None):
-        approve = ApproveOperator(task_id="approve", results=task._results, subject="?")
+        approve = ApproveOperator(
+            task_id="approve", subject="?", step=ApproveStep(results=task.step.results)
+        )
     context["ti"], context["task"] = (
         SimpleNamespace(map_index=-1, try_number=1, max_tries=0),
         approve,
@@ -264,10 +283,8 @@ def test_who_does_not_answer_in_time_has_rejected(scheduled):
         with DAG("staging", schedule=None):
             approve = ApproveOperator(
                 task_id="approve",
-                results=task._results,
                 subject="?",
-                timeout=timedelta(days=7),
-                then=then,
+                step=ApproveStep(results=task.step.results, timeout_s=7 * 86400.0, then=then),
             )
         assert approve.response_timeout == timedelta(days=7)
         context["task"] = approve
@@ -317,9 +334,9 @@ def test_operator_shows_the_place_and_never_the_keys(tmp_path):
     with DAG("masked", schedule=None):
         task = StageDataOperator(
             task_id="stage_data",
-            dataset=StoreReference("s3://some-bucket/a", connection),
-            code=tmp_path,
-            commands=[],
+            step=StageDataStep(
+                dataset=StoreReference("s3://some-bucket/a", connection), code=tmp_path, commands=[]
+            ),
         )
     assert task.dataset["uri"] == "s3://some-bucket/a"
     shown = " ".join([repr(task), *(repr(getattr(task, n)) for n in task.template_fields)])
@@ -332,8 +349,8 @@ def test_what_ranks_work_with_is_not_replaced_under_them(
     stage, layout, context_of, monkeypatch, experiment
 ):
     """As when somebody clears stage_data alone while train runs."""
-    monkeypatch.setattr("ddl_airflow.operators.stage._ENDS_S", 0.2)
-    monkeypatch.setattr("ddl_airflow.operators.stage._LOOK_S", 0.05)
+    monkeypatch.setattr("ddl_airflow.steps.stage._ENDS_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.steps.stage._LOOK_S", 0.05)
     params = {"experiment_id": experiment} if experiment else {}
     layout = replace(layout, experiment_id=experiment)
     task = stage()
@@ -356,7 +373,7 @@ def test_what_ranks_work_with_is_not_replaced_under_them(
 def test_what_a_scheduler_will_start_keeps_what_it_was_submitted_with(
     stage, layout, context_of, monkeypatch, cluster, job
 ):
-    monkeypatch.setattr("ddl_airflow.operators.stage._ENDS_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.steps.stage._ENDS_S", 0.2)
     task = stage()
     task.execute(context_of("staging"))
     started = StartedJob(cluster.submit(cluster.render(job().spec)), time.time(), {}, None)
@@ -372,7 +389,9 @@ def test_what_an_earlier_task_returns_is_not_fixed_before_it_is_known(stage, lay
     task = stage()
     counts = BaseOperator(task_id="counts", dag=task.dag)
     task >> TrainOperator(
-        task_id="train", command="python train.py", nodes=counts.output, slots=2, dag=task.dag
+        task_id="train",
+        dag=task.dag,
+        step=TrainStep(command="python train.py", nodes=counts.output, slots=2),
     )
     task.execute(context_of("staging"))
     fixed = fixed_run(layout)["steps"]["train"]

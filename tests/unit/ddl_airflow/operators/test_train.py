@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import fields
 from datetime import timedelta
 
 import pytest
@@ -23,14 +24,14 @@ from airflow.sdk.execution_time import macros
 
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import fix_run, has_part, read_part
 from ddl_airflow.operators.base import layout_of
-from ddl_airflow.operators.launch import kept_job
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
+from ddl_airflow.steps.job import kept_job
 from ddl_airflow.storage.filesystem import alone_in
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 
@@ -51,11 +52,18 @@ def train(layout):
         (layout.code / "train.py").write_text(textwrap.dedent(script))
         # Most scripts here train nothing.
         usual = {"command": "python train.py", "nodes": 2, "distribution": "independent"}
-        settings = usual | settings
+        of_step = {one.name for one in fields(TrainStep)}
+        asked = {name: value for name, value in settings.items() if name in of_step}
+        others = {name: value for name, value in settings.items() if name not in of_step}
         with DAG("training", schedule=None):
-            return TrainOperator(task_id="train", **settings)
+            return TrainOperator(task_id="train", step=TrainStep(**usual | asked), **others)
 
     return make
+
+
+def job_of(task, context):
+    """What the task asks a launcher to run."""
+    return task.work(task.asked(), task._context_of(layout_of(context), context))._job_of()
 
 
 SCRIPT = """
@@ -89,9 +97,11 @@ def staged(layout, tmp_path, train, context_of):
     with DAG("training", schedule=None):
         stage = StageDataOperator(
             task_id="stage_data",
-            dataset=StoreReference((tmp_path / "input").as_uri()),
-            code=tmp_path / "scripts",
-            commands=["python train.py"],
+            step=StageDataStep(
+                dataset=StoreReference((tmp_path / "input").as_uri()),
+                code=tmp_path / "scripts",
+                commands=["python train.py"],
+            ),
         )
 
     def run(try_number: int, max_tries: int = 0, fails: bool = False) -> str:
@@ -503,7 +513,7 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     assert run(7, 7) == "found 1"
     # The first try after the clearing came to nothing before it had begun.
     with alone_in(layout.state, "another"):
-        monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.0)
+        monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.0)
         with pytest.raises(AirflowException, match="another training works there now: another"):
             run(8, 12)
     assert run(9, 12) == "found 0"
@@ -540,9 +550,9 @@ def test_a_try_that_takes_too_long_is_ended_and_tried_again(run_task, workspace,
     with DAG("training", schedule=None):
         task = TrainOperator(
             task_id="train",
-            command="bash -c 'sleep 60; touch $RESULT_DIR/slept'",
             retries=1,
             execution_timeout=timedelta(seconds=1),
+            step=TrainStep(command="bash -c 'sleep 60; touch $RESULT_DIR/slept'"),
         )
     ended = run_task(task)
     assert ended.state == "up_for_retry"
@@ -640,7 +650,7 @@ ONE_HERE = f"one/train-1 on {socket.gethostname()}"
 def test_two_tries_of_a_training_are_never_at_once(
     train, layout, context_of, monkeypatch, experiment
 ):
-    monkeypatch.setattr("ddl_airflow.operators.train._OTHERS_END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.steps.train._OTHERS_END_S", 0.2)
     task = train("", nodes=1)
     place = layout.workspace / "experiments" / "wide" if experiment else layout.state
     before = f"{layout.training_id}/train-1"
@@ -776,7 +786,7 @@ def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
     context = context_of("training", experiment_id="wide")
     wish = deferred(scheduled, context)
     layout = layout_of(context)
-    assert scheduled._job_of(layout, 1).keep == (layout.experiment, layout.experiment_left)
+    assert job_of(scheduled, context).keep == (layout.experiment, layout.experiment_left)
     cluster.set(1, "succeeded")
     if kept:
         layout.experiment_left.mkdir()
@@ -930,6 +940,6 @@ def test_a_secret_that_is_not_there_is_said_before_anything_starts(
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_ranks_without_gpus_are_told_so(train, layout, gpu):
-    env = train("1", gpu=gpu)._job_of(layout, 1).env
+def test_ranks_without_gpus_are_told_so(train, layout, context_of, gpu):
+    env = job_of(train("1", gpu=gpu), context_of("training")).env
     assert env.get("DDL_NO_GPU") == (None if gpu else "1")

@@ -8,9 +8,11 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.plan import TransformStep
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
+from ddl_airflow.steps.transform import Transform
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def transform(layout):
     def make(script: str = "", **settings) -> TransformOperator:
         (layout.code / "export.py").write_text(textwrap.dedent(script))
         with DAG("forming", schedule=None):
-            return TransformOperator(task_id="transform", **settings)
+            return TransformOperator(task_id="transform", step=TransformStep(**settings))
 
     return make
 
@@ -100,13 +102,13 @@ def test_the_built_in_transform_knows_the_parameters_and_is_for_tensorflow_2(
     transform, layout, context_of, monkeypatch
 ):
     asked = {}
-    run_once = TransformOperator.run_once
+    run_once = Transform.run_once
 
-    def watched(self, layout, name, command, log_dir, env):
+    def watched(self, name, command, log_dir, env):
         asked.update(env)
-        run_once(self, layout, name, command, log_dir, env)
+        run_once(self, name, command, log_dir, env)
 
-    monkeypatch.setattr(TransformOperator, "run_once", watched)
+    monkeypatch.setattr(Transform, "run_once", watched)
     with pytest.raises(AirflowFailException, match="CheckpointMissing"):
         transform(tf1=True, parameters={"width": 3}).execute(context_of("forming"))
     assert asked["PARAM_WIDTH"] == "3"
@@ -156,10 +158,10 @@ def test_report_of_an_earlier_try_does_not_count(transform, layout, context_of):
     ],
 )
 def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, monkeypatch, odd):
-    def wrote(self, layout, *_):
+    def wrote(self, *_):
         layout.transform_report.write_text(json.dumps({"prediction": {}} | odd))
 
-    monkeypatch.setattr(TransformOperator, "run_once", wrote)
+    monkeypatch.setattr(Transform, "run_once", wrote)
     with pytest.raises(AirflowException, match=r"TransformError: ddl/transform\.json"):
         transform().execute(context_of("forming"))
     assert not (layout.kept / "lineage" / "transform.json").exists()
@@ -168,11 +170,11 @@ def test_a_report_that_is_not_ours_is_refused(transform, layout, context_of, mon
 def test_a_checkpoint_may_have_a_name_that_tells_no_step(
     transform, layout, context_of, monkeypatch
 ):
-    def wrote(self, layout, *_):
+    def wrote(self, *_):
         report = {"checkpoint": "model.keras", "checkpoint_step": None, "accuracy": None}
         layout.transform_report.write_text(json.dumps(report))
 
-    monkeypatch.setattr(TransformOperator, "run_once", wrote)
+    monkeypatch.setattr(Transform, "run_once", wrote)
     made = transform().execute(context_of("forming"))
     assert (made["checkpoint"], made["checkpoint_step"]) == ("model.keras", None)
 

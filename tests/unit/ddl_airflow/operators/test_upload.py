@@ -22,8 +22,8 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
-from ddl_airflow.operators.transform import TransformOperator
 from ddl_airflow.site import training_of
+from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import publish
 
@@ -140,7 +140,7 @@ def test_a_model_is_of_its_own_training_though_another_goes_on_with_the_experime
     (path.parent / "data").mkdir()
     (path.parent / "data" / "numbers.txt").write_text("1")
     dag = dag_from(load_manifest(path), path)
-    monkeypatch.setattr(TransformOperator, "_saved_model", lambda *words: {})
+    monkeypatch.setattr(Transform, "_saved_model", lambda *words: {})
     context = context_of("road", experiment_id="wide", nodes=1)
     dag.get_task("train").nodes = 1
     for name in ("stage_data", "train"):

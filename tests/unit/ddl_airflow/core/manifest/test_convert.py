@@ -21,13 +21,14 @@ def _without_keys(steps: Plan) -> tuple[object, ...]:
         (store.view(), store.connection.region_name if store.connection else None)
         for store in stores
     ]
-    bare = StoreReference("")
+    bare, named = StoreReference(""), {**steps.upload_results.manifest, "dialect": ""}
     return (
         replace(
             steps,
-            manifest={**steps.manifest, "dialect": ""},
-            stage_data=replace(steps.stage_data, dataset=bare),
-            upload_results=replace(steps.upload_results, results=bare),
+            stage_data=replace(steps.stage_data, dataset=bare, results=bare, manifest=named),
+            evaluate=steps.evaluate and replace(steps.evaluate, results=bare),
+            approve=steps.approve and replace(steps.approve, results=bare),
+            upload_results=replace(steps.upload_results, results=bare, manifest=named),
         ),
         shown,
     )

@@ -116,11 +116,11 @@ def test_a_training_takes_a_slot_of_its_pool_for_each_rank(tmp_path, write_manif
     table = compute_table(TABLE_INLINE)
     path = write_for(tmp_path, write_manifest, "{name: gpu4, nodes: 3}")
     steps = plan(load_manifest(path, compute=table), path)
-    assert (steps.train.place.pool, steps.train.pool_slots) == ("gpus", 12)
+    assert (steps.train_on.pool, steps.pool_slots) == ("gpus", 12)
     path.write_text(path.read_text() + "launcher: {slots: 2}\n")
-    assert plan(load_manifest(path, compute=table), path).train.pool_slots == 6
+    assert plan(load_manifest(path, compute=table), path).pool_slots == 6
     path = write_manifest(tmp_path / "free")
-    assert plan(load_manifest(path, compute=table), path).train.pool_slots == 1
+    assert plan(load_manifest(path, compute=table), path).pool_slots == 1
 
 
 TABLE_INLINE = json.dumps({"compute": {"gpu4": {"slots": 4, "gpu": True, "pool": "gpus"}}})

@@ -17,8 +17,8 @@ from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError, SubmitFaile
 from ddl_airflow.core.job import JobState, JobStatus, RankFailure
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
-from ddl_airflow.operators import launch
-from ddl_airflow.operators.launch import RunningJob, ScheduledJob
+from ddl_airflow.steps import job as steps_job
+from ddl_airflow.steps.job import RunningJob, ScheduledJob
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 LOG = logging.getLogger("unit.launch")
@@ -106,7 +106,7 @@ def test_a_rank_that_said_much_costs_no_memory(job, monkeypatch, said):
         return handle
 
     one.launcher.submit = much
-    monkeypatch.setattr(launch, "_MOST_LINES", 10)
+    monkeypatch.setattr(steps_job, "_MOST_LINES", 10)
     tracemalloc.start()
     with pytest.raises(JobFailed):
         running.run(one.spec)
@@ -156,7 +156,7 @@ def test_cancel_before_the_start_is_nothing(job):
 
 
 def test_progress_of_this_try_is_followed_and_logged(job, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "_SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(steps_job, "_SAY_EVERY_S", 0.2)
     path = tmp_path / "progress.jsonl"
     path.write_text(json.dumps({"t": 1.0, "source": "script", "step": 999}) + "\n")
     script = """
@@ -354,8 +354,8 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
         def cancel(self, handle, grace_s=0.0):
             pass
 
-    monkeypatch.setattr("ddl_airflow.operators.launch.END_S", 0.2)
-    monkeypatch.setattr("ddl_airflow.operators.launch._ASK_S", 0.05)
+    monkeypatch.setattr("ddl_airflow.steps.job.END_S", 0.2)
+    monkeypatch.setattr("ddl_airflow.steps.job._ASK_S", 0.05)
     process().submit(job().spec, tmp_path / "progress").watch()
     cluster.set(1, "running")
     with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):

@@ -1,6 +1,6 @@
-"""Runs one job of a launcher from a task: follows it, ends it, explains it.
+"""Runs one job of a launcher for a step: follows it, ends it, explains it.
 
-A job of a scheduler outlives the task's process. What another process needs to go on with it is in
+A job of a scheduler outlives the step's process. What another process needs to go on with it is in
 a file of the run directory, which all processes that deal with it see anyway, since the ranks'
 records are there. It is written before the job is submitted and again with the job's number, so
 there is no moment at which a job runs and nothing says so. (Airflow's own ``task_state_store`` and
@@ -351,16 +351,19 @@ class ScheduledJob(RunningJob):
         self._submitted(started)
         return started
 
-    def finish(self, started: StartedJob, status: JobStatus, error: DdlError | None = None) -> None:
+    def finish(
+        self, started: StartedJob, status: JobStatus | None, error: DdlError | None = None
+    ) -> None:
         """Says what the job said, and returns if it succeeded; raises as ``run`` does.
 
         Args:
             started: the job.
-            status: how it ended.
+            status: how it ended; None: it is followed to its end.
             error: why it was ended, where that is known better than it is to the scheduler.
         """
+        self._handle = started.handle
         try:
-            self._follow(started, status)
+            status = self._follow(started, status)
             if error is not None:
                 raise error
             self._conclude(started, status)

@@ -1,0 +1,218 @@
+"""Commands on what was published: lineage, production, rollback, promote."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ddl_airflow.commands.options import Commands
+from ddl_airflow.core.errors import (
+    ConnectionInvalid,
+    DdlError,
+    NoSuchModel,
+    SourceMissing,
+)
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    dags_in,
+    promote,
+    read_pointer,
+    rollback,
+)
+from ddl_airflow.lineage.record import LINEAGE, check_files
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.stores import open_by_environment
+from ddl_airflow.storage.transfer import publications
+
+# Trainings in one message.
+_MOST_NAMED = 10
+
+
+def add_to(commands: Commands) -> None:
+    """Adds the commands of this file."""
+    lineage = commands.add_parser(
+        "lineage",
+        help="print which data, code, manifest and run made a model, and check its files",
+        epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
+    )
+    lineage.add_argument("uri", help="s3://bucket/training_id, or the folder")
+    lineage.set_defaults(run=_lineage)
+
+    production = commands.add_parser(
+        "production",
+        help="print which training of a DAG is in production, and those before",
+        epilog="s3:// as for lineage.",
+    )
+    production.add_argument(
+        "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
+    )
+    production.set_defaults(run=_production)
+
+    back = commands.add_parser(
+        "rollback",
+        help="put the training before into production again",
+        epilog="s3:// as for lineage.",
+    )
+    back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    back.add_argument("--to", default="", metavar="TRAINING", help="one that was there before")
+    back.add_argument("--reason", default="", help="why, for the history")
+    back.set_defaults(run=_rollback)
+
+    choose = commands.add_parser(
+        "promote",
+        help="put a published training into production, whatever is there now",
+        epilog="s3:// as for lineage.",
+    )
+    choose.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
+    choose.add_argument(
+        "--to", required=True, metavar="TRAINING", help="its id, or its place in the results"
+    )
+    choose.add_argument("--reason", default="", help="why, for the history")
+    choose.set_defaults(run=_promote)
+
+
+def _lineage(options: argparse.Namespace) -> int:
+    store = _publication(
+        options.uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    )
+    try:
+        record = json.loads(store.read_bytes(LINEAGE))
+        files = [file["key"] for file in record["result"]["files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DdlError(
+            f"{store.uri}/{LINEAGE} is no lineage: it is damaged, or another file of that name"
+            f" ({type(error).__name__}: {error})."
+        ) from error
+    print(json.dumps(record, indent=2))
+    for metric, word in record["result"].get("not_finite", {}).items():
+        print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
+    problems = check_files(record, store)
+    for problem in problems:
+        print(f"ddl-airflow: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"{len(files)} files are as recorded", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _publication(uri: str) -> ObjectStore:
+    """Where a training's lineage is: at the place itself, or in its newest publication.
+
+    Raises:
+        NoSuchModel: it is the place of a DAG, or of several trainings; the message names them.
+    """
+    store = open_place(uri)
+    if store.exists(LINEAGE):
+        return store
+    if there := publications(store):
+        return store.at(next(iter(there)))
+    listed = list(store.list())
+    pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
+    results, _, dag_id = uri.rpartition("/")
+    found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
+    if found and not results.endswith(":/"):
+        named = []
+        for name in found:
+            pointer = read_pointer(open_place(results), dag_id, name)
+            if pointer is not None:
+                named.append(f"{results}/{pointer['publication']} ({name})")
+        raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")
+    marked = sorted(
+        (one for one in listed if re.fullmatch(rf"[^/]+/[^/]+/{SUCCESS}", one.key)),
+        key=lambda one: one.modified,
+        reverse=True,
+    )
+    trainings = list(dict.fromkeys(one.key.partition("/")[0] for one in marked))
+    if trainings:
+        more = f" and {len(trainings) - _MOST_NAMED} more" * (len(trainings) > _MOST_NAMED)
+        raise NoSuchModel(
+            f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
+            f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
+        )
+    raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")
+
+
+def _production(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = read_pointer(store, dag_id, PRODUCTION)
+    if pointer is None:
+        print(f"ddl-airflow: {options.uri}: nothing is in production", file=sys.stderr)
+        return 1
+    print(json.dumps(pointer, indent=2))
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = rollback(store, dag_id, options.to, by=_who(), reason=options.reason)
+    print(f"in production again: {pointer['model']}")
+    return 0
+
+
+def _promote(options: argparse.Namespace) -> int:
+    store, dag_id = _results_of(options.uri)
+    pointer = promote(store, dag_id, options.to, by=_who(), reason=options.reason)
+    print(f"in production: {pointer['model']}")
+    return 0
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container whose user has no name
+        return f"user id {os.getuid()}"
+
+
+def _results_of(uri: str) -> tuple[ObjectStore, str]:
+    """Splits the place of a DAG's results.
+
+    Raises:
+        NoSuchModel: it is the place of the results of DAGs; the message names them.
+    """
+    uri = uri.rstrip("/")
+    place = open_place(uri)
+    results, _, dag_id = uri.rpartition("/")
+    if not results.endswith(":/"):
+        store = open_place(results)
+        if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
+            return store, dag_id
+    below = dags_in(place)
+    if below or results.endswith(":/"):
+        raise NoSuchModel(
+            f"{uri} is no DAG's. Name one, as {uri}/{below[0] if below else '<dag_id>'}; there is: "
+            f"{', '.join(below) or 'none'}"
+        )
+    return store, dag_id
+
+
+def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
+    """The store at an URI or in a folder, with endpoint and keys from the environment.
+
+    Raises:
+        ConnectionInvalid: it is neither.
+        SourceMissing: there is no such folder.
+    """
+    scheme, separator, _rest = uri.partition("://")
+    kind = kind_of_uri(uri) if separator else None
+    if separator and kind is None:
+        forms = " or at ".join(kind.form for kind in store_kinds().values() if kind.has_buckets)
+        raise ConnectionInvalid(
+            f"{uri}: results are at {forms} or in a folder; {scheme}:// is neither"
+        )
+    if kind is not None and kind.has_buckets:
+        return open_by_environment(uri, within)
+    folder = Path(unquote(urlsplit(uri).path)) if separator else Path(uri).resolve()
+    if not folder.is_dir():
+        raise SourceMissing(
+            f"{uri}: there is no such folder. Give the one in which results were published, or "
+            "s3://bucket/prefix."
+        )
+    return open_by_environment(folder.as_uri(), within)

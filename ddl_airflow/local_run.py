@@ -1,0 +1,424 @@
+"""``ddl-airflow run``: all steps of a manifest's training, on this host and without Airflow.
+
+The steps are those of the DAG (``ddl_airflow.steps``), one after the other, in a workspace below
+the current folder. What differs is who asks and who is told: settings come from the command line,
+connections from the environment, progress goes to the terminal, and what is published goes into a
+folder of the workspace unless the manifest's own place is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
+from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
+from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.sections.launchers import launcher_kind
+from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
+from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
+from ddl_airflow.core.parameters import filled_in
+from ddl_airflow.core.plan import Plan, ScriptStep, Step, StoreReference, TrainStep, plan
+from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part
+from ddl_airflow.steps.base import (
+    Site,
+    StepContext,
+    StepTry,
+    WaitForExperiment,
+    WaitForJob,
+    prepared,
+)
+from ddl_airflow.steps.evaluate import Evaluate
+from ddl_airflow.steps.stage import StageData
+from ddl_airflow.steps.train import Train
+from ddl_airflow.steps.transform import Transform
+from ddl_airflow.steps.upload import UploadResults
+from ddl_airflow.storage.connections import connection_of_environment, open_by_keys
+from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.site import workspace_id
+from ddl_airflow.storage.store import ObjectStore
+from ddl_airflow.storage.stores import open_by_environment, open_store
+
+# Beside what ``ddl-run`` leaves. Hidden: it is no code of the folder around it.
+FOLDER = ".ddl-run"
+_NOTE = "by-hand.json"
+_WORK: Mapping[str, type[StepTry[Any]]] = {
+    "stage_data": StageData,
+    "train": Train,
+    "transform": Transform,
+    "evaluate": Evaluate,
+    "upload_results": UploadResults,
+}
+STEPS = tuple(name.replace("_", "-") for name in _WORK)
+# What a command line may set of a run, beside the manifest's parameters.
+_SETTABLE = ("nodes", "launcher", "checkpoint", "experiment_id")
+_log = logging.getLogger("ddl-airflow run")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says.
+
+    Attributes:
+        steps: names of those to do in the newest run there is; empty: all, in a new run.
+        settings: of the run, by name, as text.
+        data: folder that has the data, in place of the manifest's.
+        publish: whether what is published goes where the manifest says.
+        dry_run: whether the steps only say what they would do.
+    """
+
+    workspace: Path
+    steps: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    data: Path | None = None
+    publish: bool = False
+    dry_run: bool = False
+
+
+@dataclass
+class _LocalRun:
+    """A run, and how often each of its steps was tried: what Airflow's database has of others."""
+
+    layout: RunLayout
+    run_id: str
+    started: datetime
+    tries: dict[str, int]
+
+    def keep(self) -> None:
+        said = {
+            "run_id": self.run_id,
+            "started": self.started.isoformat(),
+            "tries": self.tries,
+            "experiment": self.layout.experiment_id,
+        }
+        self.layout.kept.mkdir(parents=True, exist_ok=True)
+        path = self.layout.kept / _NOTE
+        write_beneath(path, self.layout.workspace, json.dumps(said).encode())
+
+
+def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]:
+    """Does the steps, and says on the log how they go.
+
+    Args:
+        manifest: as loaded.
+        path: its file.
+        asked: the command line's.
+
+    Returns:
+        What each step that was done returns, by its name; and ``folder``, that of the training.
+
+    Raises:
+        DdlError: a step failed; the log says which.
+        StepSkipped: there was nothing to do.
+    """
+    parameters = _parameters(manifest, asked.settings)
+    steps = _here(plan(manifest, path), manifest, asked)
+    make_workspace(asked.workspace)
+    run = _newest(steps, asked) if asked.steps else _new(steps, asked, parameters)
+    wanted = [name.replace("-", "_") for name in asked.steps]
+    doing = [name for name in _of(steps) if not wanted or name in wanted]
+    _log.info("this training's folder is %s", _near(run.layout.root))
+    site = _site(steps)
+    done: dict[str, Any] = {"folder": str(_near(run.layout.root))}
+    try:
+        for number, name in enumerate(doing):
+            try:
+                done[name] = _do(name, steps, run, site, parameters, dry_run=asked.dry_run)
+            except (DdlError, KeyboardInterrupt) as error:
+                how = "failed" if isinstance(error, DdlError) else "was interrupted, and has ended"
+                _log.error("%s %s", name.replace("_", "-"), how)
+                if number and not asked.dry_run:
+                    again = " ".join(f"--step {one.replace('_', '-')}" for one in doing[number:])
+                    _log.info("to go on with this run: ddl-airflow run %s %s", path, again)
+                raise
+    finally:
+        if asked.dry_run and not asked.steps:
+            shutil.rmtree(run.layout.root, ignore_errors=True)
+    return done
+
+
+def where_it_is(results: Mapping[str, Any]) -> list[str]:
+    """Lines that say where everything is, of what ``run_manifest`` returns."""
+    lines = []
+    if trained := results.get("train"):
+        numbers = ", ".join(f"{name} {value:g}" for name, value in trained["metrics"].items())
+        lines.append(f"trained on {trained['world_size']} rank(s){numbers and f': {numbers}'}")
+    if evaluated := results.get("evaluate"):
+        known = evaluated["metrics"].items()
+        lines.append(f"evaluated: {', '.join(f'{name} {value:g}' for name, value in known)}")
+    if places := results.get("upload_results"):
+        lines += [f"model: {_path(places['model'])}", f"lineage: {_path(places['lineage'])}"]
+    elif formed := results.get("transform"):
+        lines.append(f"model: {_near(Path(formed['model']))}")
+    return [*lines, f"logs: {results['folder']}/logs"]
+
+
+def _path(uri: str) -> str:
+    return str(_near(Path(uri.removeprefix("file://")))) if uri.startswith("file://") else uri
+
+
+def _near(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _of(steps: Plan) -> dict[str, Step]:
+    """The steps that are done here, in their order."""
+    asked = {name: getattr(steps, name) for name in _WORK}
+    return {name: step for name, step in asked.items() if step is not None}
+
+
+def _parameters(manifest: Manifest, given: Mapping[str, str]) -> dict[str, Any]:
+    """The run's parameters, as a trigger form would give them.
+
+    Raises:
+        SettingUnknown, SettingInvalid: as ``values_of``.
+    """
+    own = {name: text for name, text in given.items() if name not in _SETTABLE}
+    values: dict[str, Any] = values_of(manifest.parameters, own)
+    nodes = given.get("nodes", str(manifest.model_definition.execution.compute_configuration.nodes))
+    if not nodes.isdigit() or int(nodes) < 1:
+        raise SettingInvalid(f"nodes is {nodes!r}, wanted a whole number of at least 1.")
+    launcher = given.get("launcher", manifest.launcher.kind)
+    if launcher_kind(launcher) is None:
+        raise SettingInvalid(f"launcher is {launcher!r}, which there is not. Use launcher=local.")
+    set_here = {
+        "nodes": int(nodes),
+        "launcher": launcher,
+        "checkpoint": given.get("checkpoint", str(manifest.transform.checkpoint)),
+        "experiment_id": given.get("experiment_id")
+        or (manifest.experiment.name if manifest.experiment else None),
+        "attempts": 1,
+        "dry_run": False,
+    }
+    assert set_here.keys() == set(RUN_SETTINGS)
+    return values | set_here
+
+
+def _here(steps: Plan, manifest: Manifest, asked: Asked) -> Plan:
+    """The plan, with places that are here."""
+    staged = steps.stage_data
+    if asked.data is not None:
+        if not asked.data.is_dir():
+            raise SourceMissing(f"--data {asked.data} is no folder")
+        staged = replace(staged, dataset=StoreReference(asked.data.resolve().as_uri()))
+    if asked.publish:
+        if manifest.approval.required:
+            raise SettingInvalid(
+                "--publish: the manifest has a person approve each model, which only Airflow asks. "
+                "Trigger its DAG."
+            )
+        return replace(steps, stage_data=staged)
+    results = StoreReference((asked.workspace / "results").resolve().as_uri())
+    return replace(
+        steps,
+        stage_data=replace(staged, results=results),
+        evaluate=steps.evaluate and replace(steps.evaluate, results=results),
+        upload_results=replace(steps.upload_results, results=results),
+    )
+
+
+def _new(steps: Plan, asked: Asked, parameters: Mapping[str, Any]) -> _LocalRun:
+    started = datetime.now(UTC)
+    run_id = f"by-hand-{started:%Y-%m-%dT%H-%M-%S}-{secrets.token_hex(2)}"
+    workspace = asked.workspace.resolve()
+    layout = RunLayout(
+        workspace,
+        steps.dag_id,
+        training_id(steps.dag_id, run_id, workspace_id(workspace, make=True)),
+        parameters["experiment_id"] or "",
+    )
+    return _LocalRun(layout, run_id, started, {})
+
+
+def _newest(steps: Plan, asked: Asked) -> _LocalRun:
+    """The run that was begun, or went on, last.
+
+    Raises:
+        SourceMissing: there is none.
+    """
+    workspace = asked.workspace.resolve()
+    notes = (workspace / "runs" / steps.dag_id).glob(f"*/airflow/{_NOTE}")
+    found = sorted(notes, key=lambda note: note.stat().st_mtime_ns)
+    if not found:
+        raise SourceMissing(
+            f"{_near(workspace)} has no run of {steps.dag_id} to go on with. Run all steps first: "
+            "without --step."
+        )
+    said = read_object(found[-1], workspace)
+    root = found[-1].parent.parent
+    layout = RunLayout(workspace, steps.dag_id, root.name, said["experiment"])
+    started = datetime.fromisoformat(said["started"])
+    return _LocalRun(layout, said["run_id"], started, dict(said["tries"]))
+
+
+def _do(
+    name: str,
+    steps: Plan,
+    run: _LocalRun,
+    site: Site,
+    parameters: Mapping[str, Any],
+    *,
+    dry_run: bool,
+) -> dict[str, Any]:
+    layout, names = run.layout, list(_of(steps))
+    cleared = has_part(layout, name)  # done before, and asked for again
+    run.tries[name] = run.tries.get(name, 0) + 1
+    with os_errors(layout.root):
+        run.keep()
+    # What the run began with holds until its end, but where its data is staged again.
+    begun = None if name == "stage_data" else fixed_run(layout)
+    values = begun["made_of"]["parameters"] if begun else parameters
+    kept = begun["steps"].get(name, {}) if begun else {}
+    later = names[names.index(name) + 1 :]
+    context = StepContext(
+        layout,
+        Run(
+            dag_id=steps.dag_id,
+            run_id=run.run_id,
+            type=BY_HAND,
+            due=run.started,
+            by_a_person=True,
+            logical_date=run.started,
+            started=run.started,
+            parameters=values,
+        ),
+        logging.LoggerAdapter(_log, {"step": name.replace("_", "-")}),
+        site,
+        try_number=run.tries[name],
+        tries=1 if cleared else run.tries[name],
+        cleared=cleared or run.tries[name] > 1,
+        later={one: _of(steps)[one] for one in later},
+    )
+    step = _filled_in(replace(_of(steps)[name], **kept), values, run)
+    ready = prepared(
+        layout,
+        staged=name != "stage_data" and not dry_run,
+        experiment=steps.experiment,
+        scripts=_WORK[name].runs_scripts,
+    )
+    work = _WORK[name](step, context)
+    try:
+        with os_errors(layout.root), ready:
+            if dry_run:
+                context.log.info("dry run | %s", work.rehearse())
+                return {}
+            return _waited_for(work)
+    except KeyboardInterrupt:
+        context.cancel()
+        raise
+
+
+def _waited_for(work: StepTry[Any]) -> dict[str, Any]:
+    try:
+        return work.run()
+    except WaitForJob as waits:
+        assert isinstance(work, Train)
+        return work.settle(waits.started, None)
+    except WaitForExperiment as waits:
+        raise SettingInvalid(
+            f"another training works in experiment {waits.experiment.name}. Try again when it has "
+            f"ended: --step {', --step '.join(STEPS[1:])}"
+        ) from None
+
+
+def _filled_in(step: Step, values: Mapping[str, Any], run: _LocalRun) -> Step:
+    """The step with the run's values, as Airflow renders and sets them."""
+    date = run.started
+    given = {
+        "run_id": run.run_id,
+        **dict.fromkeys(("logical_date", "data_interval_start", "data_interval_end"), date),
+        "ds": f"{date:%Y-%m-%d}",
+        "ds_nodash": f"{date:%Y%m%d}",
+        "ts": date.isoformat(),
+        "ts_nodash": f"{date:%Y%m%dT%H%M%S}",
+    }
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return value and filled_in(value, values, **given)
+        return tuple(map(filled, value))
+
+    changed = {name: filled(getattr(step, name)) for name in step.templated}
+    changed |= {name: values[name] for name in step.settable if name in values}
+    if isinstance(step, TrainStep) and changed["launcher"] != step.launcher:
+        changed["scheduler"] = {}
+    if isinstance(step, ScriptStep):
+        own = {name: values.get(name, value) for name, value in step.parameters.items()}
+        changed["parameters"] = own
+    return replace(step, **changed)
+
+
+def _site(steps: Plan) -> Site:
+    names = {conn: name for name, conn in steps.train.secrets.items()}
+
+    def open_here(reference: StoreReference) -> ObjectStore:
+        connection = reference.connection
+        if connection is None:
+            return open_store(reference.uri, within=reference.within)
+        if not connection.conn_id:
+            return open_by_keys(reference, connection, os.environ, MANIFEST_VARIABLES)
+        return _open_by_connection(reference, connection.conn_id)
+
+    def secret(conn_id: str) -> str:
+        variable = f"PARAM_{names[conn_id].upper()}"
+        if value := os.environ.get(variable, ""):
+            return value
+        known = connection_of_environment(conn_id, os.environ)
+        if known is None or not known.password:
+            raise ConnectionInvalid(
+                f"parameter {names[conn_id]} is secret: set {variable} in the environment"
+            )
+        return known.password
+
+    return Site(os.environ.get("AIRFLOW__DDL__PYTHON", "") or sys.executable, open_here, secret)
+
+
+def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
+    known = connection_of_environment(conn_id, os.environ)
+    if known is None:
+        raise ConnectionInvalid(
+            f"conn_id: {conn_id} is a connection of Airflow, which is not asked here. Set "
+            f"AIRFLOW_CONN_{conn_id.upper()} to it, as Airflow reads it too; or give a folder that "
+            "has the data: --data DIR."
+        )
+    if known.conn_type == "aws" and not known.login:
+        return open_by_environment(reference.uri)
+    return open_store(reference.uri, known.client(), known.login)
+
+
+def as_seen_from_here(text: str) -> str:
+    """A text, with paths below the current folder relative to it."""
+    return re.sub(rf"(?<![/\w]){re.escape(str(Path.cwd()))}/", "", text)
+
+
+class Lines(logging.Formatter):
+    """What the steps say, a line each, with the step in front."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Without the marks by which Airflow folds lines, and with places as seen from here."""
+        said = as_seen_from_here(record.getMessage().removeprefix("::group::"))
+        step = f"{getattr(record, 'step', '')} | " if hasattr(record, "step") else ""
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        return f"{step}{level}{said}"
+
+
+def log_to_terminal() -> None:
+    """Has all that is said by steps and launchers go to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines())
+    handler.addFilter(lambda record: record.getMessage() != "::endgroup::")
+    _log.propagate = False
+    for logger in (_log, logging.getLogger("ddl_airflow")):
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

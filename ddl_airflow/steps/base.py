@@ -1,0 +1,278 @@
+"""What the steps of a training share. No Airflow: it maps what it knows to this, and back.
+
+A step keeps nothing in memory for the next: what later steps and tries need lies in the run
+directory (``ddl_airflow.core.layout``).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ddl_airflow.core import environment
+from ddl_airflow.core.beneath import check_folder
+from ddl_airflow.core.errors import SettingInvalid, StagingError
+from ddl_airflow.core.job import JobSpec, StartedJob
+from ddl_airflow.core.layout import RunLayout, is_experiment
+from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
+from ddl_airflow.lineage.record import Run, has_part
+from ddl_airflow.steps.job import RunningJob
+from ddl_airflow.storage.experiments import claim
+from ddl_airflow.storage.store import ObjectStore
+
+_SAY_EVERY_S = 2.0
+
+Asked = TypeVar("Asked", bound=Step)
+AskedOfScripts = TypeVar("AskedOfScripts", bound=ScriptStep)
+
+
+class StepSkipped(Exception):
+    """There is nothing to do; the message says why. No error."""
+
+
+class WaitForJob(Exception):
+    """A scheduler runs the step's job: whoever waits calls ``Train.settle`` at its end."""
+
+    def __init__(self, started: StartedJob) -> None:
+        super().__init__(started.handle.job_id)
+        self.started = started
+
+
+class WaitForExperiment(Exception):
+    """Another training works in the experiment: the step is to run again when it has ended."""
+
+    def __init__(self, experiment: Path) -> None:
+        super().__init__(str(experiment))
+        self.experiment = experiment
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a step is given by the place it runs at.
+
+    Attributes:
+        python: that starts ranks, where the manifest names none.
+        open_store: opens the store that a reference names; raises ConnectionInvalid.
+        secret: the value that a connection, by its id, has; raises ConnectionInvalid.
+        ranks_user: the user that ranks run as; empty for this process's.
+        transfer_workers: threads that move data.
+    """
+
+    python: str
+    open_store: Callable[[StoreReference], ObjectStore]
+    secret: Callable[[str], str]
+    ranks_user: str = ""
+    transfer_workers: int = 8
+
+
+@dataclass
+class StepContext:
+    """Where and when a step runs.
+
+    Attributes:
+        layout: the folder of the run.
+        run: that the step belongs to.
+        log: a logger; what it says is for people.
+        site: the place.
+        try_number: unique within the run, from 1.
+        tries: which try this is, from 1, since somebody cleared the step.
+        cleared: whether somebody has cleared it, or the run, since it was first tried.
+        later: what the steps after this one are asked to do, by their names.
+        published: called with places and facts about what was published.
+        job: what runs for the step now.
+    """
+
+    layout: RunLayout
+    run: Run
+    log: Any
+    site: Site
+    try_number: int = 1
+    tries: int = 1
+    cleared: bool = False
+    later: Mapping[str, Step] = field(default_factory=dict)
+    published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
+    job: RunningJob | None = None
+
+    def cancel(self) -> None:
+        """Ends every process of the step; from a signal handler, or another thread."""
+        if self.job is not None:
+            self.job.cancel()
+
+
+class StepTry(ABC, Generic[Asked]):
+    """One try of a step.
+
+    Args:
+        step: what is asked.
+        context: where and when.
+    """
+
+    # Whether it starts processes of the manifest.
+    runs_scripts: ClassVar[bool] = False
+
+    def __init__(self, step: Asked, context: StepContext) -> None:
+        self.step = step
+        self.context = context
+        self.layout = context.layout
+        self.log = context.log
+        self.site = context.site
+
+    @abstractmethod
+    def rehearse(self) -> str:
+        """What the step would do, in a sentence, after checks that cost little; raises DdlError."""
+
+    @abstractmethod
+    def run(self) -> dict[str, Any]:
+        """The step's work. Returns places and digests, never data.
+
+        Raises:
+            DdlError: it failed.
+            StepSkipped: there is nothing to do.
+            WaitForJob, WaitForExperiment: it goes on later.
+        """
+
+
+class ScriptTry(StepTry[AskedOfScripts]):
+    """One try of a step that starts processes in the ranks' Python."""
+
+    runs_scripts = True
+
+    @property
+    def python(self) -> str:
+        """The manifest's, or the site's."""
+        return self.step.python or self.site.python
+
+    def environment(self, *, trained: bool = True) -> dict[str, str]:
+        """What the manifest's own commands find in their environment, once it has ``trained``.
+
+        Raises:
+            ConnectionInvalid: there is no connection for a secret parameter, or no password in it.
+        """
+        secrets = {name: self.site.secret(conn) for name, conn in self.step.secrets.items()}
+        return {
+            **environment.of_run(self.layout, self.context.run.dag_id, trained=trained),
+            **environment.of_script(self.step, secrets),
+        }
+
+    def run_once(self, name: str, command: str, log_dir: Path, env: Mapping[str, str]) -> None:
+        """Runs one process in the run's copy of the code, and waits for its end.
+
+        Args:
+            name: of the job, within the run; with the number of the try.
+            command: as in a manifest.
+            log_dir: where its output goes.
+            env: what it gets besides what every rank inherits from the worker.
+
+        Raises:
+            JobFailed: it failed.
+            JobLost: it was cancelled.
+        """
+        job = JobSpec(
+            job_id=f"{self.layout.training_id}/{name}",
+            command=command,
+            nodes=1,
+            slots=1,
+            python=self.python,
+            folder=self.layout.code,
+            record_dir=self.layout.state / name,
+            log_dir=log_dir,
+            env=dict(env),
+            user=self.site.ranks_user,
+        )
+        # Not at the top: a DAG that is parsed starts nothing.
+        from ddl_airflow.launchers.local import OnceLauncher
+
+        self.context.job = RunningJob(OnceLauncher(), self.log)
+        self.context.job.run(job)
+
+
+@contextmanager
+def prepared(layout: RunLayout, *, staged: bool, experiment: str, scripts: bool) -> Iterator[None]:
+    """The run's folder, as a step needs it.
+
+    Args:
+        layout: the run's.
+        staged: whether the step comes after stage_data.
+        experiment: the one that the manifest names; empty for none.
+        scripts: whether the step starts processes of the manifest, which then may write there.
+
+    Raises:
+        StagingError: this is another host's disk.
+        SettingInvalid: the run's experiment has no name that a folder can have.
+    """
+    layout.failure.unlink(missing_ok=True)  # the run goes on
+    if staged:
+        _check_staged(layout)
+    if name := layout.experiment_id:
+        if not is_experiment(name):
+            raise SettingInvalid(
+                f"experiment_id: {ascii(name[:60])} is no name. Use A-Z, a-z, 0-9, _, . and -."
+            )
+        claim(layout.workspace, name, layout.dag_id, in_manifest=name == experiment)
+    layout.create()
+    for folder in layout.folders:
+        check_folder(folder, layout.workspace)
+    if not scripts:
+        yield
+        return
+    layout.open_to_ranks()
+    try:
+        yield
+    except (WaitForJob, WaitForExperiment):  # its job goes on; or it has none, and closes by itself
+        raise
+    except BaseException:
+        layout.close_to_ranks()
+        raise
+    layout.close_to_ranks()
+
+
+def _check_staged(layout: RunLayout) -> None:
+    """Whether this is where the run's data was staged, and no other host's own disk."""
+    if not has_part(layout, "stage_data"):
+        raise StagingError(
+            f"{layout.root}: nothing that stage_data left for this run is here, on "
+            f"{socket.gethostname()}. Mount the same workspace on all hosts that run its tasks; if "
+            "it was lost, or nothing was staged, clear stage_data."
+        )
+
+
+class TransferLog:
+    """Says how a transfer goes, not more often than a person would look.
+
+    Args:
+        log: a logger.
+        verb: for example ``staged``.
+    """
+
+    def __init__(self, log: Any, verb: str) -> None:
+        self._log = log
+        self._verb = verb
+        self._started = time.monotonic()
+        self._said = self._started
+
+    def __call__(self, done_bytes: int, total_bytes: int, done: int, total: int) -> None:
+        """The storage layer's progress callback."""
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            return
+        self._said = now
+        speed = done_bytes / max(now - self._started, 1e-9)
+        left = (total_bytes - done_bytes) / speed if speed else 0.0
+        self._log.info(
+            "%s %d/%d files · %.1f/%.1f MiB · %.1f MiB/s · ETA %.0f s",
+            *(
+                self._verb,
+                done,
+                total,
+                done_bytes / 2**20,
+                total_bytes / 2**20,
+                speed / 2**20,
+                left,
+            ),
+        )

@@ -1,0 +1,218 @@
+"""stage_data: the training's data and code, to where ranks find them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddl_airflow.core.command import check_command
+from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import differs_by_run
+from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep
+from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.launchers.registry import launcher
+from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
+from ddl_airflow.lineage.record import (
+    fix_run,
+    forget_part,
+    forget_parts,
+    has_begun_training,
+    write_part,
+)
+from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
+from ddl_airflow.steps.job import kept_job
+from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
+from ddl_airflow.storage.filesystem import holder_of
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.code import CodeSnapshot
+    from ddl_airflow.storage.store import StoredObject
+
+# For ranks that were told to end, when train was cleared as well.
+_ENDS_S = 30.0
+_LOOK_S = 0.5
+
+
+class StageData(StepTry[StageDataStep]):
+    """Copies the scripts as they are now, and stages the dataset through the cache.
+
+    What the run trains with is fixed here, data, code, parameters and the manifest's other steps:
+    whoever edits the manifest changes the next run, or clears this step. What ranks of the run work
+    with is not replaced under them.
+
+    The cheap checks come first: a command whose script is missing fails here, before a byte of
+    data has moved.
+    """
+
+    def rehearse(self) -> str:
+        """What is there, and how much of it would have to be fetched."""
+        from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+
+        self._take_code()
+        store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
+        found = store.list()
+        missing = [obj for obj in found if not cache.holds(store, obj)]
+        return (
+            f"{store.uri} has {len(found)} files, {_mib(found)}; would fetch {len(missing)} of "
+            f"them, {_mib(missing)}"
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
+        from ddl_airflow.storage.cache import Cache
+        from ddl_airflow.storage.transfer import list_dataset, stage
+
+        layout = self.layout
+        if not self.context.cleared and has_begun_training(layout):
+            # No training begins before this step has ended. What is there is another's.
+            self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
+            layout.to_start_again.touch()
+            forget_parts(layout, "stage_data")
+        self._leave_alone_who_trains()
+        # From here on the folders are not what it says, until all is done.
+        forget_part(layout, "stage_data")
+        code = self._take_code()
+        self._warn_of_ranks_apart()
+        if self.step.results is not None:  # now, and not after days of training
+            check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
+        store = self.site.open_store(self.step.dataset)
+        listing = list_dataset(store)
+        self._skip_if_trained(listing.fingerprint, code)
+        self.log.info("staging %s to %s", store.uri, layout.staged)
+        dataset = stage(
+            store,
+            Cache(layout.cache),
+            layout.staged,
+            listing=listing,
+            closed_cache=layout.ranks_group is not None,
+            workers=self.site.transfer_workers,
+            progress=TransferLog(self.log, "staged"),
+        )
+        self.log.info(
+            "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
+            *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
+            dataset.fingerprint,
+        )
+        summary = {
+            "uri": dataset.uri,
+            "fingerprint": dataset.fingerprint,
+            "files": len(dataset.files),
+            "bytes": dataset.nbytes,
+        }
+        files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
+        fix_run(
+            layout,
+            self.context.run.run_id,
+            self._made_of(dataset.fingerprint, code),
+            {name: step.fixed() for name, step in self.context.later.items()},
+        )
+        write_part(
+            layout,
+            "stage_data",
+            {
+                "dataset": summary | {"listing": files},
+                "code": code.record(),
+                "tries": {"stage_data": self.context.tries},
+            },
+        )
+        return summary | {"code": code.digest}
+
+    def _skip_if_trained(self, dataset: str, code: CodeSnapshot) -> None:
+        from ddl_airflow.storage.transfer import missing_from
+
+        reference, dag_id = self.step.results, self.context.run.dag_id
+        always = self.context.run.by_a_person or self.context.cleared
+        if reference is None or always or any(map(differs_by_run, self.step.commands)):
+            return
+        results = self.site.open_store(reference)
+        made_of = self._made_of(dataset, code)
+        newest = read_pointer(results, dag_id, LATEST)
+        if newest is not None and newest["made_of"] == made_of:
+            if gone := missing_from(results.at(newest["publication"])):
+                self.log.warning(
+                    "%s/%s is not as it was published, %s is missing or changed: training again",
+                    *(results.uri, newest["publication"], gone[0]),
+                )
+                return
+            for step in self.context.later.values():
+                if isinstance(step, UploadResultsStep):
+                    UploadResults(step, self.context).promote_newest(newest)
+            said = f"those of {newest['training_id']}"
+        elif why := rejected(results, dag_id, made_of):
+            said = f"those of a model that was rejected: {why}"
+        else:
+            return
+        raise StepSkipped(
+            f"Data, code, manifest and parameters are {said}: there is nothing new to train. A "
+            "run that a person triggers trains all the same."
+        )
+
+    def _leave_alone_who_trains(self) -> None:
+        """Somebody may have cleared this step alone: the ranks work in what it would replace."""
+        deadline = time.monotonic() + _ENDS_S
+        while who := _who_trains(self.layout):
+            if time.monotonic() > deadline:
+                raise StagingError(
+                    f"{who} works with what is staged in {self.layout.root}. Clear train as well, "
+                    "or let it end first."
+                )
+            time.sleep(_LOOK_S)
+
+    def _made_of(self, dataset: str, code: CodeSnapshot) -> dict[str, Any]:
+        return {
+            "dataset": dataset,
+            "code": code.digest,
+            "manifest": self.step.manifest.get("digest"),
+            "parameters": dict(self.context.run.parameters),
+        }
+
+    def _warn_of_ranks_apart(self) -> None:
+        for train in self.context.later.values():
+            if not isinstance(train, TrainStep):
+                continue
+            nodes, slots = self.context.run.parameters.get("nodes", train.nodes), train.slots
+            if not (isinstance(nodes, int) and isinstance(slots, int)):
+                continue  # an earlier task of a Python DAG says so later
+            if said := will_train_apart(self.layout.code, train.distribution, nodes * slots):
+                self.log.warning("%s. %s", said, CURE)
+
+    def _take_code(self) -> CodeSnapshot:
+        from ddl_airflow.storage.code import snapshot
+
+        code = snapshot(Path(self.step.code), self.layout.code, map(Path, self.step.not_code))
+        self.layout.give_to_ranks(self.layout.code)
+        for name in code.left_out:
+            self.log.warning(
+                "code: %s is a link that leads out of %s, and is not copied. Put there what it "
+                "leads to.",
+                *(name, self.step.code),
+            )
+        for number, command in enumerate(self.step.commands):
+            ranks = 1 if number == 0 else 0  # or more; only the training runs in them
+            python = self.step.python or self.site.python
+            check_command(command, self.layout.code, python, ranks)
+        self.log.info(
+            "code %s: %d files from %s", code.digest[:19], len(code.files), self.step.code
+        )
+        return code
+
+
+def _who_trains(layout: RunLayout) -> str:
+    """The job of this run that works, or that a scheduler will start; empty for none."""
+    who = ""
+    with suppress(FileNotFoundError):  # nobody ever was in it
+        who = holder_of(layout.kept_alone)
+    if who.startswith(f"{layout.training_id}/"):  # else it is another one of the experiment
+        return who
+    if (kept := kept_job(layout.scheduled_job)) is None:
+        return ""
+    scheduled = launcher(kept.handle.kind).status(kept.handle)
+    return "" if scheduled.ended else f"{kept.handle.kind} job {kept.handle.number}"
+
+
+def _mib(objects: Sequence[StoredObject]) -> str:
+    return f"{sum(obj.size for obj in objects) / 2**20:.1f} MiB"

@@ -1,0 +1,315 @@
+"""train: the manifest's script on all ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from ddl_airflow.core import environment
+from ddl_airflow.core.beneath import read_beneath
+from ddl_airflow.core.cluster import parameter_servers
+from ddl_airflow.core.command import check_command
+from ddl_airflow.core.communication import communication_line
+from ddl_airflow.core.errors import (
+    ConnectionInvalid,
+    DdlError,
+    FileRefused,
+    LaunchError,
+    PlaceTaken,
+)
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
+from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
+from ddl_airflow.core.plan import TrainStep
+from ddl_airflow.core.progress import Progress, everything_told
+from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.launchers.base import (
+    Launcher,
+    Scheduler,
+    how_trained,
+    read_records,
+    written_by_several,
+)
+from ddl_airflow.launchers.registry import launcher
+from ddl_airflow.lineage.record import (
+    begin_training,
+    has_part,
+    trained_with_other_code,
+    trained_with_other_data,
+    write_part,
+)
+from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
+from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job
+from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
+
+# Files that stand for a checkpoint; ddl_ops.resume reads them.
+_CHECKPOINTS = (".index", ".keras", ".h5")
+# What may come of reading statistics that a script has written itself.
+_ODD = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, FileRefused)
+# More than it takes to end ranks that were told to.
+_OTHERS_END_S = 30.0
+# Than it takes to look whether somebody works in an experiment.
+_OTHERS_LOOK_S = 0.5
+# Files that several ranks wrote, each with a line in the log.
+_MOST_SHARED = 5
+
+
+class Train(ScriptTry[TrainStep]):
+    """Starts the ranks, follows them, and explains how they ended.
+
+    A retry finds the same RESULT_DIR, CHECKPOINT_DIR and EXPERIMENT_DIR, without checkpoints that
+    are damaged, so a script that looks there resumes. So does a step that was cleared before its
+    training had ended; after that, or where stage_data has brought other data meanwhile, the
+    training is done again from its start.
+
+    Where the launcher has a scheduler, the step submits the job and raises ``WaitForJob``. Whatever
+    is killed meanwhile, whoever comes next goes on with the same job.
+    """
+
+    def rehearse(self) -> str:
+        """The line that would start the ranks."""
+        job = self._job_of()
+        check_command(job.command, job.folder, job.python, job.world_size)
+        if said := will_train_apart(job.folder, self.step.distribution, job.world_size):
+            self.log.warning("%s. %s", said, CURE)
+        submission = launcher(self.step.launcher, self.step.scheduler).render(job)
+        return f"would start {job.world_size} rank(s): {submission}"
+
+    def _job_of(self) -> JobSpec:
+        layout, step = self.layout, self.step
+        servers = step.distribution == "parameter_server"
+        return JobSpec(
+            job_id=f"{layout.training_id}/train-{self.context.try_number}",
+            command=step.command,
+            nodes=step.nodes,
+            slots=step.slots,
+            python=self.python,
+            folder=layout.code,
+            record_dir=layout.records(self.context.try_number),
+            log_dir=layout.logs,
+            env=self.environment(trained=False) | environment.of_training(step),
+            cluster=parameter_servers(step.nodes, step.slots) if servers else None,
+            gpu=step.gpu,
+            lock=lock_of(layout.kept_alone),
+            keep=(layout.experiment, layout.experiment_left) if layout.experiment_id else None,
+            user=self.site.ranks_user,
+            averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Returns the world size and the last value of each metric."""
+        layout = self.layout
+        job = self._job_of()
+        check_command(job.command, job.folder, job.python, job.world_size)
+        chosen = launcher(self.step.launcher, self.step.scheduler)
+        cleared = self.context.tries == 1 and has_part(layout, "train")
+        if cleared or trained_with_other_data(layout):
+            # Cleared after its end: who does that wants another training, not the word that there
+            # is nothing left to do. And what other data led to is nothing to go on from. From a
+            # later try, if this one does not come that far.
+            layout.to_start_again.touch()
+        again = layout.to_start_again.exists()
+        # Whatever is chosen now: the manifest may have been edited since.
+        if not again and (kept := kept_job(layout.scheduled_job)) is not None:
+            self.context.job = earlier = self._scheduled(launcher(kept.handle.kind))
+            if left := earlier.left():
+                raise WaitForJob(left)
+        with ExitStack() as held:
+            lock = self._alone(held, job.job_id)
+            layout.statistics.unlink(missing_ok=True)  # of an earlier try
+            if again:
+                before = layout.replaced
+                self.log.info("trained before: starts again; what it left is in %s", before)
+                layout.start_again()
+                layout.to_start_again.unlink()
+            if job.averages:
+                job = replace(job, trained_before=self._trained_before(job))
+            begin_training(layout)
+            if layout.experiment_id and layout.experiment_left.exists():
+                shutil.rmtree(layout.experiment_left)
+            self._leave_whole_checkpoints()
+            if not isinstance(chosen, Scheduler):
+                self.context.job = running = RunningJob(chosen, self.log)
+                handle = running.run(replace(job, inherits=(lock,)), layout.progress)
+                self._keep_experiment()
+                return self._result(handle, running.progress)
+        # From here on the job holds the place itself, while it runs.
+        self.context.job = scheduled = self._scheduled(chosen)
+        raise WaitForJob(scheduled.submit(job, layout.progress))
+
+    def _trained_before(self, job: JobSpec) -> str:
+        """As ``JobSpec`` has it, of the tries since the training last started again."""
+        layout = self.layout
+        if trained_with_other_code(layout):
+            return ""
+        for number in reversed(range(1, self.context.try_number)):
+            records = layout.records(number)
+            try:
+                before = read_records(
+                    JobHandle("", job.job_id, 0, job.world_size, records, layout.logs)
+                )
+            except LaunchError as error:
+                self.log.warning("try %d: %s", number, error)
+                continue
+            if how := how_trained(before):
+                return how
+        return ""
+
+    def _alone(self, held: ExitStack, job_id: str) -> int:
+        """Keeps others out until ``held`` is closed; gives way while there are any."""
+        layout = self.layout
+        place = layout.kept_alone
+        if layout.experiment_id:
+            try:
+                return held.enter_context(alone_in(place, job_id, _OTHERS_LOOK_S))
+            except PlaceTaken as taken:
+                # An earlier try of this training ends soon, or is left on some host for ever.
+                if not taken.holder.startswith(f"{layout.training_id}/"):
+                    self._give_way(taken.holder)
+        return held.enter_context(alone_in(place, job_id, _OTHERS_END_S))
+
+    def _give_way(self, holder: str) -> NoReturn:
+        layout = self.layout
+        said = f"in experiment {layout.experiment_id} another training works now: {holder}"
+        if self.step.when_busy == "skip":
+            raise StepSkipped(f"{said}. Skipped, as experiment.when_busy says.")
+        self.log.info("%s. Waiting for its end, without a worker", said)
+        layout.close_to_ranks()  # this step has no job meanwhile
+        raise WaitForExperiment(layout.experiment)
+
+    def settle(
+        self, started: StartedJob, status: JobStatus | None, error: DdlError | None = None
+    ) -> dict[str, Any]:
+        """Says what a scheduler's job has said, and returns as ``run``, or raises, as it ended.
+
+        Args:
+            started: the job.
+            status: how it ended; None: it is waited for here.
+            error: why it was ended, where that is known better than it is to the scheduler.
+        """
+        with suppress(ConnectionInvalid):  # it may be gone meanwhile
+            self.environment()  # so that this process masks the script's secrets, too
+        self.context.job = job = self._scheduled(launcher(started.handle.kind))
+        job.finish(started, status, error)
+        result = self._result(started.handle, job.progress)
+        job.forget()
+        return result
+
+    def give_up(self) -> bool:
+        """Cancels the scheduler's job that an earlier process left; False if it left none."""
+        if (kept := kept_job(self.layout.scheduled_job)) is None:
+            return False
+        self._scheduled(launcher(kept.handle.kind)).give_up()
+        return True
+
+    def _scheduled(self, chosen: Launcher) -> ScheduledJob:
+        assert isinstance(chosen, Scheduler), chosen.kind
+        return ScheduledJob(chosen, self.log, self.layout.scheduled_job)
+
+    def _result(self, job: JobHandle, progress: Progress) -> dict[str, Any]:
+        layout = self.layout
+        self._say_communication()
+        self._warn_of_shared_files(job)
+        if layout.experiment_id and not layout.experiment_left.is_dir():
+            raise LaunchError(
+                f"the training has ended well, and its job left no copy of experiment "
+                f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
+            )
+        # Of all tries: this one may have found the training done, and have told nothing.
+        told = everything_told(layout.progress, layout.workspace)
+        lost = self._say_not_finite(told.measurements)
+        metrics = finite(told.measurements)
+        write_part(
+            layout,
+            "train",
+            {
+                "environment": self._environment(job),
+                "result": {
+                    "metrics": metrics,
+                    "measurements": [one.dump() for one in told.measurements],
+                    **({"not_finite": lost} if lost else {}),
+                    "steps": told.step if progress.step is None else progress.step,
+                    "wrote_model": layout.model.exists(),
+                },
+                "tries": {"train": self.context.tries},
+            },
+        )
+        return {"world_size": job.world_size, "metrics": metrics}
+
+    def _say_not_finite(self, measurements: Sequence[Measurement]) -> dict[str, str]:
+        """A training that diverged ends as any other: nobody may have asked for a bound."""
+        lost = {}
+        for one in newest(measurements).values():
+            if not math.isfinite(one.value):
+                lost[one.metric] = shown(one.value)
+                self.log.warning("%s", diverged(one))
+        return lost
+
+    def _keep_experiment(self) -> None:
+        """Before another training goes on with one that has a name. A scheduler's job does so."""
+        layout = self.layout
+        if layout.experiment_id:
+            words = ["python", "-m", "ddl_ops.experiment"]
+            words += [str(layout.experiment), str(layout.experiment_left)]
+            log_dir = layout.logs / "experiment"
+            self.run_once(f"experiment-{self.context.try_number}", shlex.join(words), log_dir, {})
+
+    def _leave_whole_checkpoints(self) -> None:
+        """Has a training that goes on go on from the newest checkpoint that can be read."""
+        layout = self.layout
+        folders = (layout.result, layout.experiment)
+        there = (path for folder in folders if folder.is_dir() for path in paths_below(folder))
+        if not any(path.suffix in _CHECKPOINTS for path in there):
+            return
+        name = f"resume-{self.context.try_number}"
+        words = ["python", "-m", "ddl_ops.resume", "--aside", str(layout.damaged)]
+        command = shlex.join([*words, *map(str, folders)])
+        env = {"CUDA_VISIBLE_DEVICES": "-1"}  # it reads files; GPUs are for the ranks
+        self.run_once(name, command, layout.logs / "resume", env)
+
+    def _warn_of_shared_files(self, job: JobHandle) -> None:
+        layout = self.layout
+        shared = written_by_several(read_records(job))
+        for name, ranks in list(shared.items())[:_MOST_SHARED]:
+            self.log.warning(
+                "%s each wrote %s, which may be damaged: save on rank 0 only "
+                "(ddl.keras.CheckpointCallback)",
+                *(ranks, name.removeprefix(f"{layout.root}/")),
+            )
+        if len(shared) > _MOST_SHARED:
+            self.log.warning("… and %d more files", len(shared) - _MOST_SHARED)
+
+    def _say_communication(self) -> None:
+        # A script that never starts ddl leaves none; one that ends without the others an empty one.
+        layout = self.layout
+        try:
+            said = read_beneath(layout.statistics, layout.workspace)
+            if not said:
+                return
+            line = communication_line(json.loads(said))
+        except FileNotFoundError:
+            return
+        except _ODD as error:  # not worth a training; worth a line
+            self.log.warning("%s: %s: %s", layout.statistics, type(error).__name__, error)
+        else:
+            self.log.info("communication | %s", line)
+
+    def _environment(self, job: JobHandle) -> dict[str, Any]:
+        records = read_records(job)
+        ranks = [records[n] for n in range(job.world_size)]
+        return {
+            "framework": self.step.framework,
+            "launcher": job.kind,
+            "distribution": self.step.distribution,
+            "world_size": job.world_size,
+            "nodes": self.step.nodes,
+            "slots": self.step.slots,
+            "hosts": sorted({r["host"] for r in ranks}),
+            "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
+            "versions": ranks[0].get("versions", {}),
+        }

@@ -1,0 +1,140 @@
+"""transform: checkpoint and base graph to a SavedModel that has been loaded and asked."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from typing import Any
+
+from ddl_airflow.core import environment, errors
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.command import check_command
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.parameters import parameter_environment
+from ddl_airflow.core.plan import TransformStep
+from ddl_airflow.lineage.record import forget_parts, has_part, read_part, write_part
+from ddl_airflow.steps.base import ScriptTry
+
+_KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
+
+
+class Transform(ScriptTry[TransformStep]):
+    """Runs the manifest's further commands once, or the built-in transform if there are none.
+
+    It runs in a process of its own, in the ranks' Python: this one never imports TensorFlow.
+    """
+
+    def rehearse(self) -> str:
+        """The commands, or which checkpoint the built-in transform takes."""
+        layout = self.layout
+        for command in self.step.commands:
+            check_command(command, layout.code, self.python)
+        if self.step.commands:
+            return f"would run once each: {' ; '.join(self.step.commands)}"
+        return f"would make a SavedModel of checkpoint {self.step.checkpoint}"
+
+    def run(self) -> dict[str, Any]:
+        """Returns the model's folder, the checkpoint and the signatures."""
+        layout = self.layout
+        forget_parts(layout, "transform")  # and what evaluate says of the model before
+        report = self._own_commands() if self.step.commands else self._built_in()
+        tries = {"transform": self.context.tries}
+        write_part(layout, "transform", {"result": report, "tries": tries})
+        return {"model": str(layout.model)} | {
+            name: report[name] for name in ("checkpoint", "checkpoint_step") if name in report
+        }
+
+    def _own_commands(self) -> dict[str, Any]:
+        layout = self.layout
+        if has_part(layout, "train") and not read_part(layout, "train")["result"]["wrote_model"]:
+            # Of an earlier try: SavedModelBuilder refuses a folder that is there, and what is found
+            # in the end must be what these commands wrote.
+            shutil.rmtree(layout.model, ignore_errors=True)
+        for number, command in enumerate(self.step.commands):
+            check_command(command, layout.code, self.python)
+            name = f"transform-{self.context.try_number}-{number}"
+            self.run_once(name, command, layout.logs / "transform", self.environment())
+        if not (layout.model / "saved_model.pb").is_file():
+            raise errors.TransformError(
+                f"the manifest's command {self.step.commands[-1]!r} ended well, and wrote no "
+                f"SavedModel to $RESULT_DIR/model. Write it there, or leave only the training "
+                "command in execution.command to have the built-in transform write it."
+            )
+        report = self._saved_model(["--written"])
+        return {"transform": self.step.commands} | report
+
+    def _built_in(self) -> dict[str, Any]:
+        layout = self.layout
+        words = ["--checkpoint", self.step.checkpoint]
+        if _trained_model(layout):
+            words.append("--may-be-written")
+        for option, names in (("--input", self.step.inputs), ("--output", self.step.outputs)):
+            for name, tensor in names.items():
+                words += [option, f"{name}={tensor}"]
+        report = self._saved_model(words)
+        if "checkpoint" in report:
+            origin = f"{report['checkpoint']} (step {report['checkpoint_step']})"
+        else:
+            origin = "the training itself, which left no checkpoint"
+        self.log.info("model from %s, loaded and asked: %s", origin, report.get("prediction"))
+        return report
+
+    def _saved_model(self, more: list[str]) -> dict[str, Any]:
+        """Runs ``ddl_ops.saved_model`` and returns its report; its error is raised."""
+        layout = self.layout
+        layout.transform_report.unlink(missing_ok=True)
+        words = [
+            *("python", "-m", "ddl_ops.saved_model"),
+            *("--result-dir", str(layout.result)),
+            *("--data-dir", str(layout.staged)),
+            *("--export-dir", str(layout.model)),
+            *("--report", str(layout.transform_report)),
+            *more,
+        ]
+        if self.step.sample:
+            words += ["--sample", self.step.sample]
+        # Ours is for TensorFlow 2, and is given no secrets.
+        env = environment.of_run(layout, self.context.run.dag_id, trained=True)
+        env |= parameter_environment(self.step.parameters)
+        try:
+            self.run_once(
+                f"transform-{self.context.try_number}",
+                shlex.join(words),
+                layout.logs / "transform",
+                env,
+            )
+        except errors.JobFailed as failed:
+            try:
+                said = read_object(layout.transform_report, layout.workspace)
+            except (FileNotFoundError, errors.FileRefused):
+                raise failed from None
+            if "error" in said:
+                kind = _KINDS.get(str(said.get("kind")), errors.TransformError)
+                raise kind(str(said["error"])) from failed
+            raise
+        return _sound(read_object(layout.transform_report, layout.workspace))
+
+
+def _sound(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report. Raises TransformError if what is read of it is not what it should be."""
+    accuracy = report.get("accuracy")
+    number = accuracy is None or type(accuracy) is float or accuracy in (0, 1)
+    step = report.get("checkpoint_step")  # None: the checkpoint's name tells none
+    known = step is None or type(step) is int
+    sample = report.get("sample")
+    texts = (report.get("checkpoint", ""), sample or "", report.get("no_accuracy", ""))
+    said = all(isinstance(text, str) for text in texts)
+    if number and known and said and type(report.get("rows", 0)) is int:
+        return report
+    raise errors.TransformError(
+        "ddl/transform.json: accuracy, sample, rows, checkpoint or checkpoint_step is not what "
+        "ddl_ops.saved_model writes there. A command of the training must not write that file."
+    )
+
+
+def _trained_model(layout: RunLayout) -> bool:
+    """Whether the training itself wrote a SavedModel where one belongs."""
+    if not has_part(layout, "train"):
+        return False
+    wrote: bool = read_part(layout, "train")["result"]["wrote_model"]
+    return wrote and (layout.model / "saved_model.pb").is_file()

@@ -1,0 +1,259 @@
+"""upload_results: the model, its checkpoints, its logs and its lineage; the marker last."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddl_airflow.core.beneath import check_folder, open_beneath
+from ddl_airflow.core.errors import (
+    FileRefused,
+    QualityTooLow,
+    TransformError,
+)
+from ddl_airflow.core.metrics import Measurement, deciding
+from ddl_airflow.core.plan import StoreReference, UploadResultsStep
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    Pointer,
+    check_not_worse,
+    made_of,
+    point,
+)
+from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.steps.base import StepTry, TransferLog
+from ddl_airflow.storage.filesystem import FolderStore, paths_below
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+
+# Lines in a log, each of a file that is not published.
+_MOST_SAID = 20
+# What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
+# no UTF-8, which Python has as halves of a character.
+_UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.transfer import PublishedResult
+
+
+class UploadResults(StepTry[UploadResultsStep]):
+    """Publishes results, rank logs and the experiment below ``<results>/<training_id>/<name>/``.
+
+    A reader who finds the marker object ``_SUCCESS`` finds everything; without it there is
+    nothing to read. ``lineage.json`` lies beside ``model/``. What was published stays as it is:
+    another model of the same training gets another name, and then the pointers name that.
+    """
+
+    def rehearse(self) -> str:
+        """Where to. A bucket is asked whether it is there, and for us."""
+        reference = self.step.results
+        store = self.site.open_store(reference)
+        check_folder_of_results(reference, store)
+        if reference.connection is not None:
+            store.at(self.layout.training_id).list()
+        return f"would publish to {store.uri}/{self.layout.training_id}"
+
+    def run(self) -> dict[str, Any]:
+        """Returns the model's and the lineage's place."""
+        layout = self.layout
+        if not (layout.model / "saved_model.pb").is_file():
+            raise TransformError(
+                f"there is no SavedModel in {layout.model}. Clear the transform task first."
+            )
+        store = self.site.open_store(self.step.results)
+        published, record = self._publish(store, self._found())
+        places = {
+            "training": published.uri,
+            "model": f"{published.uri}/model",
+            "lineage": f"{published.uri}/{LINEAGE}",
+        }
+        self.log.info("model: %s", places["model"])
+        self.log.info("lineage: %s", places["lineage"])
+        facts = record["result"], made_of(record)
+        publication = f"{layout.training_id}/{published.name}"
+        self._point(store, LATEST, publication, *facts)
+        in_production = self.step.promote and self._point(store, PRODUCTION, publication, *facts)
+        self.context.published(
+            places
+            | {
+                "training_id": layout.training_id,
+                "production": in_production,
+                "dataset": record["dataset"]["fingerprint"],
+                "code": record["code"]["digest"],
+                "manifest": record["manifest"]["digest"],
+            }
+        )
+        return places
+
+    def promote_newest(self, newest: Pointer) -> None:
+        """Lets production name what a run has no need to train again.
+
+        That may be of a run that was due before the one whose model serves: a failed one that was
+        cleared, or a backfill, which trained on what is newest nevertheless.
+
+        Args:
+            newest: the pointer to it.
+        """
+        if not self.step.promote:
+            return
+        facts = newest, newest["made_of"]
+        try:
+            self._point(
+                self.site.open_store(self.step.results), PRODUCTION, newest["publication"], *facts
+            )
+        except QualityTooLow as worse:
+            self.log.warning("%s", worse)
+
+    def _found(self) -> dict[str, Path]:
+        layout = self.layout
+        if layout.experiment_left.exists():
+            # A copy lies where scripts write as well.
+            check_folder(layout.experiment_left, layout.workspace)
+        files: dict[str, Path] = {}
+        for folder, prefix in (
+            (layout.result, ""),
+            (layout.logs, "logs/"),
+            (layout.experiment_left, "experiment/"),
+        ):
+            found, left = _files(folder, prefix)
+            files |= found
+            for path, why in left[:_MOST_SAID]:
+                self.log.warning("%a is not published: %s.", str(path), why)
+            if len(left) > _MOST_SAID:
+                self.log.warning("%d more are not published", len(left) - _MOST_SAID)
+        return files
+
+    def _publish(
+        self, store: ObjectStore, files: Mapping[str, Path]
+    ) -> tuple[PublishedResult, dict[str, Any]]:
+        from ddl_airflow.storage.transfer import publications, publish  # no parse needs it
+
+        layout = self.layout
+        record = assemble(
+            layout,
+            self.step.manifest,
+            self.context.run,
+            files,
+            tries=self.context.tries,
+            published=publications(store.at(layout.training_id)).values(),
+        )
+        self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
+        published = publish(
+            {**files, LINEAGE: layout.kept / LINEAGE},
+            store,
+            layout.training_id,
+            marker={
+                "dag_id": self.context.run.dag_id,
+                "training_id": layout.training_id,
+                "manifest": self.step.manifest["digest"],
+                # The rule is the newest publication's: see ddl_airflow.lineage.retention.
+                "keep": self.step.keep,
+            },
+            workers=self.site.transfer_workers,
+            progress=TransferLog(self.log, "published"),
+        )
+        return published, record
+
+    def _point(
+        self,
+        store: ObjectStore,
+        name: str,
+        publication: str,
+        quality: Mapping[str, Any],
+        made: Mapping[str, Any],
+    ) -> bool:
+        """Whether the pointer then names it. ``quality`` has its metrics and measurements."""
+        run = self.context.run
+        due, metrics = run.due, quality["metrics"]
+        told = [Measurement.load(one) for one in quality.get("measurements", ())]
+        decides_by = deciding(told, self.step.not_worse_in, self.step.source)
+        if (
+            decides_by is None and self.step.not_worse_in in metrics
+        ):  # of an earlier version of ours
+            decides_by = Measurement(self.step.not_worse_in, metrics[self.step.not_worse_in])
+        who = run.triggered_by or run.type
+
+        def check(now: Pointer) -> None:
+            try:
+                if other := check_not_worse(decides_by, now, small=self.step.small):
+                    self.log.warning("%s", other)
+            except QualityTooLow as worse:
+                raise QualityTooLow(
+                    f"{worse} That came there after this one was evaluated. {publication} is "
+                    "published, and not in production; `ddl-airflow promote` puts it there."
+                ) from None
+
+        decides = name == PRODUCTION
+        pointer = point(
+            store,
+            self.context.run.dag_id,
+            name,
+            publication,
+            metrics,
+            measurements=quality.get("measurements", ()),
+            made_of=made,
+            due=due if decides else None,
+            check=check if decides and self.step.not_worse_in else None,
+            by=f"{who}, run {run.run_id}",
+        )
+        place = f"{store.uri}/{self.context.run.dag_id}/{name}.json"
+        if pointer["publication"] == publication:
+            self.log.info("%s names it", place)
+            return True
+        content = publication.rpartition("-")[0]
+        before = [p for p in pointer["before"] if p["publication"].rpartition("-")[0] == content]
+        if any(one["withdrawn"] for one in before):
+            why = "it named this one before, and somebody went back from it"
+        elif before:
+            why = "it named this one before"
+        elif decides and pointer["due"] and datetime.fromisoformat(pointer["due"]) > due:
+            why = f"the run of that was due later, {pointer['due']}"
+        else:
+            why = "that has the same content"
+        self.log.warning("%s goes on naming %s: %s", place, pointer["publication"], why)
+        return False
+
+
+def check_folder_of_results(reference: StoreReference, store: ObjectStore) -> None:
+    """Raises AccessDenied if the folder that the reference names can neither be used nor made."""
+    if reference.connection is None and isinstance(store, FolderStore):
+        store.check_writable()
+
+
+def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path, str]]]:
+    """The files in a folder by their keys; and what is none, or not the folder's, and why.
+
+    A training may leave links to whatever Airflow can read, also names of another's file (link(2)).
+    Only those to files of the same folder are what they seem.
+    """
+    files: dict[str, Path] = {}
+    left: list[tuple[Path, str]] = []
+    top = folder.resolve()
+    for path in paths_below(folder) if folder.is_dir() else ():
+        key = prefix + path.relative_to(folder).as_posix()
+        target = Path(os.path.realpath(path))  # Path.resolve raises where links lead in a circle
+        if not target.is_relative_to(top) or not _belongs(target, top):
+            if not os.path.lexists(path):
+                continue  # gone meanwhile
+            why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
+            left.append((path, why))
+        elif key in (SUCCESS, LINEAGE):
+            # The first would be there before all is, and say what it likes.
+            left.append((path, "what is published has a file of ours of that name. Rename it"))
+        elif _UNUSABLE.search(key):
+            left.append((path, "no object can be called so. Rename it"))
+        else:
+            files[key] = target
+    return files, left
+
+
+def _belongs(path: Path, top: Path) -> bool:
+    try:
+        os.close(open_beneath(path, top))
+    except (FileRefused, FileNotFoundError):
+        return False
+    return True

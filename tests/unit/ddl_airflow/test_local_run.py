@@ -1,0 +1,278 @@
+"""``ddl-airflow run`` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.launchers.processes import marked
+from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.storage.connections import connection_of_environment
+
+# At its end it tells what of Airflow has been loaded.
+CALL = [
+    *(sys.executable, "-c"),
+    "import sys; from ddl_airflow.cli import main; code = main(); "
+    "print('airflow', [m for m in sys.modules if m.partition('.')[0] == 'airflow']); "
+    "sys.exit(code)",
+]
+# Two dense layers of numbers that are always the same, and a model of them.
+DETERMINISTIC = """\
+import os
+import sys
+
+import keras
+import numpy as np
+
+import ddl
+import ddl.keras
+
+keras.utils.set_random_seed(1)
+x = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
+y = x.sum(axis=1, keepdims=True)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+part = slice(ddl.rank(), None, ddl.size())
+model.fit(x[part], y[part], batch_size=2, epochs=2, shuffle=False, verbose=0,
+          callbacks=[ddl.keras.BroadcastCallback()])
+if ddl.rank() == 0:
+    model.save(os.path.join(os.environ["CHECKPOINT_DIR"], "model.keras"))
+"""
+
+
+def environment(**more):
+    here = os.environ.items()
+    own = ("AIRFLOW_CONN_", "AIRFLOW__DDL__", "DDL_", "OMPI_", "PARAM_")
+    return {name: value for name, value in here if not name.startswith(own)} | more
+
+
+@pytest.fixture
+def call(tmp_path):
+    """call(*words, **environment): the command, in a folder of its own."""
+
+    def run(*words, **more):
+        return subprocess.run(
+            [*CALL, "run", *map(str, words)],
+            cwd=tmp_path,
+            env=environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def manifest(tmp_path, write_manifest):
+    """manifest(script, command=, more=) -> the file, with data beside it."""
+
+    def make(script: str, command: str = "python train.py", more: str = "") -> Path:
+        path = write_manifest(
+            tmp_path / "dags", "small", command, more, script=textwrap.dedent(script)
+        )
+        (path.parent / "data").mkdir(exist_ok=True)
+        (path.parent / "data" / "numbers").write_text("1 2 3")
+        return path
+
+    return make
+
+
+def run_folder(tmp_path) -> Path:
+    (found,) = (tmp_path / ".ddl-run" / "runs" / "small").iterdir()
+    return found
+
+
+def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
+    path = manifest(
+        """
+        import os
+        assert open(os.environ["DATA_DIR"] + "/numbers").read() == "1 2 3"
+        kept = os.environ["CHECKPOINT_DIR"] + "/kept-" + os.environ["OMPI_COMM_WORLD_RANK"]
+        print("goes on" if os.path.exists(kept) else "starts", os.environ["PARAM_RATE"])
+        open(kept, "w").close()
+        raise SystemExit("no idea")
+    """,
+        more="parameters: {rate: 0.5}\n",
+    )
+    failed = call(path, "--set", "rate=0.25")
+    assert failed.returncode == 1 and "train | rank 0 | starts 0.25" in failed.stderr
+    *_, hint, sentence = failed.stderr.splitlines()
+    steps = "--step train --step transform --step upload-results"
+    assert hint == f"to go on with this run: ddl-airflow run dags/manifest.yml {steps}"
+    assert sentence.startswith("ddl-airflow: rank ") and "no idea" in sentence
+    assert failed.stdout == "airflow []\n"
+    text = path.with_name("train.py").read_text()
+    path.with_name("train.py").write_text(text.replace("raise", "#"))
+    again = call(path, "--step", "stage-data", "--step", "train")
+    assert again.returncode == 0, again.stderr
+    # Its parameters are asked for anew where its data is staged.
+    assert "train | rank 0 | goes on 0.5" in again.stderr
+    records = sorted(one.name for one in (run_folder(tmp_path) / "ddl").glob("try-*"))
+    assert records == ["try-1", "try-2"]
+    assert (tmp_path / again.stdout.splitlines()[1].removeprefix("logs: ")).is_dir()
+
+
+def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
+    path = manifest("""
+        import os, time
+        open(os.environ["RESULT_DIR"] + "/up-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+        time.sleep(600)
+    """)
+    process = subprocess.Popen(
+        [*CALL, "run", path], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob(".ddl-run/runs/small/*/result/up-*"))) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said and "--step train" in said
+    record = run_folder(tmp_path) / "ddl" / "try-1"
+    assert marked("DDL_RECORD_DIR", str(record)) == []
+
+
+def test_two_at_once_have_runs_of_their_own(manifest, tmp_path):
+    path = manifest(
+        "import os; print('training', os.environ['TRAINING_ID'])",
+        more="",
+    )
+    both = [
+        subprocess.Popen(
+            [*CALL, "run", path], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [one.communicate(timeout=120)[1] for one in both]
+    found = {text.split("rank 0 | training ")[1].split()[0] for text in said}
+    assert len(found) == 2
+    # Neither left a checkpoint, which transform says.
+    assert all("no checkpoint" in text.splitlines()[-1] for text in said), said
+
+
+def test_a_dry_run_leaves_no_run(call, manifest, tmp_path):
+    path = manifest("print(1)", more="")
+    done = call(path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "train | dry run | would start 2 rank(s)" in done.stderr
+    assert list((tmp_path / ".ddl-run" / "runs").rglob("train.py")) == []
+    path.with_name("train.py").rename(path.with_name("trian.py"))
+    done = call(path, "--dry-run")
+    assert done.returncode == 1 and "train.py" in done.stderr.splitlines()[-1]
+
+
+def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, tmp_path):
+    path = manifest(
+        "import os; print(len(os.environ['PARAM_TOKEN']), 'characters')",
+        more="parameters: {token: {secret: true, conn_id: hub}}\n",
+    )
+    lacks = call(path, "--step", "train")
+    assert "has no run of small to go on with" in lacks.stderr
+    lacks = call(path)
+    assert lacks.returncode == 1 and "set PARAM_TOKEN in the environment" in lacks.stderr
+    said = call(path, "--set", "token=x")
+    assert said.returncode == 1 and "Set PARAM_TOKEN in the environment" in said.stderr
+    shutil.rmtree(tmp_path / ".ddl-run")
+    canary = "canary7secretOfARun"
+    given = {"PARAM_TOKEN": canary}, {"AIRFLOW_CONN_HUB": json.dumps({"password": canary})}
+    for one in given:
+        done = call(path, **one)
+        assert "rank 0 | 19 characters" in done.stderr
+        assert canary not in done.stdout + done.stderr
+    kept = [one.read_bytes() for one in (tmp_path / ".ddl-run").rglob("*") if one.is_file()]
+    assert len(kept) > 10 and not [text for text in kept if canary.encode() in text]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "epochs=0"], "epochs is 0, beyond the minimum 1."),
+        (["--set", "epoch=2"], "Did you mean epochs?"),
+        (["--set", "nodes=none"], "nodes is 'none', wanted a whole number"),
+        (["--set", "launcher=cluster"], "Use launcher=local."),
+        (["--data", "nowhere"], "--data nowhere is no folder"),
+        (["--publish"], "has a person approve each model, which only Airflow asks"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path, words, said):
+    more = "parameters: {epochs: {default: 2, minimum: 1}}\napproval: {required: true}\n"
+    done = call(manifest("print(1)", more=more), *words)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / ".ddl-run").exists()
+
+
+def test_a_connection_that_is_not_here_is_named(call, tmp_path, write_manifest):
+    path = write_manifest(tmp_path / "dags")
+    bucket = "type: s3\n  connection: {conn_id: my_s3}\n  source: {bucket: some-data}"
+    text = path.read_text().replace("type: fs\n  source: {path: ./data}", bucket)
+    assert "my_s3" in text
+    path.write_text(text)
+    done = call(path)
+    assert done.returncode == 1 and "Set AIRFLOW_CONN_MY_S3" in done.stderr.splitlines()[-1]
+    done = call(path, AIRFLOW_CONN_MY_S3="{canary7secret")
+    assert done.returncode == 1 and "AIRFLOW_CONN_MY_S3 is no connection" in done.stderr
+    assert "canary7secret" not in done.stderr
+
+
+def test_connections_are_read_as_airflow_writes_them():
+    said = {
+        "conn_type": "ddlstore",
+        "host": "http://127.0.0.1",
+        "port": 9000,
+        "login": "a/key",
+        "password": "p@ss:word",
+        "extra": {"region_name": "eu-de"},
+    }
+    uri = "ddlstore://a%2Fkey:p%40ss%3Aword@http%3A%2F%2F127.0.0.1:9000/?region_name=eu-de"
+    told = {"AIRFLOW_CONN_J": json.dumps(said), "AIRFLOW_CONN_U": uri}
+    by_json, by_uri = (connection_of_environment(one, told) for one in ("j", "u"))
+    for one in (by_json, by_uri):
+        assert (one.host, one.port, one.login, one.password) == (
+            *("http://127.0.0.1", 9000),
+            *("a/key", "p@ss:word"),
+        )
+        assert one.extra == {"region_name": "eu-de"} and "p@ss" not in repr(one)
+        assert one.client().meta.endpoint_url == "http://127.0.0.1:9000"
+    assert connection_of_environment("k", told) is None
+    with pytest.raises(ConnectionInvalid, match="AIRFLOW_CONN_K is no connection"):
+        connection_of_environment("k", {"AIRFLOW_CONN_K": "nothing"})
+
+
+def test_it_makes_the_same_model_as_the_dag(call, manifest, tmp_path, workspace, context_of):
+    """Byte for byte, of a script that does the same each time."""
+    path = manifest(DETERMINISTIC)
+    done = call(path)
+    assert done.returncode == 0, done.stderr
+    *_, model, lineage, logs, loaded = done.stdout.splitlines()
+    assert loaded == "airflow []"
+    dag = dag_from(load_manifest(path), path)
+    for task in dag.topological_sort():
+        context = context_of("small")
+        task.render_template_fields(context)
+        places = task.execute(context)
+    by_hand = tmp_path / model.removeprefix("model: ")
+    by_airflow = Path(places["model"].removeprefix("file://"))
+    files = sorted(p.relative_to(by_hand) for p in by_hand.rglob("*") if p.is_file())
+    assert len(files) >= 3
+    for name in files:
+        # TensorFlow's fingerprint has a random number in it.
+        if name.name != "fingerprint.pb":
+            assert (by_hand / name).read_bytes() == (by_airflow / name).read_bytes(), name
+    record = json.loads((tmp_path / lineage.removeprefix("lineage: ")).read_text())
+    assert record["run"]["type"] == "by_hand"
+    assert "apache-airflow" not in record["environment"]["versions"]
+    assert (tmp_path / logs.removeprefix("logs: ") / "rank-1.log").exists()
