@@ -59,7 +59,7 @@ bench-mpi: install build/mpi/mpich/.fetched build/mpi/impi/.fetched  ## Measure 
 bench-peers: install  ## Measure allreduce through TensorFlow against Horovod and gloo; compiles Horovod once
 	@$(BIN)/python -m benchmarks.collectives.peers
 
-bench-overhead: install  ## Measure what surrounds a training's work, against tasks that do nothing
+bench-overhead: install  ## Measure the overhead around a training, against tasks that do nothing
 	@$(BIN)/python -m benchmarks.run_overhead
 
 bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs it once

@@ -1,4 +1,4 @@
-"""Measures what surrounds a training's work: `python -m benchmarks.run_overhead`. See README.md."""
+"""Measures the overhead around a training: `python -m benchmarks.run_overhead`. See README.md."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def table(samples: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures what surrounds a training's work.")
+    parser = argparse.ArgumentParser(description="Measures the overhead around a training.")
     parser.add_argument("--rounds", type=int, default=11, help="runs of each DAG")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()

@@ -45,7 +45,7 @@ def of_run(layout: RunLayout, job_name: str, *, trained: bool = False) -> dict[s
         "TRAINING_ID": layout.training_id,
         "JOB_NAME": job_name,
         "EXPERIMENT_ID": layout.experiment.name,
-        "EXPERIMENT_DIR": str(layout.experiment_left if trained else layout.experiment),
+        "EXPERIMENT_DIR": str(layout.experiment_copy if trained else layout.experiment),
         "DDL_PROGRESS": str(layout.progress),
         "DDL_STATS": str(layout.statistics),
     }

@@ -211,16 +211,16 @@ class StartedJob:
     note: Path | None = None
 
     @property
-    def watched(self) -> bool:
+    def monitored(self) -> bool:
         """Whether somebody has been waiting for it in place of who submitted it."""
         return self.note is not None and self.note.exists()
 
-    def watch(self) -> None:
+    def mark_monitored(self) -> None:
         """Notes that somebody waits for it now."""
         if self.note is not None:
             self.note.touch()
 
-    def unwatch(self) -> None:
+    def unmark_monitored(self) -> None:
         """Nobody does any more, and it goes on all the same."""
         if self.note is not None:
             self.note.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ def training_id(dag_id: str, run_id: str, site: str) -> str:
 _OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
 _TRY = "try-"
 _LONGEST_NAME = 255  # of a file, in bytes
-_MOVING = "moving"  # in ``to_start_again``, once the first folder may have been moved
+_MOVING = "moving"  # in ``restart_requested``, once the first folder may have been moved
 
 CACHE = "cache"
 OWN_EXPERIMENT = r".*-[0-9a-f]{32}"  # of one training: its id
@@ -115,7 +115,7 @@ class RunLayout:
         return experiments(self.workspace) / (self.experiment_id or self.training_id)
 
     @property
-    def experiment_left(self) -> Path:
+    def experiment_copy(self) -> Path:
         """As the training left it: of one with a name a copy, for others go on with that."""
         return (
             self.root / "experiment" / self.experiment_id if self.experiment_id else self.experiment
@@ -193,7 +193,7 @@ class RunLayout:
         return self.state / f"{_TRY}{try_number}"
 
     @property
-    def to_start_again(self) -> Path:
+    def restart_requested(self) -> Path:
         """Is there until a training that somebody wants once more has begun from the start."""
         return self.kept / "start-again"
 
@@ -214,7 +214,7 @@ class RunLayout:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Those that are made before the steps begin."""
-        named = (self.experiment_left.parent,) if self.experiment_id else ()
+        named = (self.experiment_copy.parent,) if self.experiment_id else ()
         return (self.code, self.result, self.checkpoints, self.logs, self.state, self.kept, *named)
 
     def create(self) -> None:
@@ -248,7 +248,7 @@ class RunLayout:
         for folder in theirs:
             make_folder(folder, self.workspace, self.ranks_group)
         if self.experiment_id:
-            make_folder(self.experiment_left.parent, self.workspace, self.ranks_group)
+            make_folder(self.experiment_copy.parent, self.workspace, self.ranks_group)
             # Others may be at work in it.
             make_folder(self.experiment, self.workspace, self.ranks_group)
         else:
@@ -282,17 +282,17 @@ class RunLayout:
                 owner = path.stat().st_mode & 0o700
                 path.chmod(owner | owner >> 3)
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """Moves what a training has left to ``replaced``, in place of what was there before.
 
         An experiment that the manifest or the run names stays: it is there to be gone on with.
-        While ``to_start_again`` is there, who comes after a process that was killed half-way
+        While ``restart_requested`` is there, who comes after a process that was killed half-way
         moves the rest.
         """
-        if not self.to_start_again.exists() or self.to_start_again.read_text() != _MOVING:
+        if not self.restart_requested.exists() or self.restart_requested.read_text() != _MOVING:
             shutil.rmtree(self.replaced, ignore_errors=True)
             self.replaced.mkdir(_OURS, parents=True)
-            self.to_start_again.write_text(_MOVING)
+            self.restart_requested.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
         tries = self.state.glob(f"{_TRY}*")
         for path in (self.result, self.progress, *tries, *own):

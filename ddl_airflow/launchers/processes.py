@@ -46,7 +46,7 @@ def kill_marked(name: str, value: str, within_s: float = 30.0) -> list[str]:
     killing = _Killing(name, value)
     killing.start()
     killing.join(within_s)
-    killing.given_up = True
+    killing.stopped = True
     return [said_of(pid) for pid in killing.there] if killing.is_alive() else []
 
 
@@ -55,18 +55,18 @@ class _Killing(threading.Thread):
 
     Attributes:
         there: ids of marked processes, as far as known.
-        given_up: set to end it.
+        stopped: set to end it.
     """
 
     def __init__(self, name: str, value: str) -> None:
         super().__init__(daemon=True, name="ddl-killing")
         self._mark = (name, value)
         self.there: list[int] = []
-        self.given_up = False
+        self.stopped = False
 
     def run(self) -> None:
         """Ends when no such process is left."""
-        while not self.given_up:
+        while not self.stopped:
             self.there = marked(*self._mark)
             if not self.there:
                 return

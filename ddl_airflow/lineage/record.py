@@ -90,13 +90,13 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     return part
 
 
-def forget_parts(layout: RunLayout, first: str) -> None:
+def drop_parts(layout: RunLayout, first: str) -> None:
     """Drops what a step and those after it kept, if they have run."""
     for step in _PARTS[_PARTS.index(first) :]:
-        forget_part(layout, step)
+        drop_part(layout, step)
 
 
-def forget_part(layout: RunLayout, step: str) -> None:
+def drop_part(layout: RunLayout, step: str) -> None:
     """Drops what a step kept, if it has run."""
     (layout.kept / "lineage" / f"{step}.json").unlink(missing_ok=True)
 
@@ -152,7 +152,7 @@ def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
 
 def begin_training(layout: RunLayout) -> None:
     """Notes what ranks are about to train with; no step has worked with what they will leave."""
-    forget_parts(layout, "train")
+    drop_parts(layout, "train")
     _write(layout, layout.kept / _TRAINING, {"made_of": _made_of(layout)})
 
 

@@ -93,7 +93,7 @@ class TrainOperator(StepOperator):
 
         def settle(step: StepTry[Any], context: Any) -> dict[str, Any]:
             if unseen := event.get("unseen"):
-                started.unwatch()  # so that the next try goes on with it
+                started.unmark_monitored()  # so that the next try goes on with it
                 raise LaunchError(
                     f"{unseen} {started.handle.kind} job {started.handle.number} runs on. When "
                     "that is mended, clear the task: it goes on with this job.",
@@ -114,7 +114,7 @@ class TrainOperator(StepOperator):
             failure = error
 
         def give_up(step: StepTry[Any], context: Any) -> dict[str, Any]:
-            if not cast(Train, step).give_up():
+            if not cast(Train, step).cancel_orphan():
                 raise LaunchError(f"what waited for the experiment failed: {failure}") from failure
             raise JobLost(
                 f"what waited for the job failed: {failure}. The job was cancelled."

@@ -147,7 +147,7 @@ class RunningJob:
         sizes, progress = _sizes(job), _end_of(progress_path)
         self._handle = self._launcher.submit(submission)
         started = StartedJob(self._handle, time.time(), sizes, progress)
-        left = ""
+        survivors = ""
         try:
             status = self._follow(started)
         finally:
@@ -155,9 +155,9 @@ class RunningJob:
             try:
                 self._launcher.cancel(self._handle, GRACE_S)
             except LaunchError as error:
-                left = str(error)
-                self._log.error("%s", left)
-        self._conclude(started, status, left)
+                survivors = str(error)
+                self._log.error("%s", survivors)
+        self._conclude(started, status, survivors)
         return started.handle
 
     def cancel(self) -> None:
@@ -215,17 +215,17 @@ class RunningJob:
         if ended and wrong > 1:
             self._log.warning("progress.jsonl: %d lines were no progress", wrong)
 
-    def _conclude(self, started: StartedJob, status: JobStatus, left: str = "") -> None:
-        """Raises unless the job succeeded; ``left`` is what of it could not be ended."""
+    def _conclude(self, started: StartedJob, status: JobStatus, survivors: str = "") -> None:
+        """Raises unless the job succeeded; ``survivors`` is what of it could not be ended."""
         handle = started.handle
         if self._cancelled:
             raise JobLost(
-                f"job {handle.job_id} was cancelled; {left or 'every process of it was ended'}"
+                f"job {handle.job_id} was cancelled; {survivors or 'every process of it was ended'}"
             )
         if status.state is JobState.SUCCEEDED:
             return
         if status.apart:
-            raise TrainedApart(f"{status.reason} {left}".rstrip())
+            raise TrainedApart(f"{status.reason} {survivors}".rstrip())
         failure = status.failure
         if failure is None:
             said = handle.log_dir / "launcher.log"
@@ -234,8 +234,8 @@ class RunningJob:
                 f"job {handle.job_id} ended and not every rank did its work, yet none failed by "
                 "itself."
             )
-            if left:
-                why += f" And {left}"
+            if survivors:
+                why += f" And {survivors}"
             raise JobLost(
                 f"{why} What its launcher said is above and in {said}",
                 retryable=not status.permanent,
@@ -245,7 +245,7 @@ class RunningJob:
             self._show(path, started)
         raise JobFailed(
             f"{explained(failure, handle.world_size)} "
-            f"{f'But {left}' if left else 'All ranks were ended.'} Its whole log: {path}",
+            f"{f'But {survivors}' if survivors else 'All ranks were ended.'} Its whole log: {path}",
             rank=failure.rank,
             host=failure.host,
             exit_code=failure.exit_code,
@@ -300,36 +300,36 @@ class ScheduledJob(RunningJob):
         super().__init__(launcher, log)
         self._kept = kept
 
-    def left(self) -> StartedJob | None:
+    def adopt(self) -> StartedJob | None:
         """The job that an earlier process submitted, and could not wait for to its end.
 
         Raises:
             LaunchError: it is not known whether a job of an earlier process still runs.
             JobLost: it was cancelled meanwhile.
         """
-        left = kept_job(self._kept)
-        if left is None:
+        orphan = kept_job(self._kept)
+        if orphan is None:
             return None
-        handle = self._launcher.find(left.handle)
-        left = replace(left, handle=handle)
+        handle = self._launcher.find(orphan.handle)
+        orphan = replace(orphan, handle=handle)
         status = self._launcher.status(handle)
         # One whose ranks trained apart is gone on with to its end, which says so.
         if status.ended and status.state is not JobState.SUCCEEDED and not status.apart:
             if status.permanent:  # it waits all the same, and starts if its reason is mended
                 self._launcher.cancel(handle, GRACE_S)
-            self.forget()
+            self.drop_note()
             return None
         name = f"{handle.kind} job {handle.number} ({handle.job_id})"
-        if not status.ended and left.watched:
+        if not status.ended and orphan.monitored:
             # Somebody waited for it, and a new try began all the same: a person cleared the task
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
             self._log.info("%s was given up; waiting for its end", name)
             self._end(handle)
-            self.forget()
+            self.drop_note()
             return None
         self._log.info("going on with %s, submitted by a process that is gone", name)
-        self._submitted(left)
-        return left
+        self._submitted(orphan)
+        return orphan
 
     def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
         """A new job.
@@ -368,19 +368,20 @@ class ScheduledJob(RunningJob):
                 raise error
             self._conclude(started, status)
         except DdlError:
-            self.forget()
+            self.drop_note()
             raise
 
-    def give_up(self) -> None:
+    def cancel_orphan(self) -> None:
         """Cancels what an earlier process left, if it still runs; nobody goes on with it."""
-        left = kept_job(self._kept)
-        if left is not None:
+        orphan = kept_job(self._kept)
+        if orphan is not None:
             try:
-                left.watch()  # first: the scheduler may not answer, and a job may take long to end
+                # First: the scheduler may not answer, and a job may take long to end.
+                orphan.mark_monitored()
             finally:
-                self._launcher.cancel(left.handle, GRACE_S)
+                self._launcher.cancel(orphan.handle, GRACE_S)
 
-    def forget(self) -> None:
+    def drop_note(self) -> None:
         """Its end was dealt with: the next process starts a new job."""
         self._kept.unlink(missing_ok=True)
 

@@ -17,9 +17,9 @@ from ddl_airflow.core.scripts import CURE, will_train_apart
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.production import LATEST, read_pointer, rejected
 from ddl_airflow.lineage.record import (
+    drop_part,
+    drop_parts,
     fix_run,
-    forget_part,
-    forget_parts,
     has_begun_training,
     write_part,
 )
@@ -70,11 +70,11 @@ class StageData(StepTry[StageDataStep]):
         if not self.context.cleared and has_begun_training(layout):
             # No training begins before this step has ended. What is there is another's.
             self.log.info("%s is of a deleted run of this id: training starts again", layout.root)
-            layout.to_start_again.touch()
-            forget_parts(layout, "stage_data")
+            layout.restart_requested.touch()
+            drop_parts(layout, "stage_data")
         self._leave_alone_who_trains()
         # From here on the folders are not what it says, until all is done.
-        forget_part(layout, "stage_data")
+        drop_part(layout, "stage_data")
         code = self._take_code()
         self._warn_of_ranks_apart()
         if self.step.results is not None:  # now, and not after days of training

@@ -96,7 +96,7 @@ class Train(ScriptTry[TrainStep]):
             cluster=parameter_servers(step.nodes, step.slots) if servers else None,
             gpu=step.gpu,
             lock=lock_of(layout.kept_alone),
-            keep=(layout.experiment, layout.experiment_left) if layout.experiment_id else None,
+            keep=(layout.experiment, layout.experiment_copy) if layout.experiment_id else None,
             user=self.site.ranks_user,
             averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
         )
@@ -112,26 +112,26 @@ class Train(ScriptTry[TrainStep]):
             # Cleared after its end: who does that wants another training, not the word that there
             # is nothing left to do. And what other data led to is nothing to go on from. From a
             # later try, if this one does not come that far.
-            layout.to_start_again.touch()
-        again = layout.to_start_again.exists()
+            layout.restart_requested.touch()
+        again = layout.restart_requested.exists()
         # Whatever is chosen now: the manifest may have been edited since.
         if not again and (kept := kept_job(layout.scheduled_job)) is not None:
             self.context.job = earlier = self._scheduled(launcher(kept.handle.kind))
-            if left := earlier.left():
-                raise WaitForJob(left)
+            if orphan := earlier.adopt():
+                raise WaitForJob(orphan)
         with ExitStack() as held:
             lock = self._alone(held, job.job_id)
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
                 before = layout.replaced
                 self.log.info("trained before: starts again; what it left is in %s", before)
-                layout.start_again()
-                layout.to_start_again.unlink()
+                layout.restart()
+                layout.restart_requested.unlink()
             if job.averages:
                 job = replace(job, trained_before=self._trained_before(job))
             begin_training(layout)
-            if layout.experiment_id and layout.experiment_left.exists():
-                shutil.rmtree(layout.experiment_left)
+            if layout.experiment_id and layout.experiment_copy.exists():
+                shutil.rmtree(layout.experiment_copy)
             self._leave_whole_checkpoints()
             if not isinstance(chosen, Scheduler):
                 self.context.job = running = RunningJob(chosen, self.log)
@@ -197,14 +197,14 @@ class Train(ScriptTry[TrainStep]):
         self.context.job = job = self._scheduled(launcher(started.handle.kind))
         job.finish(started, status, error)
         result = self._result(started.handle, job.progress)
-        job.forget()
+        job.drop_note()
         return result
 
-    def give_up(self) -> bool:
+    def cancel_orphan(self) -> bool:
         """Cancels the scheduler's job that an earlier process left; False if it left none."""
         if (kept := kept_job(self.layout.scheduled_job)) is None:
             return False
-        self._scheduled(launcher(kept.handle.kind)).give_up()
+        self._scheduled(launcher(kept.handle.kind)).cancel_orphan()
         return True
 
     def _scheduled(self, chosen: Launcher) -> ScheduledJob:
@@ -215,10 +215,10 @@ class Train(ScriptTry[TrainStep]):
         layout = self.layout
         self._say_communication()
         self._warn_of_shared_files(job)
-        if layout.experiment_id and not layout.experiment_left.is_dir():
+        if layout.experiment_id and not layout.experiment_copy.is_dir():
             raise LaunchError(
                 f"the training has ended well, and its job left no copy of experiment "
-                f"{layout.experiment_id} in {layout.experiment_left}. See logs/launcher.log."
+                f"{layout.experiment_id} in {layout.experiment_copy}. See logs/launcher.log."
             )
         # Of all tries: this one may have found the training done, and have told nothing.
         told = everything_told(layout.progress, layout.workspace)
@@ -255,7 +255,7 @@ class Train(ScriptTry[TrainStep]):
         layout = self.layout
         if layout.experiment_id:
             words = ["python", "-m", "ddl_ops.experiment"]
-            words += [str(layout.experiment), str(layout.experiment_left)]
+            words += [str(layout.experiment), str(layout.experiment_copy)]
             log_dir = layout.logs / "experiment"
             self.run_once(f"experiment-{self.context.try_number}", shlex.join(words), log_dir, {})
 

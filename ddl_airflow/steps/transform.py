@@ -12,7 +12,7 @@ from ddl_airflow.core.command import check_command
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import parameter_environment
 from ddl_airflow.core.plan import TransformStep
-from ddl_airflow.lineage.record import forget_parts, has_part, read_part, write_part
+from ddl_airflow.lineage.record import drop_parts, has_part, read_part, write_part
 from ddl_airflow.steps.base import ScriptTry
 
 _KINDS = {"CheckpointMissing": errors.CheckpointMissing, "ModelRejected": errors.ModelRejected}
@@ -36,7 +36,7 @@ class Transform(ScriptTry[TransformStep]):
     def run(self) -> dict[str, Any]:
         """Returns the model's folder, the checkpoint and the signatures."""
         layout = self.layout
-        forget_parts(layout, "transform")  # and what evaluate says of the model before
+        drop_parts(layout, "transform")  # and what evaluate says of the model before
         report = self._own_commands() if self.step.commands else self._built_in()
         tries = {"transform": self.context.tries}
         write_part(layout, "transform", {"result": report, "tries": tries})

@@ -110,14 +110,14 @@ class UploadResults(StepTry[UploadResultsStep]):
 
     def _found(self) -> dict[str, Path]:
         layout = self.layout
-        if layout.experiment_left.exists():
+        if layout.experiment_copy.exists():
             # A copy lies where scripts write as well.
-            check_folder(layout.experiment_left, layout.workspace)
+            check_folder(layout.experiment_copy, layout.workspace)
         files: dict[str, Path] = {}
         for folder, prefix in (
             (layout.result, ""),
             (layout.logs, "logs/"),
-            (layout.experiment_left, "experiment/"),
+            (layout.experiment_copy, "experiment/"),
         ):
             found, left = _files(folder, prefix)
             files |= found

@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.triggers.watch import answered, at_dataset
+from ddl_airflow.triggers.monitor import answered, at_dataset
 
 _STATE = "fingerprint"  # of what fired last, after the id of the trigger that did
 

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ddl_airflow.core.errors import StagingError
-from ddl_airflow.triggers.watch import answered, in_workspace
+from ddl_airflow.triggers.monitor import answered, in_workspace
 
 
 class ExperimentTrigger(BaseTrigger):

@@ -16,7 +16,7 @@ from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import END_S, GRACE_S, Scheduler, reports_of
-from ddl_airflow.triggers.watch import cancelling, in_workspace, watch_of
+from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 _AGAIN_S = 2.0
 _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
@@ -25,7 +25,7 @@ _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
 class JobTrigger(BaseTrigger):
     """Looks at a job now and then, says how it goes, and fires when it has ended.
 
-    One question asks for the jobs of all triggers of a triggerer (``ddl_airflow.triggers.watch``).
+    One question asks for the jobs of all triggers of a triggerer: ``ddl_airflow.triggers.monitor``.
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. When a person fails, clears or
@@ -139,7 +139,7 @@ class JobTrigger(BaseTrigger):
         if self._noted:
             return
         try:
-            self._started.watch()
+            self._started.mark_monitored()
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise LaunchError(
                 f"{error.filename}: {error.strerror}. The triggerer must see the workspace of the "
@@ -154,7 +154,7 @@ class JobTrigger(BaseTrigger):
         scheduler = _scheduler(handle.kind)
         try:
             await in_workspace(self._watch)
-            told = await watch_of(scheduler).told(handle, self.interval_s)
+            told = await monitor_of(scheduler).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
         except (LaunchError, OSError) as error:
             if not _passes(error):

@@ -19,6 +19,7 @@ import pytest
 from ddl_airflow import run
 from ddl_airflow.launchers.terminal import Lines
 
+NEXT = "`ddl-airflow run`, or the DAG, goes on with"
 CALL = [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
 
 
@@ -440,7 +441,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             [
                 "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; "
                 "loss 0.25 (the output)",
-                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
+                f"{NEXT}: transform, upload to ./results.",
             ],
         ),
         (
@@ -452,7 +453,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             },
             [
                 "results are in {result}: model; loss NaN (the output)",
-                "`ddl-airflow run`, or the DAG, goes on with: transform, evaluation, upload to ./results.",
+                f"{NEXT}: transform, evaluation, upload to ./results.",
                 "warning: loss is NaN at the end of the training (the output): it diverged, or ",
             ],
         ),
@@ -462,7 +463,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {"; python after.py": ""},
             [
                 "results are in {result}: notes.txt; loss 0.5 (the output)",
-                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
+                f"{NEXT}: transform, upload to ./results.",
                 "warning: transform would fail: {result}: no checkpoint; found notes.txt. Save to ",
             ],
         ),
@@ -472,7 +473,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {"; python after.py": "", "code:": "transform: {checkpoint: 7}\ncode:"},
             [
                 "results are in {result}: 2 checkpoints, the newest checkpoints/model-2.keras; ",
-                "`ddl-airflow run`, or the DAG, goes on with: transform, upload to ./results.",
+                f"{NEXT}: transform, upload to ./results.",
                 "warning: transform would fail: {result}/checkpoints: no checkpoint at step 7; ",
             ],
         ),
@@ -482,7 +483,7 @@ KERAS = ["checkpoints/model-1.keras", "checkpoints/model-2.keras"]
             {},
             [
                 "results are in {result}: nothing; loss 0.5 (the output)",
-                "`ddl-airflow run`, or the DAG, goes on with: python after.py, upload to ./results.",
+                f"{NEXT}: python after.py, upload to ./results.",
             ],
         ),
     ],

@@ -93,7 +93,7 @@ def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeyp
         layout.experiment.mkdir(parents=True)
         for path in (layout.checkpoints / "model-10", layout.progress, layout.experiment / "event"):
             path.write_text("of the training before")
-        layout.to_start_again.touch()
+        layout.restart_requested.touch()
         moves, replace = iter(range(100)), Path.replace
 
         def moved(self, target):
@@ -104,10 +104,10 @@ def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeyp
         with monkeypatch.context() as patched:
             patched.setattr(Path, "replace", moved)
             try:
-                layout.start_again()
+                layout.restart()
             except Killed:
                 layout.create()  # the next try
-                layout.start_again()
+                layout.restart()
         kept = {p.relative_to(layout.replaced).as_posix() for p in layout.replaced.rglob("*")}
         assert {"result/checkpoints/model-10", "progress.jsonl", "mnist-1/event"} <= kept
         assert not layout.progress.exists() and list(layout.checkpoints.iterdir()) == []

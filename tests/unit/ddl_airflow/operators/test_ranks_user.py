@@ -165,7 +165,7 @@ def test_later_steps_read_the_copy_of_a_named_experiment(run, trainer, context_o
     )
     for name in ("stage_data", "train", "transform"):
         dag.get_task(name).execute(context)
-    left = layout_of(context).experiment_left
+    left = layout_of(context).experiment_copy
     assert (left / "weights").stat().st_uid == trainer.uid
     places = dag.get_task("upload_results").execute(context)
     assert Path(places["training"].removeprefix("file://"), "experiment/weights").exists()

@@ -786,10 +786,10 @@ def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
     context = context_of("training", experiment_id="wide")
     wish = deferred(scheduled, context)
     layout = layout_of(context)
-    assert job_of(scheduled, context).keep == (layout.experiment, layout.experiment_left)
+    assert job_of(scheduled, context).keep == (layout.experiment, layout.experiment_copy)
     cluster.set(1, "succeeded")
     if kept:
-        layout.experiment_left.mkdir()
+        layout.experiment_copy.mkdir()
         assert scheduled.execute_complete(context, ended(wish.trigger))["world_size"] == 2
         return
     with pytest.raises(AirflowException, match="its job left no copy of experiment wide"):
@@ -886,8 +886,8 @@ def test_a_link_that_a_rank_plants_makes_the_triggerer_write_nowhere_else(
 ):
     started = StartedJob.load(deferred(scheduled, context_of("training")).trigger.job)
     (started.handle.record_dir / "watched").symlink_to(tmp_path / "elsewhere")
-    started.watch()
-    assert started.watched and not (tmp_path / "elsewhere").exists()
+    started.mark_monitored()
+    assert started.monitored and not (tmp_path / "elsewhere").exists()
 
 
 def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(
@@ -895,7 +895,7 @@ def test_a_triggerer_that_cannot_see_the_job_leaves_it_to_the_next_try(
 ):
     wish = deferred(scheduled, context_of("training"))
     cluster.set(1, "running")
-    StartedJob.load(wish.trigger.job).watch()
+    StartedJob.load(wish.trigger.job).mark_monitored()
     event = {"job": wish.trigger.job, "unseen": "scontrol is not on PATH."}
     with pytest.raises(AirflowFailException, match="on PATH. fake-scheduler job 1 runs on"):
         scheduled.execute_complete(context_of("training"), event)

@@ -262,7 +262,7 @@ def mine(workspace, monkeypatch):
 
 
 def test_measurements_are_those_of_the_steps_that_have_ended(mine):
-    from ddl_airflow.lineage.record import forget_parts, write_part
+    from ddl_airflow.lineage.record import drop_parts, write_part
 
     layout, get = mine
     assert get("/progress/mine/run")["measurements"] == []
@@ -279,7 +279,7 @@ def test_measurements_are_those_of_the_steps_that_have_ended(mine):
     assert get("/progress/mine/run")["measurements"] == [own]
     write_part(layout, "evaluate", {"result": {"measurements": [{"metric": 1}]}})
     assert get("/progress/mine/run")["measurements"] == []
-    forget_parts(layout, "train")
+    drop_parts(layout, "train")
     assert get("/progress/mine/run")["measurements"] == []
 
 

@@ -274,7 +274,7 @@ def process(cluster, tmp_path):
 
 def test_the_first_process_leaves_nothing_and_submits(job, process, cluster, tmp_path):
     one = process()
-    assert one.left() is None
+    assert one.adopt() is None
     started = one.submit(job().spec, tmp_path / "progress")
     assert cluster.numbers() == [started.handle.number] == [1]
 
@@ -286,7 +286,7 @@ def test_a_job_that_nobody_waited_for_is_gone_on_with(job, process, cluster, tmp
     (spec.log_dir / "rank-0.log").write_text("of another try")
     submitted = process().submit(spec, tmp_path / "progress")
     cluster.set(1, state)
-    left = process().left()
+    left = process().adopt()
     assert left == submitted
     assert left.sizes == {"rank-0.log": 14}
     assert cluster.numbers() == [1]
@@ -300,7 +300,7 @@ def test_a_job_is_found_though_its_number_was_never_learned(job, process, cluste
 
     with pytest.raises(KeyboardInterrupt):
         process(Dies(cluster.folder)).submit(job().spec, tmp_path / "progress")
-    assert process().left().handle.number == 1
+    assert process().adopt().handle.number == 1
 
 
 def test_a_process_that_died_before_it_submitted_left_nothing(job, process, cluster, tmp_path):
@@ -310,7 +310,7 @@ def test_a_process_that_died_before_it_submitted_left_nothing(job, process, clus
 
     with pytest.raises(SubmitFailed):
         process(Refuses(cluster.folder)).submit(job().spec, tmp_path / "progress")
-    assert process().left() is None
+    assert process().adopt() is None
     assert cluster.numbers() == []
 
 
@@ -318,7 +318,7 @@ def test_a_process_that_died_before_it_submitted_left_nothing(job, process, clus
 def test_a_job_that_failed_is_not_gone_on_with(job, process, cluster, tmp_path, state):
     process().submit(job().spec, tmp_path / "progress")
     cluster.set(1, state)
-    assert process().left() is None
+    assert process().adopt() is None
 
 
 def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cluster, tmp_path):
@@ -333,7 +333,7 @@ def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cl
             self.set(handle.number, JobState.LOST.value)
 
     process().submit(job().spec, tmp_path / "progress")
-    assert process(Never(cluster.folder)).left() is None
+    assert process(Never(cluster.folder)).adopt() is None
     assert cluster.state(1) == "lost"
     assert not (tmp_path / "kept.json").exists()
 
@@ -342,8 +342,8 @@ def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(job, process, cl
 def test_a_job_that_was_given_up_is_ended_first(job, process, cluster, tmp_path, said, state):
     started = process().submit(job().spec, tmp_path / "progress")
     cluster.set(1, state)
-    started.watch()
-    assert process().left() is None
+    started.mark_monitored()
+    assert process().adopt() is None
     assert cluster.status(started.handle).ended
     assert said()[-1].startswith("fake-scheduler job 1 (")
     assert "was given up" in said()[-1]
@@ -356,10 +356,10 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
 
     monkeypatch.setattr("ddl_airflow.steps.job.END_S", 0.2)
     monkeypatch.setattr("ddl_airflow.steps.job._ASK_S", 0.05)
-    process().submit(job().spec, tmp_path / "progress").watch()
+    process().submit(job().spec, tmp_path / "progress").mark_monitored()
     cluster.set(1, "running")
     with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):
-        process(Deaf(cluster.folder)).left()
+        process(Deaf(cluster.folder)).adopt()
 
 
 def test_nothing_is_submitted_while_it_is_not_known_what_runs(job, process, cluster, tmp_path):
@@ -369,7 +369,7 @@ def test_nothing_is_submitted_while_it_is_not_known_what_runs(job, process, clus
 
     process().submit(job().spec, tmp_path / "progress")
     with pytest.raises(LaunchError, match="away"):
-        process(Away(cluster.folder)).left()
+        process(Away(cluster.folder)).adopt()
 
 
 def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, process, tmp_path):
@@ -394,9 +394,9 @@ def test_the_end_is_said_once_and_then_forgotten(job, process, cluster, tmp_path
     last.finish(started, cluster.status(started.handle))
     assert said()[-2:] == ["rank 0 | last words", "progress | step 3 · loss 0.5"]
     assert last.progress.metrics == {"loss": 0.5}
-    assert process().left() == started, "until the result is kept"
-    last.forget()
-    assert process().left() is None
+    assert process().adopt() == started, "until the result is kept"
+    last.drop_note()
+    assert process().adopt() is None
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_bad_end_is_explained_and_forgotten(
     with pytest.raises(kind, match=words) as caught:
         last.finish(started, status)
     assert caught.value.retryable is retryable
-    assert process().left() is None
+    assert process().adopt() is None
 
 
 GRAPH_ERROR = """\

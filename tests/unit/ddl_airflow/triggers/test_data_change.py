@@ -182,7 +182,7 @@ def test_fifty_over_one_dataset_list_it_once_each_interval(data):
 
 def test_folders_that_hang_keep_nobody_else_waiting(data, tmp_path, monkeypatch, capsys):
     """As on an NFS whose server is away: no call on it comes back."""
-    monkeypatch.setattr("ddl_airflow.triggers.watch._SILENT_S", 0.05, raising=False)
+    monkeypatch.setattr("ddl_airflow.triggers.monitor._SILENT_S", 0.05, raising=False)
     server = threading.Event()
 
     def trigger_of(uri, look):

@@ -82,7 +82,7 @@ def test_it_fires_once_when_the_job_has_ended(triggered, cluster, tmp_path, said
     assert StartedJob.load(event["job"]) == triggered.started
     assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
     assert event["timed_out"] is False
-    assert triggered.started.watched
+    assert triggered.started.monitored
     log = said()
     assert "fake-scheduler job 1: on n1" in log and "progress | step 7" in log
 
@@ -156,12 +156,12 @@ def test_a_file_system_that_is_away_is_outlasted(triggered, cluster, tmp_path, s
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((FakeScheduler, "status"), (StartedJob, "watch"), (Tail, "read")):
+    for owner, name in ((FakeScheduler, "status"), (StartedJob, "mark_monitored"), (Tail, "read")):
         failing(owner, name)
     cluster.set(1, "running")
     events(triggered(), lambda: None, lambda: cluster.set(1, "succeeded"))
     assert max(fails.values()) < 0
-    assert triggered.started.watched
+    assert triggered.started.monitored
     log = said()
     assert log.count("Stale file handle Asking again.") == 1
     assert log.count("progress.jsonl: [Errno 116] Stale file handle") == 1

@@ -14,7 +14,7 @@ import pytest
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.triggers.job import JobTrigger
-from ddl_airflow.triggers.watch import cancelling, watch_of
+from ddl_airflow.triggers.monitor import cancelling, monitor_of
 
 JOBS = 500
 
@@ -57,7 +57,7 @@ def test_many_that_wait_are_one_question_per_interval():
     scheduler = Scheduler()
 
     async def look():
-        watch = watch_of(scheduler)
+        watch = monitor_of(scheduler)
         for _ in range(3):
             told = await asyncio.gather(*(watch.told(handle_of(n), 0.2) for n in range(JOBS)))
             assert [one["number"] for one in told] == [str(n) for n in range(JOBS)]
@@ -73,7 +73,7 @@ def test_a_question_that_fails_is_everybodys_and_the_next_one_is_asked():
     scheduler.fails = 1
 
     async def look():
-        watch = watch_of(scheduler)
+        watch = monitor_of(scheduler)
         first = await asyncio.gather(
             *(watch.told(handle_of(n), 0.01) for n in range(3)), return_exceptions=True
         )
@@ -89,7 +89,7 @@ def test_a_scheduler_that_hangs_keeps_neither_cancellations_nor_others_waiting()
 
     async def look():
         looking = [
-            asyncio.create_task(watch_of(scheduler).told(handle_of(n), 0)) for n in range(50)
+            asyncio.create_task(monitor_of(scheduler).told(handle_of(n), 0)) for n in range(50)
         ]
         while not scheduler.questions:
             await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ def test_nobody_is_asked_for_who_has_gone():
     scheduler = Scheduler()
 
     async def look():
-        watch = watch_of(scheduler)
+        watch = monitor_of(scheduler)
         await watch.told(handle_of(1), 0.1)
         gone = asyncio.create_task(watch.told(handle_of(2), 0.1))
         await asyncio.sleep(0)

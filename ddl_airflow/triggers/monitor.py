@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 # Cancellations and looks at the workspace under way at the same time.
 _THREADS = 4
 _SILENT_S = 60.0
-_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watch]] = WeakKeyDictionary()
+_MONITORS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Monitor]] = WeakKeyDictionary()
 
 
 @cache
@@ -73,13 +73,13 @@ async def answered(
     return await asyncio.shield(looking)
 
 
-def watch_of(scheduler: Scheduler) -> Watch:
-    """Returns the watch over all jobs of that kind in this event loop."""
-    of_loop = _WATCHES.setdefault(asyncio.get_running_loop(), {})
-    return of_loop.setdefault(scheduler.kind, Watch(scheduler))
+def monitor_of(scheduler: Scheduler) -> Monitor:
+    """Returns the monitor of all jobs of that kind in this event loop."""
+    of_loop = _MONITORS.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.setdefault(scheduler.kind, Monitor(scheduler))
 
 
-class Watch:
+class Monitor:
     """One question per interval about the jobs that somebody waits for.
 
     Args:
