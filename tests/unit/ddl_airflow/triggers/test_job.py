@@ -143,7 +143,10 @@ def test_a_job_that_took_too_long_and_never_ends_is_not_waited_for_for_ever(
 
 
 def test_a_file_system_that_is_away_is_outlasted(triggered, cluster, tmp_path, said, monkeypatch):
-    gone, fails = OSError(errno.ESTALE, "Stale file handle"), {"status": 2, "watch": 2, "read": 3}
+    gone, fails = (
+        OSError(errno.ESTALE, "Stale file handle"),
+        {"status": 2, "mark_monitored": 2, "read": 3},
+    )
 
     def failing(owner, name):
         once = getattr(owner, name)
