@@ -199,7 +199,7 @@ def test_output_of_both_kinds_is_kept_in_order_and_appended(start, tmp_path):
 
 
 def test_output_is_there_while_the_script_runs(start, tmp_path):
-    one = start("import time; print('up'); time.sleep(60)")
+    one = start("import time; print('up\\n', end=''); time.sleep(60)")
     assert one.wait_for("rank-0.log") == "up\n"
 
 
