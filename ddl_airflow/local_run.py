@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,7 +141,10 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
                 _log.error("%s %s", name.replace("_", "-"), how)
                 if number and not asked.dry_run:
                     again = " ".join(f"--step {one.replace('_', '-')}" for one in doing[number:])
-                    _log.info("to go on with this run: ddl-airflow run %s %s", path, again)
+                    _log.info(
+                        "to go on with this run: ddl-airflow run %s %s",
+                        *(shlex.quote(str(path)), again),
+                    )
                 raise
     finally:
         if asked.dry_run and not asked.steps:
