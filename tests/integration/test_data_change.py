@@ -10,6 +10,7 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import publish
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +48,7 @@ def _write(folder, schedule):
 
 def _wait(site, dag_id, number):
     """The runs, oldest first, as soon as there are so many; an asset's event started each."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + within(120)
     while True:
         runs = site.call("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"]
         if len(runs) >= number:

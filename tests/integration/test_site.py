@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, running
+from ddl_airflow.demo.site import running
 from ddl_airflow.launchers.processes import kill_marked, marked
 from tests.demo_home import is_free
+from tests.limits import PatientSite, within
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +40,7 @@ def test_many_may_write_at_once_and_a_scheduler_that_ends_is_started_again(tmp_p
     (folder / "data" / "none.txt").touch()
     (folder / "manifest.yml").write_text(MANIFEST)
     (folder / "train.py").write_text("print('trained')")
-    site = AirflowSite(tmp_path / "home", tmp_path / "dags", port=18300)
+    site = PatientSite(tmp_path / "home", tmp_path / "dags", port=18300)
     with running(site):
         guard = site.service("scheduler").pid
         (scheduler,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
@@ -48,7 +49,7 @@ def test_many_may_write_at_once_and_a_scheduler_that_ends_is_started_again(tmp_p
         with ThreadPoolExecutor(8) as people:
             made = people.map(lambda pool: site.call("POST", "/pools", json=pool), pools)
             assert [pool["name"] for pool in made] == [pool["name"] for pool in pools]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + within(30)
         while not (said := site.revive()):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -108,7 +109,7 @@ def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_pat
             (same_home, f"a demo runs there (pid {first.pid})", "--home"),
             (same_port, f"port {port}", "--port"),
         ):
-            output, _ = second.communicate(timeout=20)
+            output, _ = second.communicate(timeout=within(20))
             assert second.returncode == 2
             (line,) = output.splitlines()  # and no traceback
             assert word in line and fix in line
@@ -134,7 +135,7 @@ def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tm
         assert one.poll() is None
         interrupt(one)
     for one in demos:
-        output, _ = one.communicate(timeout=30)
+        output, _ = one.communicate(timeout=within(30))
         assert "Traceback" not in output
         assert one.returncode in (130, -signal.SIGINT)
     assert demo.left() == []
@@ -147,7 +148,7 @@ def interrupts_python(process: subprocess.Popen[str]) -> bool:
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + within(30)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.demo import guard
+from tests.limits import within
 
 # Starts a child that hides as Airflow's workers do: own session, empty environment, deaf to TERM.
 STUBBORN = """
@@ -48,7 +49,7 @@ def stubborn(tmp_path):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + within(10)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -14,6 +14,7 @@ import pytest
 
 from ddl_airflow.demo.site import AirflowSite, Service, Taken, locked, reserved_port, running
 from tests.demo_home import is_free
+from tests.limits import within
 
 
 class Site(AirflowSite):
@@ -37,7 +38,7 @@ def site(tmp_path):
 
 def kill(service: Service) -> None:
     children = Path(f"/proc/{service.pid}/task/{service.pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + within(30)
     while "up" not in service.log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -111,7 +112,7 @@ def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(t
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + within(30)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
