@@ -17,7 +17,7 @@ import pytest
 from ddl_airflow.demo.site import running
 from ddl_airflow.launchers.processes import kill_marked, marked
 from tests.demo_home import is_free
-from tests.limits import PatientSite, within
+from tests.limits import PatientSite, until, within
 
 pytestmark = pytest.mark.integration
 
@@ -115,8 +115,8 @@ def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_pat
             assert word in line and fix in line
     assert not (tmp_path / "elsewhere" / "logs").exists()  # nothing was started
     first.kill()
-    wait_for(lambda: not demo.left())
-    wait_for(lambda: is_free(tmp_path / "home"))
+    until(lambda: not demo.left(), 30)
+    until(lambda: is_free(tmp_path / "home"), 30)
 
 
 def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tmp_path):
@@ -126,9 +126,9 @@ def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tm
     for at_s in after_s:
         demos.append(one := demo(f"home-{at_s}"))
         # Python itself starts, and shows what it likes.
-        wait_for(lambda one=one: interrupts_python(one))
+        until(lambda one=one: interrupts_python(one), 30)
         lock = tmp_path / f"home-{at_s}" / "demo.lock"
-        wait_for(lambda one=one, lock=lock: not interrupts_python(one) or lock.exists())
+        until(lambda one=one, lock=lock: not interrupts_python(one) or lock.exists(), 30)
     begun = time.monotonic()
     for at_s, one in zip(after_s, demos, strict=True):
         time.sleep(max(0.0, begun + at_s - time.monotonic()))
@@ -145,10 +145,3 @@ def interrupts_python(process: subprocess.Popen[str]) -> bool:
     """Whether it has a handler of SIGINT, as Python installs before it runs anything."""
     (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
     return bool(int(caught, 16) & 1 << signal.SIGINT - 1)
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + within(30)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
