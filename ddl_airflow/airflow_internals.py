@@ -241,6 +241,51 @@ def with_open_runs(dag_ids: Collection[str]) -> set[str]:
         return set(dag_ids)
 
 
+def held_back(bundle: str) -> set[str]:
+    """Returns the files of a bundle's DAGs that Airflow starts no run of, though it could.
+
+    A DAG with ``max_active_runs`` open runs has a flag. The DAG processor counts the runs while it
+    parses and writes the flag at the end; where the last run ended in between, it stays set, and
+    also after runs that a person or an operator started for an asset or another DAG. No schedule
+    and no event starts a run then until the file is parsed again, by default after 30 s, which
+    users of the bundle make an hour. For the DAG processor, which may ask the database.
+
+    Seen in 3.3.2: ``exceeds_max_non_backfill`` in ``airflow/models/dag.py``,
+    ``airflow/dag_processing/collection.py`` and ``airflow/jobs/scheduler_job_runner.py``. Without
+    it such a DAG stands still for that hour.
+
+    Args:
+        bundle: its name.
+    """
+    from airflow.models import DagModel, DagRun
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from airflow.utils.types import DagRunType
+    from sqlalchemy import func, select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    open_runs = (
+        select(func.count())
+        .where(
+            DagRun.dag_id == DagModel.dag_id,
+            DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING]),
+            DagRun.run_type != DagRunType.BACKFILL_JOB,
+        )
+        .scalar_subquery()
+    )
+    held = select(DagModel.relative_fileloc).where(
+        DagModel.bundle_name == bundle,
+        DagModel.is_stale.is_(False),
+        DagModel.exceeds_max_non_backfill.is_(True),
+        open_runs < DagModel.max_active_runs,
+    )
+    try:
+        with create_session(scoped=False) as session:
+            return {name for name in session.scalars(held) if name}
+    except (SQLAlchemyError, RuntimeError):  # the next refresh asks again
+        return set()
+
+
 # --- tasks and triggers ---------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BaseDagBundle, BundleVersion
 from airflow.sdk.exceptions import AirflowException
 
-from ddl_airflow.airflow_internals import with_open_runs
+from ddl_airflow.airflow_internals import held_back, with_open_runs
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
     KEYS_FORGOTTEN,
@@ -168,17 +168,17 @@ class ManifestBundle(BaseDagBundle):
             self._touch_again()
 
     def _touch_again(self) -> None:
-        """Has stubs parsed once more, whose first parse may have come to nothing.
+        """Has stubs parsed once more whose last parse may have come to nothing.
 
         Airflow stores no DAG that it stored a moment before, and takes a parse that began before
         the change and ended after it for one of the new stub. Either way the change would wait
-        until all files are parsed again.
+        until all files are parsed again. So would runs of a DAG that was parsed while one ended.
         """
-        for stub, due in list(self._again.items()):
-            if time.time() >= due:
-                del self._again[stub]
-                with suppress(FileNotFoundError):
-                    os.utime(stub)
+        due = {stub for stub, due_at in self._again.items() if time.time() >= due_at}
+        self._again = {stub: at for stub, at in self._again.items() if stub not in due}
+        for stub in due | {self.path / name for name in held_back(self.name)}:
+            with suppress(FileNotFoundError):
+                os.utime(stub)
 
     # --- from the manifests to a listing ------------------------------------------------------
 

@@ -22,6 +22,7 @@ from tests.integration.ceph import CephObjectStore, available
 from tests.integration.databases import PostgreSql
 from tests.integration.mail import Mailbox
 from tests.integration.slurm import SlurmCluster
+from tests.limits import PatientSite, calibrate, within
 from tests.other_user import trainer  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="ddl-tests-")
     config.stash[_LEFTOVERS] = os.environ["TMPDIR"] = tempfile.tempdir = folder
     signal.signal(signal.SIGTERM, _terminated)
+    calibrate()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -182,7 +184,7 @@ def site(
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         # Another triggerer takes over from one that was killed: soon.
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": f"{within(4):.0f}",
     }
     local = {
         "name": "loader",
@@ -190,7 +192,7 @@ def site(
         "kwargs": {"path": str(loader_folder)},
     }
     home = dags_folder.parent / "home"
-    airflow = AirflowSite(
+    airflow = PatientSite(
         home, dags_folder, environment, port=18080, bundles=[local], database=database
     )
     with running(airflow):

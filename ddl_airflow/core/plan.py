@@ -147,7 +147,8 @@ class StageDataStep(Step):
         results: where trainings are published. A run that no person started does nothing if the
             newest one there was made of the same and is whole, or one that was rejected was. None:
             it always trains.
-        manifest: name, digest and dialect of the manifest, for that.
+        manifest: name, digest and dialect of the manifest, for that, and ``earlier_digests``: what
+            earlier versions of ours called the same one.
     """
 
     dataset: StoreReference
@@ -336,6 +337,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     named = {
         "name": definition.name,
         "digest": manifest.digest,
+        "earlier_digests": list(manifest.earlier_digests),
         "dialect": manifest.dialect,
         "file": path.name,
     }

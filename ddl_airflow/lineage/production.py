@@ -13,13 +13,13 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.lineage.record import LINEAGE, in_digests_of
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.transfer import missing_from, publications, restore
 
@@ -280,11 +280,25 @@ def reject(
     _replaced(store, _key(dag_id, _REJECTED), change)
 
 
-def rejected(store: ObjectStore, dag_id: str, made_of: Mapping[str, Any]) -> str:
-    """Which model of this was rejected, and why; empty if none was."""
+def rejected(
+    store: ObjectStore,
+    dag_id: str,
+    made_of: Mapping[str, Any],
+    earlier_digests: Collection[str] = (),
+) -> str:
+    """Which model of this was rejected, and why; empty if none was.
+
+    Args:
+        made_of: as ``made_of`` gives it.
+        earlier_digests: the manifest's, as earlier versions of ours made them.
+    """
     found = _read(store, _key(dag_id, _REJECTED))
     known = found[0]["rejected"] if found else []
-    said = (f"{o['training_id']}, {o['why']}" for o in known if o["made_of"] == made_of)
+    said = (
+        f"{one['training_id']}, {one['why']}"
+        for one in known
+        if in_digests_of(made_of, earlier_digests, one["made_of"]) == made_of
+    )
     return next(said, "")
 
 

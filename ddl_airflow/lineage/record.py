@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
@@ -80,7 +80,9 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
             f"{step} has left nothing in {layout.root}: it has not run to its end. Clear {step}.",
             retryable=False,
         ) from None
-    before, now = part.pop("made_of") or {}, _made_of(layout) or {}
+    run = fixed_run(layout) or {"made_of": {}}
+    now: dict[str, Any] = run["made_of"]
+    before = in_digests_of(now, run.get("earlier_digests", ()), part.pop("made_of") or {})
     if other := [name for name in now if before.get(name) != now[name]]:
         raise StagingError(
             f"{step} worked with another {' and '.join(other)} than stage_data has brought since. "
@@ -129,6 +131,7 @@ def fix_run(
     run_id: str,
     made_of: Mapping[str, Any],
     steps: Mapping[str, Mapping[str, Any]],
+    earlier_digests: Sequence[str] = (),
 ) -> None:
     """Keeps what the run trains with from here on, whatever becomes of the manifest.
 
@@ -137,9 +140,10 @@ def fix_run(
         run_id: Airflow's, by which it is asked whether the run has ended.
         made_of: dataset (fingerprint), code and manifest (digests) and parameters.
         steps: settings of each later step, by its name: command, bounds, the manifest's digest.
+        earlier_digests: the manifest's, as earlier versions of ours made them.
     """
     told = {"run_id": run_id, "made_of": made_of, "steps": steps}
-    _write(layout, layout.kept / _RUN, told)
+    _write(layout, layout.kept / _RUN, told | {"earlier_digests": list(earlier_digests)})
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
@@ -148,6 +152,20 @@ def fixed_run(layout: RunLayout) -> dict[str, Any] | None:
         return read_object(layout.kept / _RUN, layout.workspace)
     except FileNotFoundError:
         return None
+
+
+def in_digests_of(
+    made_of: Mapping[str, Any], earlier_digests: Collection[str], known: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What something was made of, with the manifest's digest of today where it is the same one's.
+
+    Args:
+        made_of: of today.
+        earlier_digests: the manifest's, as earlier versions of ours made them.
+        known: what an earlier version of ours may have written.
+    """
+    same = known.get("manifest") in earlier_digests
+    return {**known, "manifest": made_of["manifest"]} if same else known
 
 
 def begin_training(layout: RunLayout) -> None:
@@ -218,7 +236,7 @@ def assemble(
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "training_id": layout.training_id,
-        "manifest": dict(manifest),
+        "manifest": {name: manifest[name] for name in manifest if name != "earlier_digests"},
         "run": _of(run, layout.experiment.name),
     }
     for step in _PARTS:

@@ -21,6 +21,7 @@ from ddl_airflow.lineage.record import (
     drop_parts,
     fix_run,
     has_begun_training,
+    in_digests_of,
     write_part,
 )
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
@@ -109,6 +110,7 @@ class StageData(StepTry[StageDataStep]):
             self.context.run.run_id,
             self._made_of(dataset.fingerprint, code),
             {name: step.fixed() for name, step in self.context.later.items()},
+            self.step.manifest.get("earlier_digests", ()),
         )
         write_part(
             layout,
@@ -131,7 +133,8 @@ class StageData(StepTry[StageDataStep]):
         results = self.site.open_store(reference)
         made_of = self._made_of(dataset, code)
         newest = read_pointer(results, dag_id, LATEST)
-        if newest is not None and newest["made_of"] == made_of:
+        earlier = self.step.manifest.get("earlier_digests", ())
+        if newest is not None and in_digests_of(made_of, earlier, newest["made_of"]) == made_of:
             if gone := missing_from(results.at(newest["publication"])):
                 self.log.warning(
                     "%s/%s is not as it was published, %s is missing or changed: training again",
@@ -142,7 +145,7 @@ class StageData(StepTry[StageDataStep]):
                 if isinstance(step, UploadResultsStep):
                     UploadResults(step, self.context).promote_newest(newest)
             said = f"those of {newest['training_id']}"
-        elif why := rejected(results, dag_id, made_of):
+        elif why := rejected(results, dag_id, made_of, earlier):
             said = f"those of a model that was rejected: {why}"
         else:
             return

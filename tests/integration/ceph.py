@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.limits import within
+
 PROGRAMS = (
     "ceph",
     "ceph-authtool",
@@ -155,13 +157,15 @@ class CephObjectStore:
         command += ["--create-keyring"] * create
         for service, right in zip(caps[::2], caps[1::2], strict=True):
             command += ["--cap", service, right]
-        subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, timeout=within(START_TIMEOUT_S))
 
     def _run(self, program: str, *arguments: str) -> str:
         command = [program, "-c", str(self._conf), *arguments]
         if program == "monmaptool":  # takes no configuration
             del command[1:3]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=within(START_TIMEOUT_S)
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} exited {done.returncode}: {done.stderr}")
         return done.stdout
@@ -181,13 +185,13 @@ class CephObjectStore:
             )
 
     def _await_answer(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + within(START_TIMEOUT_S)
         while True:
             for process in self._processes:
                 if process.poll() is not None:
                     raise RuntimeError(f"{process.args} exited {process.returncode}")
             try:
-                with urllib.request.urlopen(self.endpoint_url, timeout=5):
+                with urllib.request.urlopen(self.endpoint_url, timeout=within(5)):
                     return
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddl_airflow.demo.site import Service, free_port
+from tests.limits import within
 
 HOW_TO_GET = "apt-get install -y --no-install-recommends postgresql util-linux"
 HOW_TO_GET_REDIS = "apt-get install -y --no-install-recommends redis-server"
@@ -100,7 +101,7 @@ class PostgreSql:
         argv = self._as_user("postgres", "-D", str(self._folder / "data"), *words)
         self._service = Service("postgresql", argv, os.environ, self._logs)
         ready = self._as_user("pg_isready", "-h", "127.0.0.1", "-p", str(self.port))
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + within(START_TIMEOUT_S)
         while subprocess.run(ready, capture_output=True).returncode:
             self._service.check()
             assert time.monotonic() < deadline, self._service.log.read_text()
@@ -120,7 +121,7 @@ class PostgreSql:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=START_TIMEOUT_S,
+            timeout=within(START_TIMEOUT_S),
         )
         if done.returncode:
             raise RuntimeError(f"{program} exited {done.returncode}: {done.stdout}{done.stderr}")
@@ -152,11 +153,11 @@ class Redis:
         """Waits until it takes connections."""
         argv = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         self._service = Service("redis", [*argv, "--appendonly", "no"], os.environ, self._logs)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + within(START_TIMEOUT_S)
         while True:
             self._service.check()
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+                socket.create_connection(("127.0.0.1", self.port), timeout=within(5)).close()
             except OSError:
                 assert time.monotonic() < deadline, self._service.log.read_text()
                 time.sleep(_POLL_S)

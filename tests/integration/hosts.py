@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.limits import within
+
 PROGRAMS = ("ip", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "unshare")
 HOW_TO_GET = "apt-get install -y --no-install-recommends iproute2 openssh-client openssh-server"
 START_TIMEOUT_S = 30
@@ -233,7 +235,7 @@ class Hosts:
             self._await(self.folder / f"host{i + 1}.log", "Server listening", host)
 
     def _await(self, log: Path, said: str, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + within(START_TIMEOUT_S)
         while said not in log.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{log.stem} did not start: {log.read_text(errors='replace')}")

@@ -2,7 +2,7 @@
 //   check          every collective with many dtypes and sizes; checks every element
 //   reduce N R     sums N float32 R times
 //   broadcast N R  broadcasts N bytes R times
-//   stop           rank 1 comes 1.5 s late; each says what it gets, and what afterwards
+//   stop           rank 1 comes 1.5 s late, or later; each says what it gets, and what afterwards
 // Each rank prints how it reaches the others, then "ok" or the first error.
 
 #include <mpi.h>
@@ -158,7 +158,9 @@ int main(int argc, char** argv) {
     }
     if (what == "stop") {
       std::vector<float> values(100'000, 1.0f);
-      if (group->rank() == 1) usleep(1500 * 1000);
+      // Of limits.py: the test's DDL_STALL_TIMEOUT grows with it.
+      const char* slowness = std::getenv("TESTS_SLOWNESS");
+      if (group->rank() == 1) usleep(1'500'000 * (slowness ? std::atof(slowness) : 1.0));
       const ddl::Status first =
           group->AllReduce(values.data(), values.data(), 100'000, ddl::DType::kFloat32, 1);
       const ddl::Status again = group->Broadcast(values.data(), 4, 0);

@@ -10,6 +10,8 @@ from email.message import EmailMessage
 from types import TracebackType
 from typing import cast
 
+from tests.limits import within
+
 
 class Mailbox:
     """Runs while its context lasts. Speaks as much SMTP as a sender needs (RFC 5321)."""
@@ -61,7 +63,7 @@ class Mailbox:
 
     def about(self, word: str, limit_s: float = 30) -> list[EmailMessage]:
         """The mails with the word in their subject, as soon as there is one."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + within(limit_s)
         while not (found := [mail for mail in self._mails if word in mail["Subject"]]):
             assert time.monotonic() < deadline, [mail["Subject"] for mail in self._mails]
             time.sleep(0.1)

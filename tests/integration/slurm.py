@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ddl_airflow.demo.site import Service, free_port
+from tests.limits import within
 
 PROGRAMS = ("munged", "sbatch", "scancel", "scontrol", "slurmctld", "slurmd", "squeue")
 HOW_TO_GET = "apt-get install -y --no-install-recommends munge slurm-wlm"
@@ -127,7 +128,7 @@ class SlurmCluster:
     def ask(self, *argv: str, check: bool = True) -> str:
         """What one of Slurm's commands says."""
         done = subprocess.run(
-            argv, env=self._env, capture_output=True, text=True, check=False, timeout=60
+            argv, env=self._env, capture_output=True, text=True, check=False, timeout=within(60)
         )
         if check and done.returncode:
             raise RuntimeError(f"{argv}: {done.stderr}")
@@ -154,7 +155,7 @@ class SlurmCluster:
         self._daemons.append(Service(name, argv, self._env, self.folder / "logs"))
 
     def _await(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + within(START_TIMEOUT_S)
         while not done():
             for daemon in self._daemons:
                 daemon.check()

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.integration.mail import body
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +72,7 @@ def _has_asked(site, run_id):
 
 def _answer(site, run_id, option):
     """What the form in Airflow's UI sends; returns what it shows."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + within(180)
     while not _has_asked(site, run_id):
         assert time.monotonic() < deadline, _states(site, run_id)
         time.sleep(0.5)

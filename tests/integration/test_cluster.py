@@ -23,6 +23,7 @@ from ddl_airflow.demo.show import connection_environment
 from ddl_airflow.demo.site import AirflowSite, Service, running
 from ddl_airflow.launchers.processes import marked
 from tests.integration.databases import PostgreSql, Redis
+from tests.limits import PatientSite, within
 
 MISSING = " ".join(filter(None, (PostgreSql.missing(), Redis.missing())))
 pytestmark = [
@@ -184,7 +185,7 @@ def cluster(object_store, tmp_path_factory):
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
         "kwargs": {"path": str(loader)},
     }
-    site = AirflowSite(
+    site = PatientSite(
         folder / "home", dags, environment, port=18200, bundles=[bundle], database=database.url
     )
     parts = Cluster(folder, site, database)
@@ -195,7 +196,7 @@ def cluster(object_store, tmp_path_factory):
 
 
 def until(holds: Callable[[], bool], timeout_s: float, said: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + within(timeout_s)
     while not holds():
         assert time.monotonic() < deadline, said()
         time.sleep(0.1)

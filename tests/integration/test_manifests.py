@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,7 @@ def dags(site, start: str) -> list[str]:
 
 def soon(what, limit_s: float = 60) -> None:
     """Waits until what() is true."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + within(limit_s)
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.25)

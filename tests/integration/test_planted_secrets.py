@@ -14,6 +14,7 @@ from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.demo.site import USER
 from tests.integration.mail import body
 from tests.integration.planted import PLANTED, Search
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -241,10 +242,14 @@ def test_no_secret_is_found_where_it_does_not_belong(
         search.look("API", answer, path)
     run_id = runs["planted"]
     login = {"username": USER, "password": site.password}
-    token = httpx.post(f"{site.url}/auth/token", json=login, timeout=60).json()["access_token"]
+    token = httpx.post(f"{site.url}/auth/token", json=login, timeout=within(60)).json()[
+        "access_token"
+    ]
     for path in ("training", f"progress/planted/{run_id}", f"log/0/planted/{run_id}"):
         answer = httpx.get(
-            f"{site.url}/ddl/{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60
+            f"{site.url}/ddl/{path}",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=within(60),
         )
         assert answer.status_code == 200, answer.text
         search.look("Training tab", answer.content, path)

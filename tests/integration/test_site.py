@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.demo.site import AirflowSite, running
+from ddl_airflow.demo.site import running
 from ddl_airflow.launchers.processes import kill_marked, marked
 from tests.demo_home import is_free
+from tests.limits import PatientSite, until, within
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +40,7 @@ def test_many_may_write_at_once_and_a_scheduler_that_ends_is_started_again(tmp_p
     (folder / "data" / "none.txt").touch()
     (folder / "manifest.yml").write_text(MANIFEST)
     (folder / "train.py").write_text("print('trained')")
-    site = AirflowSite(tmp_path / "home", tmp_path / "dags", port=18300)
+    site = PatientSite(tmp_path / "home", tmp_path / "dags", port=18300)
     with running(site):
         guard = site.service("scheduler").pid
         (scheduler,) = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
@@ -48,7 +49,7 @@ def test_many_may_write_at_once_and_a_scheduler_that_ends_is_started_again(tmp_p
         with ThreadPoolExecutor(8) as people:
             made = people.map(lambda pool: site.call("POST", "/pools", json=pool), pools)
             assert [pool["name"] for pool in made] == [pool["name"] for pool in pools]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + within(30)
         while not (said := site.revive()):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -108,14 +109,14 @@ def test_a_demo_says_that_another_one_runs_over_its_folder_or_port(demo, tmp_pat
             (same_home, f"a demo runs there (pid {first.pid})", "--home"),
             (same_port, f"port {port}", "--port"),
         ):
-            output, _ = second.communicate(timeout=20)
+            output, _ = second.communicate(timeout=within(20))
             assert second.returncode == 2
             (line,) = output.splitlines()  # and no traceback
             assert word in line and fix in line
     assert not (tmp_path / "elsewhere" / "logs").exists()  # nothing was started
     first.kill()
-    wait_for(lambda: not demo.left())
-    wait_for(lambda: is_free(tmp_path / "home"))
+    until(lambda: not demo.left(), 30)
+    until(lambda: is_free(tmp_path / "home"), 30)
 
 
 def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tmp_path):
@@ -125,16 +126,16 @@ def test_ctrl_c_in_the_first_seconds_is_no_traceback_and_leaves_nothing(demo, tm
     for at_s in after_s:
         demos.append(one := demo(f"home-{at_s}"))
         # Python itself starts, and shows what it likes.
-        wait_for(lambda one=one: interrupts_python(one))
+        until(lambda one=one: interrupts_python(one), 30)
         lock = tmp_path / f"home-{at_s}" / "demo.lock"
-        wait_for(lambda one=one, lock=lock: not interrupts_python(one) or lock.exists())
+        until(lambda one=one, lock=lock: not interrupts_python(one) or lock.exists(), 30)
     begun = time.monotonic()
     for at_s, one in zip(after_s, demos, strict=True):
         time.sleep(max(0.0, begun + at_s - time.monotonic()))
         assert one.poll() is None
         interrupt(one)
     for one in demos:
-        output, _ = one.communicate(timeout=30)
+        output, _ = one.communicate(timeout=within(30))
         assert "Traceback" not in output
         assert one.returncode in (130, -signal.SIGINT)
     assert demo.left() == []
@@ -144,10 +145,3 @@ def interrupts_python(process: subprocess.Popen[str]) -> bool:
     """Whether it has a handler of SIGINT, as Python installs before it runs anything."""
     (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
     return bool(int(caught, 16) & 1 << signal.SIGINT - 1)
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)

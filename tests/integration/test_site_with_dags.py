@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +55,7 @@ class Site:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=within(120),
         )
         assert done.returncode == 0, done.stdout
         return done.stdout

@@ -21,6 +21,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.demo.site import AirflowSite, Service
 from ddl_airflow.launchers.processes import marked
 from tests.integration.slurm import SlurmCluster
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -91,7 +92,7 @@ class Training:
         return self.site.task_instances(self.dag_id, self.run_id)["train"]
 
     def until(self, done: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + within(_WAIT_S)
         while not done():
             self.site.check()
             if time.monotonic() > deadline:

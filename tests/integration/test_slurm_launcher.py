@@ -19,6 +19,7 @@ from ddl_airflow.launchers.base import Scheduler
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.launchers.slurm import SlurmLauncher
 from tests.integration.slurm import SlurmCluster
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +54,7 @@ class Job:
         SlurmLauncher().cancel(self.handle)
 
     def until(self, done: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + within(_WAIT_S)
         while not done():
             assert time.monotonic() < deadline, f"not {what}: {self.status()}\n{self.said()}"
             time.sleep(0.05)

@@ -34,6 +34,7 @@ from ddl_airflow.storage.store import Unfinished
 from ddl_airflow.storage.transfer import missing_from, publish, stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
+from tests.limits import within
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[2]
@@ -342,7 +343,7 @@ def test_pointers_are_replaced_on_conditions(store, client):
 def test_a_pointer_names_a_whole_model_while_processes_are_killed(ceph):
     """Some of the 200 kills of `python -m tests.soak.publications`: tests/soak/README.md."""
     command = [sys.executable, "-m", "tests.soak.publications", "--kills", "5", "--seed", "7"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=within(300))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "; 0 faults" in ran.stdout
 
@@ -481,7 +482,7 @@ def test_processes_share_a_cache_and_fetch_each_object_once(ceph, keys, store, t
         )
         for n in range(3)
     ]
-    fetched = [int(run.communicate(timeout=60)[0]) for run in runs]
+    fetched = [int(run.communicate(timeout=within(60))[0]) for run in runs]
     assert sum(fetched) == 30
     assert files_below(tmp_path / "data0") == files_below(tmp_path / "data2")
 

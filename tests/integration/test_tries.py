@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.launchers.processes import marked
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +94,7 @@ def _parent(pid):
 
 
 def _wait(done, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + within(timeout_s)
     while not done():
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
         time.sleep(0.1)
@@ -240,7 +241,7 @@ def test_the_second_training_of_an_experiment_waits_deferred(site, training, tri
     _wait(lambda: second.task("train")["state"] == "deferred", 120)
     assert not (experiment / "up-shares-other").exists()
     (experiment / "go").touch()
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + within(180)
     for run in (first, second):
         while (state := run.task("train")["state"]) not in ("success", "failed"):
             assert time.monotonic() < deadline, (run.dag_id, state, run.log("train", 1))

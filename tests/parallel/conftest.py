@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import VARIABLE, slowness, within
 from tests.soak.driver import clean_environment, compile_driver, mpirun_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -52,6 +53,7 @@ def _rank_environment() -> dict[str, str]:
         PYTHONUNBUFFERED="1",
         TF_CPP_MIN_LOG_LEVEL="3",
         TF_NUM_INTRAOP_THREADS="1",
+        **{VARIABLE: f"{slowness():.2f}"},
     )
 
 
@@ -62,7 +64,7 @@ def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=timeout_s,
+        timeout=within(timeout_s),
         check=False,
     )
     output = done.stdout.decode(errors="replace")

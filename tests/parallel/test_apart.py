@@ -13,6 +13,7 @@ import pytest
 
 from ddl_airflow.core.job import JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.local import LocalLauncher
+from tests.limits import within
 from tests.parallel.conftest import OPS_LIB, REPOSITORY, SCRIPTS
 
 pytest.importorskip("tensorflow")
@@ -48,7 +49,7 @@ def trained(mpirun: str, tmp_path: Path, monkeypatch) -> Callable[..., Trained]:
             averages=True,
         )
         handle = launcher.submit(launcher.render(job))
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + within(180)
         try:
             while not (status := launcher.status(handle)).ended:
                 assert time.monotonic() < deadline

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
 from tests.soak.driver import clean_environment, mpirun_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -110,7 +111,7 @@ def test_sigterm_ends_the_job(driver: Path, target: str, transport: str) -> None
         parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
         start = time.monotonic()
         os.kill({"rank": pids[0], "shim": parent, "mpirun": process.pid}[target], signal.SIGTERM)
-        heard += process.communicate(timeout=30)[0]
+        heard += process.communicate(timeout=within(30))[0]
     finally:
         process.kill()
         process.wait()
@@ -118,5 +119,5 @@ def test_sigterm_ends_the_job(driver: Path, target: str, transport: str) -> None
     assert "end of script" not in heard
     # mpirun ends before the last of its ranks is gone.
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() - start < 10, heard
+        assert time.monotonic() - start < within(10), heard
         time.sleep(0.05)

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.limits import within
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     (document, number, script)
@@ -38,7 +40,7 @@ def start(script: Path, environ: dict[str, str], *options: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=within(180),
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -84,6 +86,6 @@ def test_a_script_of_the_documents_trains_and_its_model_serves(tmp_path, documen
     subprocess.run(
         [sys.executable, "-m", "ddl_ops.saved_model", *map(str, words), "--report", str(report)],
         check=True,
-        timeout=120,
+        timeout=within(120),
     )
     assert json.loads(report.read_text())["prediction"]

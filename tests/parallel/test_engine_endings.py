@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
 from tests.soak.driver import mpirun_command
 
 OK, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 0, 2, 3
@@ -36,7 +37,7 @@ def test_all_ranks_come_to_the_same_end(
         ended = run_command(
             mpirun_command(ranks, str(driver), how),
             {"DDL_TRANSPORT": transport}
-            | ({"DDL_STALL_TIMEOUT": "0.4"} if code == DEADLINE_EXCEEDED else {}),
+            | ({"DDL_STALL_TIMEOUT": f"{within(0.4):.2f}"} if code == DEADLINE_EXCEEDED else {}),
             30,
         )
         assert ended.returncode == 0, ended.output

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.limits import within
 from tests.parallel.conftest import CHECKS, OF_OPS
 
 
@@ -117,7 +118,8 @@ def test_mpi4py_may_start_and_end_mpi(run_ranks: Callable) -> None:
 
 
 def test_ranks_wait_for_a_late_one_at_the_end(run_ranks: Callable) -> None:
-    ended = run_ranks("ends.py", 3, "late end", DDL_OPTIONS="", DDL_STALL_TIMEOUT="0.5")
+    stall = f"{within(0.5):.2f}"
+    ended = run_ranks("ends.py", 3, "late end", DDL_OPTIONS="", DDL_STALL_TIMEOUT=stall)
     assert ended.returncode == 0, ended.output
     assert "waiting for" not in ended.output
     for rank in range(3):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.launchers.processes import kill_marked, marked
+from tests.limits import within
 from tests.soak.driver import clean_environment
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -33,7 +34,7 @@ SCRIPT = """
 
 
 def wait_for(what: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + SOON_S
+    deadline = time.monotonic() + within(SOON_S)
     while not what():
         if time.monotonic() > deadline:
             return False

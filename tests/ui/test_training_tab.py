@@ -13,6 +13,7 @@ from playwright.sync_api import expect, sync_playwright
 from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.demo.site import USER
 from ddl_airflow.links import TAB
+from tests.limits import within
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +37,7 @@ def page(site):
         page.locator("input[name=password]").fill(site.password)
         page.locator("button[type=submit]").click()
         # Its own way to the first page would break off the next one's.
-        expect(page.get_by_text("Home", exact=True).first).to_be_visible(timeout=30_000)
+        expect(page.get_by_text("Home", exact=True).first).to_be_visible(timeout=within(30_000))
         yield page
         browser.close()
 
@@ -51,7 +52,7 @@ def test_dag_shows_the_four_steps_in_order(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(site.run_url("mnist-tf1", run_id))
     for name in ("stage-data", "train", "transform", "upload-results"):
-        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=30_000)
+        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=within(30_000))
     _shot(page, "run")
 
 
@@ -61,7 +62,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
     page.get_by_role("link", name="Training").or_(page.get_by_role("tab", name="Training")).click()
     frame = page.frame_locator("iframe")
     loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
-    expect(loss.locator("polyline")).to_be_visible(timeout=30_000)
+    expect(loss.locator("polyline")).to_be_visible(timeout=within(30_000))
     assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
     expect(frame.locator("#tasks .success")).to_have_count(4)
     expect(frame.locator("dl")).to_contain_text("400 / 400")
@@ -107,7 +108,7 @@ def test_links_of_a_task_open(page, site, object_store, finished, task, names):
     for name in names:
         page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/{task}/details")
         link = page.get_by_role("link", name=name)
-        expect(link).to_be_visible(timeout=30_000)
+        expect(link).to_be_visible(timeout=within(30_000))
         _shot(page, f"links-{task}")
         address = link.get_attribute("href")
         if name.startswith("Training"):
@@ -142,7 +143,7 @@ def test_connection_form_asks_for_the_store_and_test_asks_the_store(page, site, 
     form.locator("input[name=element_bucket]").fill(DATA_BUCKET)
     expect(form.get_by_text("CA certificates", exact=True)).to_be_visible()
     form.get_by_role("button", name="Save").click()
-    expect(form).to_be_hidden(timeout=30_000)
+    expect(form).to_be_hidden(timeout=within(30_000))
     with page.expect_response(lambda answer: answer.url.endswith("/connections/test")) as tested:
         page.get_by_role("button", name="Test Connection").first.click()
     assert tested.value.json() == {
@@ -156,7 +157,7 @@ def test_train_task_shows_its_settings(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/train/rendered_templates")
     for text in ("python train.py", "tensorflow-ddl 1.13", "nodes"):
-        expect(page.get_by_text(text, exact=False).first).to_be_visible(timeout=30_000)
+        expect(page.get_by_text(text, exact=False).first).to_be_visible(timeout=within(30_000))
     _shot(page, "rendered")
 
 
@@ -166,10 +167,10 @@ def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
     dialog = page.get_by_role("dialog")
     # Airflow opens the fields that have no section.
     for text in ("epochs", "learning_rate", "Passes over the data"):
-        expect(dialog.get_by_text(text, exact=False).first).to_be_visible(timeout=30_000)
+        expect(dialog.get_by_text(text, exact=False).first).to_be_visible(timeout=within(30_000))
     dialog.get_by_text("This run").first.click()
     for text in ("Nodes", "Checkpoint", "Attempts", "Dry run"):
-        expect(dialog.get_by_text(text).first).to_be_visible(timeout=30_000)
+        expect(dialog.get_by_text(text).first).to_be_visible(timeout=within(30_000))
     _shot(page, "trigger-form")
 
 

@@ -9,8 +9,6 @@ What a single field cannot know is in the rules: beside each section, or in ``ru
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from pydantic import Field, PrivateAttr
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import ManifestIssue
+from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.definition import ModelDefinition, slug, split_commands
@@ -220,26 +219,38 @@ class Manifest(Section):
         return self.slots * nodes
 
     @property
-    def digest(self) -> str:
-        """SHA-256, in hex, of all that decides the training.
+    def said(self) -> dict[str, Any]:
+        """All that decides the training, and is not left to defaults; it is stored nowhere.
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
-        runs, who hears of it and how long it is kept do not change it, nor whether it waits.
+        runs, who hears of it and how long it is kept are not in it, nor whether it waits.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
             mode="json",
             exclude_none=True,
+            exclude_defaults=True,
             exclude={
                 "training_data_reference": keys,
                 "training_results_reference": keys,
                 "schedule": True,
                 "keep": True,
-                "approval": {"timeout", "then"},
+                "approval": True,
                 "notifications": True,
             },
         )
+        if self.approval.required:
+            content["approval"] = {"required": True}
         if self.experiment is not None:
             content["experiment"] = self.experiment.name
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return content
+
+    @property
+    def digest(self) -> str:
+        """The digest of what the manifest says, with its version: ``sha256:v2:…``."""
+        return digest(self.said)
+
+    @property
+    def earlier_digests(self) -> tuple[str, ...]:
+        """Its digests as earlier versions of ours made them: a model of one is of this manifest."""
+        return earlier_digests(self.said)

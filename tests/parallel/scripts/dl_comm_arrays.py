@@ -13,7 +13,7 @@ from pathlib import Path
 
 import dl_comm as mc
 import numpy as np
-from speech import RANK, SIZE, say
+from speech import RANK, SIZE, SLOWNESS, say
 from threads import in_threads
 
 FOLDER = Path(sys.argv[1])
@@ -34,7 +34,7 @@ def error_of(kind: type[Exception], function: Callable[..., object], *arguments:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * SLOWNESS
     while not path.exists():
         assert time.monotonic() < deadline, f"nobody made {path.name}"
         time.sleep(0.002)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ml_comm as mc
 import numpy as np
-from speech import RANK, SIZE, say
+from speech import RANK, SIZE, SLOWNESS, say
 
 # As scripts for Keras: the rank first, TensorFlow later.
 mc.init_mpi()
@@ -43,7 +43,7 @@ def error_of(kind: type[Exception], function: Callable[..., object], *arguments:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * SLOWNESS
     while not path.exists():
         assert time.monotonic() < deadline, f"nobody made {path.name}"
         time.sleep(0.002)
@@ -362,9 +362,11 @@ def a_step_that_fails_waits_for_nobody() -> None:
             said = error_of(
                 tf.errors.InvalidArgumentError, session.run, [average, loss], {good: 0.0}
             )
-            assert "loss" in said and time.monotonic() - start < 1.5, "it waited for rank 1"
+            assert "loss" in said and time.monotonic() - start < 1.5 * SLOWNESS, (
+                "it waited for rank 1"
+            )
         else:
-            time.sleep(2 if SIZE > 1 else 0)
+            time.sleep(2 * SLOWNESS if SIZE > 1 else 0)
             assert session.run(average) == [mean_of_step(1)]
         assert session.run([average, loss], {good: 1.0}) == [[mean_of_step(1)], 1]
 

@@ -7,6 +7,8 @@ import sys
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+# How many times longer than on an idle machine things take: tests/limits.py.
+SLOWNESS = float(os.environ.get("TESTS_SLOWNESS", "1"))
 
 
 def say(text: str) -> None:

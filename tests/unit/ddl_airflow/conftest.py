@@ -22,6 +22,7 @@ from ddl_airflow.core.manifest.sections.launcher import Launcher
 from ddl_airflow.core.manifest.sections.launchers import own_kinds
 from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.processes import kill_marked, marked
+from tests.limits import within
 
 # Before anything imports Airflow: it reads its settings once, and writes where it lives.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-")
@@ -122,7 +123,7 @@ class Job:
         return self.launcher.status(self.handle)
 
     def wait(self, limit_s: float = _WAIT_S) -> JobStatus:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + within(limit_s)
         while (status := self.status()).state is JobState.RUNNING:
             assert time.monotonic() < deadline, f"still running after {limit_s} s:\n{self.said()}"
             time.sleep(0.02)
@@ -130,7 +131,7 @@ class Job:
 
     def wait_for(self, path: Path, limit_s: float = _WAIT_S) -> str:
         """The text of a file, as soon as there is some."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + within(limit_s)
         while not (path.exists() and path.read_text("utf-8")):
             assert time.monotonic() < deadline, f"no {path.name}:\n{self.said()}"
             time.sleep(0.02)
@@ -215,7 +216,7 @@ class Freezer:
     def freeze(self, pid: int) -> None:
         (self._group / "cgroup.procs").write_text(str(pid))
         (self._group / "freezer.state").write_text("FROZEN")
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + within(_WAIT_S)
         while (self._group / "freezer.state").read_text().strip() != "FROZEN":
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -12,6 +12,7 @@ from configparser import ConfigParser
 from importlib import import_module
 from pathlib import Path
 
+import airflow.settings
 import pytest
 from airflow.configuration import conf
 from airflow.dag_processing.bundles.base import BundleVersion
@@ -56,14 +57,21 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     engine = create_engine(f"sqlite:///{tmp_path / 'airflow.db'}")
     # What is asked for of it; the rest has to do with all of Airflow.
     with engine.begin() as database:
-        database.execute(text("create table dag_run (dag_id text, state text)"))
+        database.execute(text("create table dag_run (dag_id text, state text, run_type text)"))
+        database.execute(
+            text(
+                "create table dag (dag_id text, bundle_name text, relative_fileloc text, "
+                "max_active_runs integer, exceeds_max_non_backfill boolean, is_stale boolean)"
+            )
+        )
     monkeypatch.setattr("airflow.settings.NonScopedSession", sessionmaker(engine))
 
     def make(dag_id: str, state: str) -> None:
         with engine.begin() as database:
             database.execute(text("delete from dag_run where dag_id = :dag"), {"dag": dag_id})
             database.execute(
-                text("insert into dag_run values (:dag, :state)"), {"dag": dag_id, "state": state}
+                text("insert into dag_run values (:dag, :state, 'manual')"),
+                {"dag": dag_id, "state": state},
             )
 
     yield make
@@ -189,6 +197,31 @@ def test_what_changed_is_parsed_once_more_when_airflow_would_store_it(
         after = identities(bundle)
         assert {name for name in after if after[name] != before[name]} == touched
         before = after
+
+
+def test_what_airflow_goes_on_holding_back_is_parsed_again(bundle, folder, write_manifest, runs):
+    """See airflow_internals.held_back: no event and no schedule would start a run of it."""
+    for name in ("one", "two", "three"):
+        write_manifest(folder / name, name)
+    bundle.refresh()
+    with airflow.settings.NonScopedSession() as database:
+        for name, of, held in (
+            ("one", "trainings", True),
+            ("two", "trainings", False),
+            ("three", "others", True),
+        ):
+            row = {"name": name, "of": of, "stub": f"{name}/manifest.yml.py", "held": held}
+            database.execute(text("insert into dag values (:name, :of, :stub, 1, :held, 0)"), row)
+        database.commit()
+    before = identities(bundle)
+    runs("one", "running")
+    bundle.refresh()
+    assert identities(bundle) == before  # rightly so
+    runs("one", "success")
+    runs("two", "success")
+    bundle.refresh()
+    after = identities(bundle)
+    assert {name for name in after if after[name] != before[name]} == {"one/manifest.yml.py"}
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -20,6 +20,7 @@ from ddl_airflow.core.manifest import looks_like_manifest
 from ddl_airflow.demo.site import free_port
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
+from tests.limits import within
 
 ROOT = Path(__file__).parents[3]
 
@@ -342,7 +343,7 @@ def test_tensorboard_serves_all_experiments_of_a_workspace(tmp_path):
     }
     with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:
-            deadline, found = time.monotonic() + 60, []
+            deadline, found = time.monotonic() + within(60), []
             while found != ["narrow", "wide"]:
                 assert time.monotonic() < deadline and server.poll() is None, found
                 try:
@@ -521,6 +522,6 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path, write_manifest, modul
             stdout=nobody,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=30,
+            timeout=within(30),
         )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

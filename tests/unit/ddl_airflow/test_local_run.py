@@ -19,6 +19,7 @@ from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.connections import connection_of_environment
+from tests.limits import within
 
 # At its end it tells what of Airflow has been loaded.
 CALL = [
@@ -68,7 +69,7 @@ def call(tmp_path):
             env=environment(**more),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=within(120),
             check=False,
         )
 
@@ -134,12 +135,12 @@ def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
     process = subprocess.Popen(
         [*CALL, "run", path], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + within(60)
     while len(list(tmp_path.glob(".ddl-run/runs/small/*/result/up-*"))) < 2:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=within(60))
     assert process.returncode == 130, said
     assert "Traceback" not in said and "--step train" in said
     record = run_folder(tmp_path) / "ddl" / "try-1"
@@ -157,7 +158,7 @@ def test_two_at_once_have_runs_of_their_own(manifest, tmp_path):
         )
         for _ in range(2)
     ]
-    said = [one.communicate(timeout=120)[1] for one in both]
+    said = [one.communicate(timeout=within(120))[1] for one in both]
     found = {text.split("rank 0 | training ")[1].split()[0] for text in said}
     assert len(found) == 2
     # Neither left a checkpoint, which transform says.

@@ -18,6 +18,7 @@ import pytest
 
 from ddl_airflow import run
 from ddl_airflow.launchers.terminal import Lines
+from tests.limits import within
 
 NEXT = "`ddl-airflow run`, or the DAG, goes on with"
 CALL = [sys.executable, "-c", "import sys; from ddl_airflow.run import main; sys.exit(main())"]
@@ -35,7 +36,7 @@ def ddl_run(*words, folder, **more):
         env=clean(**more),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=within(30),
         check=False,
     )
 
@@ -247,7 +248,7 @@ def test_streams_may_be_closed(tmp_path, closed):
     call = [*CALL, "--np", "2", "python", "-c", script, str(tmp_path / "done")]
     line = " ".join(f"{one}>&-" for one in closed)
     words = ["/bin/sh", "-c", f'exec "$@" {line}', "sh", *call]
-    done = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=within(30))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "done").read_text() == "xx"
     assert ("end" in done.stderr) == (2 not in closed)
@@ -272,7 +273,7 @@ def test_output_that_cannot_be_written_ends_the_ranks():
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=30,
+            timeout=within(30),
         )
     assert done.returncode == 1
     assert done.stderr == "ddl-run: the output cannot be written: No space left on device\n"
@@ -289,7 +290,7 @@ class AtTerminal:
         self.shown = ""
 
     def wait_for(self, text):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + within(20)
         while text not in self.shown:
             assert time.monotonic() < deadline, self.shown
             with suppress(OSError):  # the other end is closed
@@ -333,7 +334,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path, deaf):
     began = time.monotonic()
     seen.type("\x03")
     assert seen.end() == 128 + signal.SIGINT
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < within(8)
     assert seen.shown.splitlines()[-1] == "ddl-run: ended by SIGINT. All ranks were ended."
     pids = [path.name.removeprefix("pid-") for path in tmp_path.glob("pid-*")]
     assert len(pids) == 4
@@ -580,7 +581,7 @@ def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocki
             text=True,
         ) as process:
             try:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + within(20)
                 while not list(tmp_path.glob("pid-*")):
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
@@ -588,7 +589,7 @@ def test_ctrl_c_ends_the_ranks_while_nobody_reads_what_they_say(tmp_path, blocki
                 began = time.monotonic()
                 process.send_signal(signal.SIGINT)
                 assert process.wait(15) == 128 + signal.SIGINT
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < within(10)
                 last = process.stderr.read().splitlines()[-1]
                 assert last == "ddl-run: ended by SIGINT. All ranks were ended."
             finally:

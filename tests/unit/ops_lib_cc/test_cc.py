@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
 from tests.unit.ops_lib_cc.conftest import AARCH64, HERE, SANITIZERS, Compiler
 
 
@@ -25,7 +26,7 @@ def _check(words: list[str | Path], expected: int, folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=within(900),
         check=False,
     )
     assert ran.returncode == 0, ran.stdout

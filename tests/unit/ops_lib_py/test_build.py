@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
+
 OPS_LIB = Path(__file__).resolve().parents[3] / "ops_lib"
 
 
@@ -273,7 +275,7 @@ def build_alone() -> list[str]:
 def test_no_terminal_holds_or_stops_a_build() -> None:
     command = build_alone()
     # There is none.
-    alone = subprocess.run(command, capture_output=True, start_new_session=True, timeout=60)
+    alone = subprocess.run(command, capture_output=True, start_new_session=True, timeout=within(60))
     assert (alone.returncode, alone.stdout, alone.stderr) == (0, b"", b"")
     assert "0/3 files" in on_terminal(command)
     assert on_terminal(command, shell='TERM=dumb "$@"') == ""

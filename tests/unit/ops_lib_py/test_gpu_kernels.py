@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from ddl_ops import loader
 
+from tests.limits import within
+
 ROOT = Path(__file__).resolve().parents[3]
 
 # Says for each op the devices that it has kernels for; then reduces on one rank, without a device.
@@ -50,7 +52,7 @@ def _run(**environment: str) -> dict[str, object]:
         | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=within(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,8 @@ from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank import child_environment, command_argv
 from ddl_ops.rank_record import RankRecord, writes_file
 
+from tests.limits import within
+
 LONG_S = 20.0
 OWN = shlex.quote(sys.executable)
 
@@ -54,7 +56,7 @@ class Shim:
         )
 
     def end(self) -> Shim:
-        self.output, self.errors = self.process.communicate(timeout=LONG_S)
+        self.output, self.errors = self.process.communicate(timeout=within(LONG_S))
         return self
 
     @property
@@ -68,7 +70,7 @@ class Shim:
         return (self.folder / f"rank-{rank}.log").read_text("utf-8")
 
     def wait_for(self, name: str) -> str:
-        path, deadline = self.folder / name, time.monotonic() + LONG_S
+        path, deadline = self.folder / name, time.monotonic() + within(LONG_S)
         while not (path.exists() and path.read_text()):
             assert time.monotonic() < deadline, f"no {name}"
             time.sleep(0.02)
@@ -477,7 +479,7 @@ def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
     one = start(script)
     one.wait_for("up")
     one.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + LONG_S
+    deadline = time.monotonic() + within(LONG_S)
     while "asked_to_end" not in (record := one.record()):
         assert time.monotonic() < deadline
     assert "ended" not in record
@@ -491,7 +493,7 @@ def test_sigkill_of_the_shim_takes_the_script_along(start):
     pid = int(one.wait_for("up"))
     one.process.kill()
     one.end()
-    deadline = time.monotonic() + LONG_S
+    deadline = time.monotonic() + within(LONG_S)
     stat = Path(f"/proc/{pid}/stat")
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
@@ -522,10 +524,10 @@ def test_full_disk_under_the_log_ends_the_script_and_is_named(tmp_path):
         cwd=tmp_path,
         env=environment(tmp_path),
         capture_output=True,
-        timeout=LONG_S,
+        timeout=within(LONG_S),
         check=False,
     )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < within(10)
     assert done.returncode != 0
     record = json.loads((tmp_path / "rank-0.json").read_text())
     assert record["exit_code"] != 0

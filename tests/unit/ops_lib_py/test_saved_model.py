@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 from ddl_ops import saved_model
 
+from tests.limits import within
+
 ROWS, FEATURES, CLASSES = 11, 6, 3
 STEPS = (5, 20, 100)  # as text they would sort in another order
 PIXELS = ((np.arange(ROWS * FEATURES) * 37) % 256).astype(np.uint8).reshape(ROWS, 2, 3)
@@ -748,7 +750,7 @@ def test_a_fresh_process_serves_the_model_and_refuses_a_graph_with_communication
         [sys.executable, "-c", FRESH, served, *arguments, "--report", bench.report_file],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=within(120),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 0, done.stderr
@@ -790,7 +792,7 @@ def test_a_missing_checkpoint_is_told_before_tensorflow_is_imported(tmp_path: Pa
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=within(60),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 3, done.stderr

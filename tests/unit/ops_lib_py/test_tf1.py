@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
+
 SCRIPT = Path(__file__).parent / "scripts" / "tf1_checks.py"
 CHECKS = re.findall(r"^@check\ndef (\w+)", SCRIPT.read_text(), re.MULTILINE)
 PYTHON = Path(__file__).parents[3] / "ops_lib" / "python"
@@ -26,7 +28,7 @@ def run_rank(*command: str | Path, **environment: str) -> subprocess.CompletedPr
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=within(300),
         check=False,
     )
 

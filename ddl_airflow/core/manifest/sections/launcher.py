@@ -18,7 +18,7 @@ class Launcher(Section):
 
     A kind of launcher is a subclass: its further fields, the rules between them, and what the rest
     of the code asks of a kind. Further fields are None where nothing is given, also lists: what is
-    not there is not in the manifest's digest.
+    not there is not among the ``settings``.
 
     Attributes:
         kind_name: what manifests write as ``kind``.

@@ -68,7 +68,6 @@ class Parameter(Section):
     choices: tuple[Value, ...] = Field(
         default=(), description="The only values there are.", examples=[["adam", "sgd"]]
     )
-    # Not False: what a manifest does not say is not in its digest either.
     secret: Annotated[
         Literal[True] | None, BeforeValidator(_secret), WithJsonSchema({"type": "boolean"})
     ] = Field(

@@ -9,7 +9,7 @@ import ddl
 import numpy as np
 import tensorflow as tf
 from ddl_ops import arrays, collectives
-from speech import RANK, SIZE
+from speech import RANK, SIZE, SLOWNESS
 from threads import in_threads
 
 from checks import check, mismatch, v1
@@ -190,7 +190,9 @@ def tf1_a_step_that_fails_on_one_rank_ends_it_everywhere() -> None:
         good = v1.placeholder(tf.float32, [])
         loss = tf.debugging.check_numerics(late(1.0, 0.3) / good, "loss")
         # Rank 1 comes to the collective long after rank 0 has failed.
-        pending = collectives.allreduce(late(1.0, 0.0 if RANK == 0 else 1.2), name="pending")
+        pending = collectives.allreduce(
+            late(1.0, 0.0 if RANK == 0 else 1.2 * SLOWNESS), name="pending"
+        )
         behind = collectives.allreduce(pending + 1.0, name="behind")
         for _ in range(2):
             start = time.monotonic()
@@ -198,11 +200,11 @@ def tf1_a_step_that_fails_on_one_rank_ends_it_everywhere() -> None:
                 session.run([behind, loss], {good: 0.0 if RANK == 0 else 1.0})
             except tf.errors.InvalidArgumentError as error:
                 assert RANK == 0 and "loss" in error.message, error
-                assert time.monotonic() - start < 1.1, "it waited for rank 1"
+                assert time.monotonic() - start < 1.1 * SLOWNESS, "it waited for rank 1"
             except tf.errors.FailedPreconditionError as error:
                 assert RANK > 0, error
                 assert "rank 0 has cancelled AllReduce" in error.message, error
-                assert time.monotonic() - start < 20, "it waited for the limit"
+                assert time.monotonic() - start < 20 * SLOWNESS, "it waited for the limit"
             else:
                 raise AssertionError("no error")
             assert session.run([behind, loss], {good: 1.0}) == [2.0, 1.0]
@@ -214,7 +216,7 @@ def tf1_a_step_that_times_out_is_given_up_everywhere() -> None:
         return
     options = v1.RunOptions(timeout_in_ms=300 if RANK == 0 else 60_000)
     with tf.Graph().as_default(), v1.Session() as session:
-        slow = collectives.allreduce(late(1.0, 0.0 if RANK == 0 else 1.0), name="slow")
+        slow = collectives.allreduce(late(1.0, 0.0 if RANK == 0 else 1.0 * SLOWNESS), name="slow")
         try:
             session.run(slow, options=options)
         except (tf.errors.DeadlineExceededError, tf.errors.CancelledError):

@@ -17,8 +17,8 @@ def planned(name: str):
 def test_full_manifest_fills_every_step():
     steps = planned("full.yml")
     assert steps.dag_id == "Digits-v2-Keras"
-    assert steps.manifest["file"] == "full.yml"
-    assert steps.manifest["dialect"] == "wml"
+    assert steps.upload_results.manifest["file"] == "full.yml"
+    assert steps.upload_results.manifest["dialect"] == "wml"
     assert steps.stage_data.dataset.uri == "s3://digits/data/v2"
     assert steps.stage_data.code == VALID / "scripts"
     train = steps.train

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from ddl_airflow.demo import guard
+from tests.limits import until
 
 # Starts a child that hides as Airflow's workers do: own session, empty environment, deaf to TERM.
 STUBBORN = """
@@ -47,13 +47,6 @@ def stubborn(tmp_path):
     return [sys.executable, str(script), str(tmp_path / "pids")], tmp_path / "pids"
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_exit_code_is_the_commands():
     assert start(sys.executable, "-c", "raise SystemExit(7)").wait(10) == 7
     killed = "import os; os.kill(os.getpid(), 9)"
@@ -64,16 +57,16 @@ def test_the_command_ends_when_its_guard_is_killed(tmp_path):
     file = tmp_path / "pid"
     script = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))"
     process = start(sys.executable, "-c", f"{script}; time.sleep(60)", str(file))
-    wait_for(lambda: file.exists() and file.read_text())
+    until(lambda: file.exists() and file.read_text(), 10)
     process.kill()
     process.wait(10)
-    wait_for(lambda: not alive(int(file.read_text())))
+    until(lambda: not alive(int(file.read_text())), 10)
 
 
 def test_sigterm_ends_everything_after_the_grace(stubborn):
     command, pids = stubborn
     process = start(*command)
-    wait_for(pids.exists)
+    until(pids.exists, 10)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 137
     assert [pid for pid in map(int, pids.read_text().split()) if alive(pid)] == []
@@ -88,7 +81,7 @@ def test_death_of_the_parent_ends_everything(stubborn):
         time.sleep(60)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
-    wait_for(pids.exists)
+    until(pids.exists, 10)
     parent.kill()
     parent.wait()
-    wait_for(lambda: not any(alive(pid) for pid in map(int, pids.read_text().split())))
+    until(lambda: not any(alive(pid) for pid in map(int, pids.read_text().split())), 10)

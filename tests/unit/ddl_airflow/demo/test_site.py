@@ -14,6 +14,7 @@ import pytest
 
 from ddl_airflow.demo.site import AirflowSite, Service, Taken, locked, reserved_port, running
 from tests.demo_home import is_free
+from tests.limits import until, within
 
 
 class Site(AirflowSite):
@@ -37,7 +38,7 @@ def site(tmp_path):
 
 def kill(service: Service) -> None:
     children = Path(f"/proc/{service.pid}/task/{service.pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + within(30)
     while "up" not in service.log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -97,7 +98,7 @@ def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(t
     )
     demo = subprocess.Popen([sys.executable, str(script), str(tmp_path / "home")])
     log = tmp_path / "home" / "deaf.log"
-    wait_for(lambda: log.exists() and log.read_text())
+    until(lambda: log.exists() and log.read_text(), 30)
     try:
         said = rf"a demo runs there \(pid {demo.pid}\), its UI at http://ui: .*/home.*--home"
         with pytest.raises(Taken, match=said):
@@ -107,11 +108,4 @@ def test_a_folder_is_one_demos_alone_until_the_last_of_its_processes_has_ended(t
         demo.wait()
     with pytest.raises(Taken, match="was killed is just ending there: .* Wait some seconds"):
         locked(tmp_path / "home", "").__enter__()
-    wait_for(lambda: is_free(tmp_path / "home"))
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: is_free(tmp_path / "home"), 30)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ddl_airflow.launchers.processes import kill_marked, marked
+from tests.limits import within
 
 MARK = "DDL_UNIT_MARK"
 
@@ -29,7 +30,7 @@ def start(value: str, script: str = "import time; time.sleep(60)") -> subprocess
 
 
 def wait_for(count: int, value: str) -> list[int]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + within(10)
     while len(pids := marked(MARK, value)) != count:
         assert time.monotonic() < deadline, pids
         time.sleep(0.02)

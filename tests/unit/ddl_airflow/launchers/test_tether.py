@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 from ddl_airflow.launchers import tether
+from tests.limits import within
 
 
 def gone(pid: int, limit_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + within(limit_s)
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -28,7 +29,7 @@ def test_tethered_program_replaces_the_tether_and_keeps_its_exit_code():
     argv = [sys.executable, "-c", script, "a b", "--x"]
     tethered = [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv]
     process = subprocess.Popen(tethered, stdout=subprocess.PIPE)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=within(20))
     assert said.decode().strip() == f"{process.pid} ['a b', '--x']"
     assert process.returncode == 5
 

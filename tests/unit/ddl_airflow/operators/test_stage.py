@@ -11,9 +11,10 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest import Connection, load_manifest
 from ddl_airflow.core.plan import (
     ApproveStep,
     EvaluateStep,
@@ -21,9 +22,17 @@ from ddl_airflow.core.plan import (
     StoreReference,
     TrainStep,
     UploadResultsStep,
+    plan,
 )
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, read_pointer, rollback
-from ddl_airflow.lineage.record import fixed_run, write_part
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    point,
+    read_pointer,
+    reject,
+    rollback,
+)
+from ddl_airflow.lineage.record import fix_run, fixed_run, read_part, write_part
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
@@ -158,6 +167,42 @@ def test_a_run_that_nobody_triggered_does_nothing_twice(stage, layout, context_o
     with pytest.raises(AirflowSkipException, match="are those of staging-2"):
         task.execute(context)
     results.delete([f"staging-2/{done.name}/model"])
+    assert task.execute(context) == said
+
+
+def test_what_an_earlier_version_of_ours_published_is_not_trained_again(
+    scheduled, layout, tmp_path
+):
+    """An upgrade makes another digest of the same manifest: pointers and runs have the old one."""
+    task, context, said = scheduled
+    path = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid" / "folders.yml"
+    task.manifest = plan(load_manifest(path), path).stage_data.manifest
+    of_old = "faa1144b46e7e167e1f8354f9f2f8856573ee874eff9871d19a51921d1840359"
+    assert task.manifest["digest"] != of_old
+    made_of = {"dataset": said["fingerprint"], "code": said["code"], "parameters": {}}
+    # Ranks had trained when this came in; then stage_data was cleared alone.
+    fix_run(layout, context["dag_run"].run_id, {**made_of, "manifest": of_old}, {})
+    write_part(layout, "train", {"tries": {}})
+    assert task.execute(context) == said
+    assert read_part(layout, "train") == {"tries": {}}
+    task.manifest = task.manifest | {"earlier_digests": []}
+    assert task.execute(context) == said
+    with pytest.raises(StagingError, match="train worked with another manifest"):
+        read_part(layout, "train")
+    results = FolderStore(tmp_path / "out")
+    (tmp_path / "model").write_text("m")
+    done = publish({"model": tmp_path / "model"}, results, "staging-1")
+    place = f"staging-1/{done.name}"
+    point(results, "staging", LATEST, place, {}, made_of={**made_of, "manifest": of_old})
+    assert task.execute(context) == said
+    task.manifest = task.manifest | {"earlier_digests": [of_old]}
+    with pytest.raises(AirflowSkipException, match="are those of staging-1: there is nothing new"):
+        task.execute(context)
+    reject(results, "staging", "staging-0", {**made_of, "manifest": of_old}, "by the boss")
+    point(results, "staging", LATEST, "staging-2/x", {}, made_of={**made_of, "dataset": "d"})
+    with pytest.raises(AirflowSkipException, match="rejected: staging-0, by the boss"):
+        task.execute(context)
+    task.manifest = task.manifest | {"earlier_digests": []}
     assert task.execute(context) == said
 
 

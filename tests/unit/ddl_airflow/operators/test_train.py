@@ -34,6 +34,7 @@ from ddl_airflow.site import training_of
 from ddl_airflow.steps.job import kept_job
 from ddl_airflow.storage.filesystem import alone_in
 from ddl_airflow.triggers.experiment import ExperimentTrigger
+from tests.limits import within
 
 
 @pytest.fixture
@@ -585,7 +586,7 @@ def test_on_kill_ends_every_rank(train, layout, context_of):
     job_id = f"{layout.training_id}/train-1"
 
     def kill():
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + within(20)
         while not (layout.code / "up").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         task.on_kill()
@@ -687,7 +688,7 @@ def test_the_second_training_of_an_experiment_waits_without_a_worker(
         await asyncio.sleep(0.2)
         assert not fired.done()
         others.close()
-        return await asyncio.wait_for(fired, 20)
+        return await asyncio.wait_for(fired, within(20))
 
     one = ExitStack()
     one.enter_context(alone_in(place, "one/train-1"))
@@ -759,7 +760,7 @@ def scheduled(train, cluster):
 
 def ended(trigger):
     """The event of a trigger whose job has ended."""
-    return asyncio.run(asyncio.wait_for(anext(trigger.run()), 20)).payload
+    return asyncio.run(asyncio.wait_for(anext(trigger.run()), within(20))).payload
 
 
 def deferred(task, context):

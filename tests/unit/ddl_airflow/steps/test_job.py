@@ -19,6 +19,7 @@ from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.steps import job as steps_job
 from ddl_airflow.steps.job import RunningJob, ScheduledJob
+from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 LOG = logging.getLogger("unit.launch")
@@ -249,7 +250,7 @@ def test_cancel_from_another_thread_ends_the_wait(job):
     running = RunningJob(one.launcher, LOG)
 
     def stop():
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + within(20)
         while not (one.spec.folder / "up").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         running.cancel()

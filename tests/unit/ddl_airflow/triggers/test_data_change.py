@@ -11,6 +11,7 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.triggers.data_change import DataChangeTrigger
 from ddl_airflow.triggers.experiment import ExperimentTrigger
+from tests.limits import within
 
 
 class State:
@@ -208,7 +209,7 @@ def test_folders_that_hang_keep_nobody_else_waiting(data, tmp_path, monkeypatch,
 
     async def look_for_a_while():
         try:
-            await asyncio.wait_for(look(), 10)
+            await asyncio.wait_for(look(), within(10))
         finally:  # else nobody joins these threads
             server.set()
 

@@ -17,6 +17,7 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Tail
 from ddl_airflow.triggers.job import _ENDING, JobTrigger
+from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
 
 
@@ -68,7 +69,7 @@ def events(trigger, *changes):
         await changing
         return found
 
-    return asyncio.run(asyncio.wait_for(collect(), 20))
+    return asyncio.run(asyncio.wait_for(collect(), within(20)))
 
 
 def test_it_fires_once_when_the_job_has_ended(triggered, cluster, tmp_path, said):

@@ -15,6 +15,7 @@ from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle, StartedJob
 from ddl_airflow.triggers.job import JobTrigger
 from ddl_airflow.triggers.monitor import cancelling, monitor_of
+from tests.limits import within
 
 JOBS = 500
 
@@ -101,7 +102,7 @@ def test_a_scheduler_that_hangs_keeps_neither_cancellations_nor_others_waiting()
         scheduler.answers.set()
         await asyncio.gather(*looking)
 
-    asyncio.run(asyncio.wait_for(look(), 20))
+    asyncio.run(asyncio.wait_for(look(), within(20)))
 
 
 def test_nobody_is_asked_for_who_has_gone():
@@ -155,7 +156,7 @@ def test_hundreds_of_slurm_jobs_start_one_process_per_look(tmp_path, counted):
         (tmp_path / "new").rename(tmp_path / "jobs")
         return await asyncio.gather(*ends)
 
-    events = asyncio.run(asyncio.wait_for(wait(), 60))
+    events = asyncio.run(asyncio.wait_for(wait(), within(60)))
     assert len(events) == JOBS
     assert all("somebody cancelled it" in e.payload["status"]["reason"] for e in events)
     assert 3 <= counted("squeue") <= JOBS / 10

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import within
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
 SOURCES = ROOT / "ops_lib" / "cc"
@@ -66,7 +68,7 @@ def test_real_libraries_have_what_we_call(program: Path, nvidia: Path, tmp_path:
         env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=within(300),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,6 +19,7 @@ from ddl_airflow.core.manifest import (
     redacted_text,
 )
 from tests.documents import with_real_connection, wml_document
+from tests.limits import within
 
 FIXTURES = Path(__file__).parents[4] / "fixtures" / "manifests"
 VALID = sorted((FIXTURES / "valid").glob("*.yml"))
@@ -266,4 +267,4 @@ def test_importing_stays_light() -> None:
         "heavy = {'airflow', 'tensorflow', 'boto3'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=within(60))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pytest
 import yaml
@@ -18,10 +20,15 @@ from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_tex
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.sections.definition import slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import Experiment
+from ddl_airflow.core.manifest.sections.outcome import Transform
 from ddl_airflow.core.manifest.sections.places import Connection
+from ddl_airflow.core.manifest.sections.tries import Retries
 from ddl_airflow.core.plan import plan
 
-VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
+TESTS = Path(__file__).parents[4]
+VALID = TESTS / "fixtures" / "manifests" / "valid"
+# Of each manifest the digests of all versions, today's first.
+DIGESTS = json.loads((TESTS / "golden" / "digests.json").read_text())
 
 
 def _load(name: str) -> Manifest:
@@ -165,18 +172,60 @@ def test_conn_id_cannot_be_resolved_without_airflow() -> None:
 def test_digest_of_a_launcher_is_of_what_is_written() -> None:
     """Whatever class of section it is: a run is never another one after an upgrade."""
 
-    def digest(launcher: str) -> str:
+    def loaded(launcher: str) -> Manifest:
         folders = (VALID / "folders.yml").read_text(encoding="utf-8")
-        return load_manifest_text(f"{folders}{launcher}\n", "m.yml").digest
+        return load_manifest_text(f"{folders}{launcher}\n", "m.yml")
 
     for same in ("launcher: {}", "launcher: {kind: local}", "launcher: {partition: }"):
-        assert digest(same) == digest("")
-    assert digest("") == "faa1144b46e7e167e1f8354f9f2f8856573ee874eff9871d19a51921d1840359"
-    slurm = "{kind: slurm, partition: gpu, time_limit: 2h, options: [--mem=4G], slots: 2}"
-    assert (
-        digest(f"launcher: {slurm}")
-        == "162a78db64e6ff5372b16bce60546a3e55ac6775c731c7ef2f126660f94f1b3a"
+        assert loaded(same).digest == loaded("").digest
+    slurm = loaded(
+        "launcher: {kind: slurm, partition: gpu, time_limit: 2h, options: [--mem=4G], slots: 2}"
     )
+    assert slurm.digest == (
+        "sha256:v2:4c6d854b550b50ea198edbc65af4d9d1a918bb2fce2a979c91a8648feebcd924"
+    )
+    assert slurm.earlier_digests == (
+        "162a78db64e6ff5372b16bce60546a3e55ac6775c731c7ef2f126660f94f1b3a",
+    )
+
+
+@pytest.mark.parametrize("path", sorted(DIGESTS))
+def test_digests_of_every_version_stay(path: str) -> None:
+    """Others than these make every site train again: never edit a line, add a version."""
+    manifest = load_manifest(TESTS.parent / path)
+    assert [manifest.digest, *manifest.earlier_digests] == DIGESTS[path]
+
+
+def test_digest_is_of_what_a_manifest_says_whatever_the_defaults() -> None:
+    class FilteredTransform(Transform):
+        keep_rows: int = 8
+
+    class Tomorrow(Manifest):
+        pruning: Literal["none", "magnitude"] = "none"
+        transform: FilteredTransform = FilteredTransform()
+        retries: Retries = Retries(attempts=5)
+
+    said = yaml.safe_load((VALID / "folders.yml").read_text())
+    for more in ({}, {"transform": {"checkpoint": 200}}, {"retries": {"delay": "1m"}}):
+        today, tomorrow = Manifest(**said, **more), Tomorrow(**said, **more)
+        assert tomorrow.model_dump() != today.model_dump()
+        assert tomorrow.digest == today.digest
+        assert tomorrow.earlier_digests == today.earlier_digests
+    for spelled_out in (
+        {"pruning": "none"},
+        {"transform": {"keep_rows": 8}},
+        {"retries": {"attempts": 5}},
+        {"approval": {"required": False, "timeout": "7d"}},
+    ):
+        assert Tomorrow(**said, **spelled_out).digest == Tomorrow(**said).digest
+    others: list[dict[str, Any]] = [
+        {},
+        {"pruning": "magnitude"},
+        {"transform": {"keep_rows": 9}},
+        {"retries": {"attempts": 3}},
+        {"approval": {}},
+    ]
+    assert len({Tomorrow(**said, **other).digest for other in others}) == len(others)
 
 
 def test_digest_ignores_order_comments_defaults_and_keys() -> None:
@@ -193,7 +242,7 @@ def test_digest_ignores_order_comments_defaults_and_keys() -> None:
     reordered["schedule"] = None
     other = "# a comment\n" + yaml.safe_dump(reordered, sort_keys=False)
     assert load_manifest_text(other, "b.yml").digest == digest
-    assert len(digest) == 64
+    assert re.fullmatch("sha256:v2:[0-9a-f]{64}", digest)
 
 
 @pytest.mark.parametrize(

@@ -412,17 +412,12 @@ def test_a_parameter_that_is_named_like_a_secret_is_warned_of(
 
 
 def test_what_no_parameter_says_of_secrets_is_not_in_the_digest() -> None:
-    """Else every training would count as another one after an update of this package."""
     text = (VALID / "folders.yml").read_text("utf-8")
     digests = {
         load_manifest_text(f"{text}\nparameters: {{a: {given}}}\n", "m.yml").digest
         for given in ("1", "{default: 1}", "{default: 1, secret: false}")
     }
-    dumped = load_manifest_text(f"{text}\nparameters: {{a: 1}}\n", "m.yml").model_dump(
-        mode="json", exclude_none=True
-    )
     assert len(digests) == 1
-    assert set(dumped["parameters"]["a"]) == {"default", "description", "choices"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.parameters import word_of
+from tests.limits import within
 
 _COUNT = int(os.environ.get("DDL_GENERATED", "300"))
 # The suite tries the same each time; make fuzz tries others.
@@ -188,7 +189,7 @@ def said(show, argv) -> tuple[int, str]:
             env={"PATH": str(show), "HOME": "/home-of-tests"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=within(60),
         )
     return ran.returncode, ran.stdout.decode("utf-8", "replace")
 
