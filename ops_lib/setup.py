@@ -13,14 +13,13 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-HERE = Path(__file__).resolve().parent
-LAUNCHING = HERE.parent / "ddl_airflow"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from build import build  # build.py is not installed, only used here
+
+LAUNCHING = Path(__file__).resolve().parents[1] / "ddl_airflow"
 # What ddl_airflow/run.py may import of its package: none of it imports Airflow. A test holds that
 # it is all of it: tests/unit/ddl_airflow/test_house.py.
 LAUNCHING_PARTS = ("__init__.py", "run.py", "summary.py", "core", "launchers")
-
-sys.path.insert(0, str(HERE))
-from build import build  # build.py is not installed, only used here
 
 if not LAUNCHING.is_dir():
     # An archive of this folder alone would make a wheel whose ddl-run starts nothing.
