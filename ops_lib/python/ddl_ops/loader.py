@@ -27,7 +27,7 @@ OPERATIONS = (
 
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "
-    "pip install --no-build-isolation --force-reinstall --no-deps <the package's source folder>"
+    "pip install --no-build-isolation --force-reinstall --no-deps <ddl-airflow's sources>/ops_lib"
 )
 
 

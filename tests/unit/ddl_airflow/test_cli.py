@@ -496,6 +496,19 @@ def test_a_home_of_the_demo_that_is_a_file_is_explained(call, tmp_path):
     assert call(*words, tmp_path / "file" / "home") == (1, "", said)
 
 
+def test_a_demo_whose_ranks_have_no_ops_starts_nothing(call, tmp_path, monkeypatch):
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "mpirun").touch()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho None\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("AIRFLOW__DDL__PYTHON", str(python))
+    home = tmp_path / "home"
+    code, out, err = call("demo", "--dags", tmp_path / "dags", "--home", home)
+    assert (code, out) == (2, "") and not home.exists()
+    assert f"{python} has no module ddl_ops. Install ddl-ops there" in err
+
+
 CALLED = "import sys; from ddl_airflow.{} import main; sys.exit(main())"
 
 

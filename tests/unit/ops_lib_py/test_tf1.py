@@ -90,4 +90,4 @@ def test_a_python_without_the_layer_ends_and_says_so(tmp_path: Path) -> None:
         check=False,
     )
     assert bare.returncode == 1
-    assert "TensorFlow 1 mode needs ddl-airflow in" in bare.stderr
+    assert "TensorFlow 1 mode needs ddl-ops in" in bare.stderr

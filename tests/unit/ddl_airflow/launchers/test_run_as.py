@@ -99,7 +99,9 @@ def test_a_python_that_a_manifest_names_is_asked_with_no_more_than_ranks_have(
     said.mkdir()
     said.chmod(0o777)
     python = trainer.place / "bin" / "odd-python"
-    python.write_text(f"#!/bin/sh\nid -u >{said}/user\nenv >{said}/environment\n")
+    python.write_text(
+        f"#!/bin/sh\nid -u >{said}/user\nenv >{said}/environment\necho /no/ddl_ops/__init__.py\n"
+    )
     python.chmod(0o755)
     assert confined(str(python), {}, mpi=True, user=trainer.name if as_user else "") == {}
     assert int((said / "user").read_text()) == (trainer.uid if as_user else os.geteuid())

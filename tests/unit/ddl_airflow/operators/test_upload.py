@@ -195,7 +195,7 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     assert {"export.py", "train.py"} <= set(record["code"]["files"])
     assert record["manifest"]["name"] == "road"
     assert record["environment"]["world_size"] == 2
-    assert {"apache-airflow", "python"} <= set(record["environment"]["versions"])
+    assert {"apache-airflow", "ddl-airflow", "python"} <= set(record["environment"]["versions"])
     assert record["result"]["metrics"] == {"loss": 0.25}
     assert record["run"]["triggered_by"] == "a tester"
     assert record["run"]["parameters"] == {"epochs": 3}

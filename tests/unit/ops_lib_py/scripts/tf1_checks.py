@@ -161,7 +161,7 @@ def without_legacy_what_needs_it_says_how_to_get_it() -> None:
         "tf.estimator.Estimator",
         "import tensorflow.estimator",
     ):
-        assert "pip install '.[legacy]' in the sources" in error_of(code), code
+        assert "pip install './ops_lib[legacy]' in the sources" in error_of(code), code
 
 
 @check
