@@ -35,8 +35,12 @@ class DagShownAs(DAG):
     Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
     ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/models/dagcode.py``, ``airflow/dag_processing/dagbag.py``.
-    Without it the Code tab shows the stub or the loader.
+    Since 3.4 a ``DagBag`` takes along, as the code, what the importer of Python files says, which
+    is the Python file; so there it is told what to take instead.
+
+    Seen in 3.3.0 and 3.3.2: ``airflow/models/dagcode.py``, ``airflow/dag_processing/dagbag.py``; in
+    3.4.0b2 also ``dag_source_codes`` in the latter. Without it the Code tab shows the stub or the
+    loader.
     """
 
     shown_as_code: Path | None = None
@@ -62,6 +66,30 @@ class DagShownAs(DAG):
     @relative_fileloc.setter
     def relative_fileloc(self, value: str | None) -> None:
         self._relative_fileloc = value
+
+    def validate(self) -> None:
+        """Beside Airflow's own checks: has the ``DagBag`` that asks take the code along."""
+        super().validate()  # type: ignore[no-untyped-call]
+        bag: Any = collecting()
+        if self.shown_as_code is None or not hasattr(bag, "dag_source_codes"):
+            return
+        if not isinstance(bag.dag_source_codes, _Codes):
+            bag.dag_source_codes = _Codes(bag.dag_source_codes)
+        bag.dag_source_codes.shown_as[self.dag_id] = self.shown_as_code
+
+
+class _Codes(dict[str, Any]):
+    """The code of a bag's DAGs: that of the file which shows a DAG, if it has one."""
+
+    def __init__(self, codes: Mapping[str, Any]) -> None:
+        super().__init__(codes)
+        self.shown_as: dict[str, Path] = {}
+
+    def __setitem__(self, dag_id: str, code: Any) -> None:
+        if dag_id in self.shown_as:
+            text = self.shown_as[dag_id].read_text("utf-8")
+            code = type(code)(source_code=text, language="yaml")
+        super().__setitem__(dag_id, code)
 
 
 class DagThatIsNotStored(DAG):

@@ -47,7 +47,8 @@ from ddl_airflow.core.manifest import (
     label,
     load_manifest_text,
     read_manifest,
-    redacted_text,
+    state_of,
+    without_keys,
     yaml_files,
 )
 from ddl_airflow.core.manifest.site import compute_table
@@ -57,8 +58,6 @@ _STUB = '''\
 from ddl_airflow.dag import dag_of_stub
 
 '''
-# A file's time of change tells nothing about changes that follow within a moment.
-_SETTLED_S = 2.0
 # Longer than a parse takes.
 _PARSED_S = 5.0
 _DAY_S = 24 * 3600.0
@@ -214,7 +213,7 @@ class ManifestBundle(BaseDagBundle):
         listing, names = {}, defaultdict(list)
         for path in yaml_files(self._folder, closed):
             name = path.relative_to(self._folder).as_posix()
-            state = _state_of(path)
+            state = state_of(path)
             before, read = seen.get(name, ((), None))
             if not state or before != state or (read and not self._kept(read[0].text).exists()):
                 read = self._read(path, name)
@@ -352,7 +351,7 @@ class ManifestBundle(BaseDagBundle):
         _write(copy, content, self._kept(text).stat().st_mode & 0o777)
         redacted = copy.with_name(f"{copy.name}{REDACTED}")
         redacted.unlink(missing_ok=True)
-        if (shown := _without_keys(content)) != content:
+        if (shown := without_keys(content)) != content:
             _write(redacted, shown, 0o644)
 
     def _make_version(self, version: str) -> None:
@@ -407,7 +406,7 @@ class ManifestBundle(BaseDagBundle):
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name in now or time.time() - path.stat().st_mtime < _KEYS_KEPT_S:
                 continue
-            if _without_keys(content := path.read_bytes()) != content:
+            if without_keys(content := path.read_bytes()) != content:
                 path.unlink()
 
     def _forget_old(self) -> None:
@@ -426,16 +425,6 @@ class ManifestBundle(BaseDagBundle):
         for path in (self.base_dir / "manifests").iterdir():
             if path.name not in wanted:
                 path.unlink()
-
-
-def _state_of(path: Path) -> tuple[int, ...]:
-    """Returns what changes with a file; empty if that cannot be told."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) if settled else ()
 
 
 def _place_of(name: str) -> str:
@@ -460,14 +449,6 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
-
-
-def _without_keys(content: bytes) -> bytes:
-    """Returns the text that may be shown as the DAG's code; nothing where there is no DAG."""
-    try:
-        return redacted_text(content.decode()).encode()
-    except (ManifestError, UnicodeError):
-        return b""
 
 
 def _stored_every() -> float:

@@ -10,6 +10,7 @@ from ddl_airflow.core.manifest.folder import (
     may_have_dag_id,
     read_manifest,
     shared_dag_id,
+    state_of,
     yaml_files,
 )
 from ddl_airflow.core.manifest.load import (
@@ -17,6 +18,7 @@ from ddl_airflow.core.manifest.load import (
     load_manifest_text,
     looks_like_manifest,
     redacted_text,
+    without_keys,
 )
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.notifications import Notification
@@ -44,5 +46,7 @@ __all__ = [
     "read_manifest",
     "redacted_text",
     "shared_dag_id",
+    "state_of",
+    "without_keys",
     "yaml_files",
 ]
