@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.configuration import conf
 from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.sdk import DAG, Asset
 from airflow.sdk.definitions.param import ParamsDict
@@ -189,6 +190,34 @@ def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
     _log.error("%s", error)
     bag.import_errors[filed_under] = error
     raise AirflowClusterPolicySkipDag(error)
+
+
+def files_not_ignored(folder: Path) -> Iterator[Path]:
+    """Yields the files below a folder that no ``.airflowignore`` has Airflow pass over, one by one.
+
+    Airflow's own ``find_file_dag_definitions`` makes a list of them first, however long it takes.
+    Links to folders are followed; one that leads into a circle is a RuntimeError. Seen in 3.4.0b2,
+    and not in 3.3: ``airflow/sdk/_shared/module_loading/file_discovery.py``. Without it listing has
+    no time limit until that list is made.
+    """
+    from airflow.sdk._shared.module_loading.file_discovery import find_path_from_directory
+
+    syntax = conf.get("core", "dag_ignore_file_syntax", fallback="glob")
+    yield from map(Path, find_path_from_directory(folder, ".airflowignore", syntax))
+
+
+def yaml_importer() -> Any | None:
+    """Airflow's own importer of YAML, if it has one: the ending has one importer, and it is ours.
+
+    It takes files that name Airflow's schema, or all if ``dag_discovery_safe_mode`` is off. Seen in
+    3.4.0b2: ``airflow/sdk/importers/yaml_importer``. Without it Airflow's own YAML makes no DAG
+    where manifests do.
+    """
+    try:
+        from airflow.sdk.importers.yaml_importer import YamlDagImporter
+    except ImportError:
+        return None
+    return YamlDagImporter()
 
 
 def set_params(dag: DAG, fields: Mapping[str, Any]) -> None:

@@ -181,22 +181,6 @@ class ManifestBundle(BaseDagBundle):
 
     # --- from the manifests to a listing ------------------------------------------------------
 
-    @property
-    def _away(self) -> str:
-        return f"the DAGs stay as they were: the folder {self._folder} of bundle {self.name}"
-
-    def _check_mounted(self, kept: _Listing) -> None:
-        if not self._folder.is_dir():
-            raise AirflowException(
-                f"{self._away} is not there. Mount it, or correct `path` in [dag_processor] "
-                "dag_bundle_config_list."
-            )
-        if kept and not os.listdir(self._folder):
-            raise AirflowException(
-                f"{self._away} is empty, as a mount point is to which nothing is mounted. Mount "
-                f"it; or if its {len(kept)} manifests are to go, put any file there, as .empty."
-            )
-
     def _known(self) -> _Listing:
         """The manifests as they were found last, also by an earlier process."""
         listings = [*(self.base_dir / "listings").glob("*.json")]
@@ -207,7 +191,7 @@ class ManifestBundle(BaseDagBundle):
 
     def _list(self, *, hold: bool) -> _Listing:
         kept = self._known()
-        self._check_mounted(kept)
+        check_mounted(self._folder, self.name, len(kept))
         closed: list[OSError] = []
         seen, self._seen = self._seen, {}
         listing, names = {}, defaultdict(list)
@@ -223,7 +207,8 @@ class ManifestBundle(BaseDagBundle):
                 names[dag_id or name].append(name)
         for error in closed:
             if Path(error.filename) == self._folder:
-                raise AirflowException(f"{self._away} cannot be read: {error.strerror}.") from error
+                said = f"{_away(self._folder, self.name)} cannot be read: {error.strerror}."
+                raise AirflowException(said) from error
             name = Path(error.filename).relative_to(self._folder).as_posix()
             listing[name] = _Entry("", unreadable=str(error.strerror))
             inside = [
@@ -425,6 +410,40 @@ class ManifestBundle(BaseDagBundle):
         for path in (self.base_dir / "manifests").iterdir():
             if path.name not in wanted:
                 path.unlink()
+
+
+def check_mounted(folder: Path, bundle: str, known: int) -> None:
+    """Raises AirflowException if a folder seems to be away.
+
+    Args:
+        folder: of manifests.
+        bundle: name of its bundle.
+        known: how many manifests it had.
+    """
+    if not folder.is_dir():
+        raise AirflowException(
+            f"{_away(folder, bundle)} is not there. Mount it, or correct `path` in [dag_processor] "
+            "dag_bundle_config_list."
+        )
+    if known and not os.listdir(folder):
+        raise AirflowException(
+            f"{_away(folder, bundle)} is empty, as a mount point is to which nothing is mounted. "
+            f"Mount it; or if its {known} manifests are to go, put any file there, as .empty."
+        )
+
+
+def _away(folder: Path, bundle: str) -> str:
+    return f"the DAGs stay as they were: the folder {folder} of bundle {bundle}"
+
+
+def is_copy(path: Path) -> bool:
+    """Returns whether a YAML file is a bundle's copy of a manifest, whose stub makes its DAG."""
+    stub = path.with_name(f"{path.name}.py")
+    try:
+        with stub.open("rb") as file:
+            return file.read(len(_STUB)) == _STUB.encode()
+    except OSError:
+        return False
 
 
 def _place_of(name: str) -> str:

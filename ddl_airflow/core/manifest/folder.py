@@ -57,11 +57,18 @@ def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[Path]:
         for name in sorted(files):
             if name.endswith((".yml", ".yaml")) and not name.startswith("."):
                 path = Path(parent, name)
-                if _may_be_read(path):
+                if may_be_read(path):
                     yield path
 
 
-def _may_be_read(path: Path) -> bool:
+def is_passed_over(path: Path) -> bool:
+    """Returns whether ``yaml_files`` yields no file of this path, relative to the folder."""
+    hidden = any(part.startswith((".", "__")) for part in path.parts[:-1])
+    return hidden or path.name.startswith(".")
+
+
+def may_be_read(path: Path) -> bool:
+    """Returns whether reading a file ends, with its bytes or an error."""
     try:
         return stat.S_ISREG(path.stat().st_mode)  # a pipe would never end
     except FileNotFoundError:

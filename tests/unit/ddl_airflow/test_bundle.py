@@ -704,7 +704,8 @@ def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_m
 def test_what_the_documentation_configures_is_this_bundle_beside_airflows_own(page):
     text = (Path(__file__).parents[3] / page).read_text()
     written = ConfigParser(interpolation=None)
-    (snippet,) = re.findall(r"^```ini\n(.*?)^```$", text, re.M | re.S)
+    snippets = re.findall(r"^```ini\n(.*?)^```$", text, re.M | re.S)
+    (snippet,) = (one for one in snippets if "ManifestBundle" in one)
     written.read_string(snippet)
     *others, entry = json.loads(written["dag_processor"]["dag_bundle_config_list"])
     unset = conf.get_default_value("dag_processor", "dag_bundle_config_list")
