@@ -7,6 +7,18 @@ Listing runs in the main loop of Airflow's DAG processor, which waits for it, an
 listed for deleted. So it is bounded, and whenever it cannot say which manifests there are it raises
 an error: then Airflow goes on with the files that it has, and lists again at the next refresh.
 Parsing is in a process for each file, forked from there: it knows what was listed last.
+
+Seen in 3.4.0b2, whose importers are experimental (``airflow/sdk/importers/base.py``):
+
+- ``DagImporterRegistry`` gives an ending to who registered last: Airflow's defaults, then
+  ``[dag_processor] dag_importer_configs``, then ``importers`` in a bundle's entry. It makes one
+  importer for each bundle, before the DAG processor forks.
+- ``DagFileProcessorManager`` lists a bundle after its refresh; files that are not listed have no
+  DAGs any more. A file is parsed by a ``DagBag``, which lists it again, alone, and imports it. So
+  an error that listing yields is only shown because listing that file alone yields it again.
+- A path that is not UTF-8 ends the whole DAG processor, also that of a Python file.
+- Of an error Airflow stores the message, of a DAG's warnings one for each ``warning_type``, which
+  must read ``name:kind``. The code is that of ``get_source_code``; the file's, if that raises.
 """
 
 from __future__ import annotations
