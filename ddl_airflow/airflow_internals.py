@@ -1,8 +1,9 @@
 """What we use of Airflow that is not its public interface, all of it.
 
 Each says in which version it was seen, 3.3 being 3.3.0 and 3.3.2, and what we lose without it: what
-to go through when a new Airflow comes out. ``tests/unit/ddl_airflow/test_house.py`` holds the rest of the package to the
-public interface, which Airflow's documentation names ("Public Interface for Airflow").
+to go through when a new Airflow comes out. ``tests/unit/ddl_airflow/test_house.py`` holds the rest
+of the package to the public interface, which Airflow's documentation names ("Public Interface for
+Airflow").
 
 Airflow's own modules are imported within the functions: most are needed in one kind of process
 only, and a parse must stay small.
