@@ -202,7 +202,7 @@ def _importing(entries: Sequence[Mapping[str, Any]]) -> str:
 def _names_importer(configured: Any) -> bool:
     named = configured if isinstance(configured, list) else []
     return any(
-        _OUR_IMPORTER == (one.get("classpath") if isinstance(one, dict) else one) for one in named
+        (one.get("classpath") if isinstance(one, dict) else one) == _OUR_IMPORTER for one in named
     )
 
 
