@@ -37,8 +37,8 @@ up: install  ## The same, and leave the UI running until Ctrl-C
 test: install  ## All tests; says loudly what it has to skip
 	@$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),scripts/test $(BIN))
 
-test-airflow: install  ## The Airflow side with another Airflow: make test-airflow VERSION=3.3.0
-	@scripts/test_airflow $(BIN) $(or $(VERSION),3.3.0)
+test-airflow: install  ## The Airflow side with each tested Airflow, or VERSION=3.3.0; most of an hour
+	@scripts/test_airflow $(BIN) $(VERSION)
 
 fuzz: install  ## 10,000 generated bad manifests; some minutes
 	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest

@@ -1,8 +1,9 @@
 """What we use of Airflow that is not its public interface, all of it.
 
-Each says in which version it was seen, and what we lose without it: what to go through when a new
-Airflow comes out. ``tests/unit/ddl_airflow/test_house.py`` holds the rest of the package to the
-public interface, which Airflow's documentation names ("Public Interface for Airflow").
+Each says in which version it was seen, 3.3 being 3.3.0 and 3.3.2, and what we lose without it: what
+to go through when a new Airflow comes out. ``tests/unit/ddl_airflow/test_house.py`` holds the rest
+of the package to the public interface, which Airflow's documentation names ("Public Interface for
+Airflow").
 
 Airflow's own modules are imported within the functions: most are needed in one kind of process
 only, and a parse must stay small.
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.configuration import conf
 from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.sdk import DAG, Asset
 from airflow.sdk.definitions.param import ParamsDict
@@ -35,8 +37,11 @@ class DagShownAs(DAG):
     Airflow takes the code from ``fileloc``. It first sets that to the Python file, derives
     ``relative_fileloc`` from it, by which it finds the file again, and only then reads the code.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/models/dagcode.py``, ``airflow/dag_processing/dagbag.py``.
-    Without it the Code tab shows the stub or the loader.
+    Since 3.4 a ``DagBag`` takes along, as the code, what the importer of Python files says, which
+    is the Python file; so there it is told what to take instead.
+
+    Seen in 3.3 and 3.4.0b2: ``airflow/models/dagcode.py``, ``airflow/dag_processing/dagbag.py``, in
+    which ``dag_source_codes`` is of 3.4. Without it the Code tab shows the stub or the loader.
     """
 
     shown_as_code: Path | None = None
@@ -63,6 +68,30 @@ class DagShownAs(DAG):
     def relative_fileloc(self, value: str | None) -> None:
         self._relative_fileloc = value
 
+    def validate(self) -> None:
+        """Beside Airflow's own checks: has the ``DagBag`` that asks take the code along."""
+        super().validate()  # type: ignore[no-untyped-call]
+        bag: Any = collecting()
+        if self.shown_as_code is None or not hasattr(bag, "dag_source_codes"):
+            return
+        if not isinstance(bag.dag_source_codes, _Codes):
+            bag.dag_source_codes = _Codes(bag.dag_source_codes)
+        bag.dag_source_codes.shown_as[self.dag_id] = self.shown_as_code
+
+
+class _Codes(dict[str, Any]):
+    """The code of a bag's DAGs: that of the file which shows a DAG, if it has one."""
+
+    def __init__(self, codes: Mapping[str, Any]) -> None:
+        super().__init__(codes)
+        self.shown_as: dict[str, Path] = {}
+
+    def __setitem__(self, dag_id: str, code: Any) -> None:
+        if dag_id in self.shown_as:
+            text = self.shown_as[dag_id].read_text("utf-8")
+            code = type(code)(source_code=text, language="yaml")
+        super().__setitem__(dag_id, code)
+
 
 class DagThatIsNotStored(DAG):
     """A DAG that is made only to tell Airflow what is wrong in its place.
@@ -72,7 +101,7 @@ class DagThatIsNotStored(DAG):
     among the import errors and is left out, so that who serialises what was collected, which may
     be all of a site at once, does not meet it.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/dag_processing/dagbag.py``, ``process_file`` and
+    Seen in 3.3 and 3.4.0b2: ``airflow/dag_processing/dagbag.py``, ``process_file`` and
     ``airflow/serialization/serialized_objects.py``. Without it a broken manifest takes all DAGs of
     its file along, or is shown nowhere.
 
@@ -135,8 +164,8 @@ class DagThatIsNotStored(DAG):
 def collecting() -> DagBag | None:
     """Returns the ``DagBag`` that has called, if one has: it tells a DAG no other way who it is.
 
-    Seen in 3.3.0 and 3.3.2: ``DagBag.process_file`` calls ``dag.validate()``. Without it see
-    ``DagThatIsNotStored``.
+    Seen in 3.3 and 3.4.0b2: ``DagBag.process_file``, in 3.4 ``_import_sdk_definition``, calls
+    ``dag.validate()``. Without it see ``DagThatIsNotStored``.
     """
     from airflow.dag_processing.dagbag import DagBag
 
@@ -153,7 +182,7 @@ def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
     """Ends the ``validate`` of a DAG: the error is filed under a path, and the DAG is not kept.
 
     Whatever else it raised, Airflow would file under the Python file, and make all DAGs of that
-    stale. Seen in 3.3.0 and 3.3.2: ``airflow/dag_processing/dagbag.py``, ``process_file``.
+    stale. Seen in 3.3 and 3.4.0b2: ``airflow/dag_processing/dagbag.py``, ``process_file``.
 
     Raises:
         AirflowClusterPolicySkipDag: always; it is how a site's policy leaves a DAG out.
@@ -163,11 +192,39 @@ def leave_out(bag: DagBag, filed_under: str, error: str) -> NoReturn:
     raise AirflowClusterPolicySkipDag(error)
 
 
+def files_not_ignored(folder: Path) -> Iterator[Path]:
+    """Yields the files below a folder that no ``.airflowignore`` has Airflow pass over, one by one.
+
+    Airflow's own ``find_file_dag_definitions`` makes a list of them first, however long it takes.
+    Links to folders are followed; one that leads into a circle is a RuntimeError. Seen in 3.4.0b2,
+    and not in 3.3: ``airflow/sdk/_shared/module_loading/file_discovery.py``. Without it listing has
+    no time limit until that list is made.
+    """
+    from airflow.sdk._shared.module_loading.file_discovery import find_path_from_directory
+
+    syntax = conf.get("core", "dag_ignore_file_syntax", fallback="glob")
+    yield from map(Path, find_path_from_directory(folder, ".airflowignore", syntax))
+
+
+def yaml_importer() -> Any | None:
+    """Airflow's own importer of YAML, if it has one: the ending has one importer, and it is ours.
+
+    It takes files that name Airflow's schema, or all if ``dag_discovery_safe_mode`` is off. Seen in
+    3.4.0b2: ``airflow/sdk/importers/yaml_importer``. Without it Airflow's own YAML makes no DAG
+    where manifests do.
+    """
+    try:
+        from airflow.sdk.importers.yaml_importer import YamlDagImporter
+    except ImportError:
+        return None
+    return YamlDagImporter()
+
+
 def set_params(dag: DAG, fields: Mapping[str, Any]) -> None:
     """Gives a DAG its parameters past attrs' validator.
 
     That has jsonschema look at every schema: a third of a parse, for what the rules of the manifest
-    hold already. Seen in 3.3.0 and 3.3.2: ``airflow/sdk/definitions/dag.py``. Without it DAGs are
+    hold already. Seen in 3.3 and 3.4.0b2: ``airflow/sdk/definitions/dag.py``. Without it DAGs are
     parsed more slowly: ``dag.params = ParamsDict(fields)``.
     """
     object.__setattr__(dag, "params", ParamsDict(dict(fields)))
@@ -177,8 +234,8 @@ def asset_of(uri: str) -> Asset:
     """The asset ``Asset(uri)``, made without loading the provider that owns the URI's scheme.
 
     For an ``s3://`` URI Airflow would import boto3 at each parse, only to see whether there is a
-    bucket. So the URI is made regular as a ``file://`` one, which no provider owns. Seen in 3.3.0
-    and 3.3.2: ``airflow/sdk/definitions/asset/__init__.py``. Without it: ``Asset(uri)``.
+    bucket. So the URI is made regular as a ``file://`` one, which no provider owns. Seen in 3.3
+    and 3.4.0b2: ``airflow/sdk/definitions/asset/__init__.py``. Without it: ``Asset(uri)``.
     """
     scheme, _, place = uri.partition("://")
     asset = Asset(name=uri, uri=f"file://{place}")
@@ -190,7 +247,7 @@ def asset_of(uri: str) -> Asset:
 def executors() -> set[str]:
     """The executors that this Airflow has, by alias, by class and by the path of the class.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/executors/executor_loader.py``. Without it an executor that
+    Seen in 3.3 and 3.4.0b2: ``airflow/executors/executor_loader.py``. Without it an executor that
     is not there is an import error of the whole file.
     """
     from airflow.executors.executor_loader import ExecutorLoader
@@ -205,7 +262,7 @@ def executors() -> set[str]:
 def notifiers_of_providers() -> list[str]:
     """The notifiers of the installed providers, by the paths of their classes, sorted.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/providers_manager.py``. Without it a notifier that is not
+    Seen in 3.3 and 3.4.0b2: ``airflow/providers_manager.py``. Without it a notifier that is not
     there is an error when the manifest's DAG first fails.
     """
     from airflow.providers_manager import ProvidersManager  # most manifests notify nobody
@@ -220,7 +277,7 @@ def notifiers_of_providers() -> list[str]:
 def with_open_runs(dag_ids: Collection[str]) -> set[str]:
     """Returns those of the DAGs that have runs which are queued or running; all if nobody knows.
 
-    For the DAG processor, which may ask the database. Seen in 3.3.0 and 3.3.2:
+    For the DAG processor, which may ask the database. Seen in 3.3 and 3.4.0b2:
     ``airflow/models/dagrun.py``. Without it, runs of a manifest that is renamed meanwhile stop.
     """
     from airflow.models import DagRun
@@ -292,7 +349,7 @@ def held_back(bundle: str) -> set[str]:
 def is_supervised() -> bool:
     """Whether this task's parent is Airflow's supervisor: in ``airflow dags test`` there is none.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it a task whose
+    Seen in 3.3 and 3.4.0b2: ``airflow/sdk/execution_time/task_runner.py``. Without it a task whose
     supervisor was killed goes on, unseen, beside its next try.
     """
     from airflow.sdk.execution_time import task_runner
@@ -305,7 +362,7 @@ def tries_before_cleared(task_instance: Any, retries: int) -> int:
     """How many tries a task had before somebody cleared it; 0 if nobody has.
 
     Airflow goes on counting when somebody clears a task, and raises ``max_tries`` to match. Seen in
-    3.3.0 and 3.3.2: ``airflow/models/taskinstance.py``, ``clear_task_instances``. Without it a task
+    3.3 and 3.4.0b2: ``airflow/models/taskinstance.py``, ``clear_task_instances``. Without it a task
     that is cleared after its end finds its training done.
 
     Args:
@@ -319,7 +376,7 @@ def tries_before_cleared(task_instance: Any, retries: int) -> int:
 def run_is_open(dag_id: str, run_id: str) -> bool:
     """Whether a run is queued or running, asked by a task.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it cleaning must
+    Seen in 3.3 and 3.4.0b2: ``airflow/sdk/execution_time/task_runner.py``. Without it cleaning must
     go by the age of files alone.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -331,7 +388,7 @@ def run_is_open(dag_id: str, run_id: str) -> bool:
 async def state_of_task(task: Any) -> str | None:
     """The state of a trigger's task instance in the database; None if its run was deleted.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/sdk/execution_time/task_runner.py``. Without it a triggerer
+    Seen in 3.3 and 3.4.0b2: ``airflow/sdk/execution_time/task_runner.py``. Without it a triggerer
     that loses its place cancels the job that the next one waits for.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -354,7 +411,7 @@ async def state_of_task(task: Any) -> str | None:
 def readers_of_task_logs() -> Any:
     """What FastAPI's ``Depends`` lets in: users who may read the task logs of ``{dag_id}``.
 
-    Seen in 3.3.0 and 3.3.2: ``airflow/api_fastapi/core_api/security.py``. Without it the Training
+    Seen in 3.3 and 3.4.0b2: ``airflow/api_fastapi/core_api/security.py``. Without it the Training
     tab would be open to all, so it must be left out.
     """
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity

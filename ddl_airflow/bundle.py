@@ -47,7 +47,8 @@ from ddl_airflow.core.manifest import (
     label,
     load_manifest_text,
     read_manifest,
-    redacted_text,
+    state_of,
+    without_keys,
     yaml_files,
 )
 from ddl_airflow.core.manifest.site import compute_table
@@ -57,8 +58,6 @@ _STUB = '''\
 from ddl_airflow.dag import dag_of_stub
 
 '''
-# A file's time of change tells nothing about changes that follow within a moment.
-_SETTLED_S = 2.0
 # Longer than a parse takes.
 _PARSED_S = 5.0
 _DAY_S = 24 * 3600.0
@@ -182,22 +181,6 @@ class ManifestBundle(BaseDagBundle):
 
     # --- from the manifests to a listing ------------------------------------------------------
 
-    @property
-    def _away(self) -> str:
-        return f"the DAGs stay as they were: the folder {self._folder} of bundle {self.name}"
-
-    def _check_mounted(self, kept: _Listing) -> None:
-        if not self._folder.is_dir():
-            raise AirflowException(
-                f"{self._away} is not there. Mount it, or correct `path` in [dag_processor] "
-                "dag_bundle_config_list."
-            )
-        if kept and not os.listdir(self._folder):
-            raise AirflowException(
-                f"{self._away} is empty, as a mount point is to which nothing is mounted. Mount "
-                f"it; or if its {len(kept)} manifests are to go, put any file there, as .empty."
-            )
-
     def _known(self) -> _Listing:
         """The manifests as they were found last, also by an earlier process."""
         listings = [*(self.base_dir / "listings").glob("*.json")]
@@ -208,13 +191,13 @@ class ManifestBundle(BaseDagBundle):
 
     def _list(self, *, hold: bool) -> _Listing:
         kept = self._known()
-        self._check_mounted(kept)
+        check_mounted(self._folder, self.name, len(kept))
         closed: list[OSError] = []
         seen, self._seen = self._seen, {}
         listing, names = {}, defaultdict(list)
         for path in yaml_files(self._folder, closed):
             name = path.relative_to(self._folder).as_posix()
-            state = _state_of(path)
+            state = state_of(path)
             before, read = seen.get(name, ((), None))
             if not state or before != state or (read and not self._kept(read[0].text).exists()):
                 read = self._read(path, name)
@@ -224,7 +207,8 @@ class ManifestBundle(BaseDagBundle):
                 names[dag_id or name].append(name)
         for error in closed:
             if Path(error.filename) == self._folder:
-                raise AirflowException(f"{self._away} cannot be read: {error.strerror}.") from error
+                said = f"{_away(self._folder, self.name)} cannot be read: {error.strerror}."
+                raise AirflowException(said) from error
             name = Path(error.filename).relative_to(self._folder).as_posix()
             listing[name] = _Entry("", unreadable=str(error.strerror))
             inside = [
@@ -352,7 +336,7 @@ class ManifestBundle(BaseDagBundle):
         _write(copy, content, self._kept(text).stat().st_mode & 0o777)
         redacted = copy.with_name(f"{copy.name}{REDACTED}")
         redacted.unlink(missing_ok=True)
-        if (shown := _without_keys(content)) != content:
+        if (shown := without_keys(content)) != content:
             _write(redacted, shown, 0o644)
 
     def _make_version(self, version: str) -> None:
@@ -407,7 +391,7 @@ class ManifestBundle(BaseDagBundle):
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name in now or time.time() - path.stat().st_mtime < _KEYS_KEPT_S:
                 continue
-            if _without_keys(content := path.read_bytes()) != content:
+            if without_keys(content := path.read_bytes()) != content:
                 path.unlink()
 
     def _forget_old(self) -> None:
@@ -428,14 +412,38 @@ class ManifestBundle(BaseDagBundle):
                 path.unlink()
 
 
-def _state_of(path: Path) -> tuple[int, ...]:
-    """Returns what changes with a file; empty if that cannot be told."""
+def check_mounted(folder: Path, bundle: str, known: int) -> None:
+    """Raises AirflowException if a folder seems to be away.
+
+    Args:
+        folder: of manifests.
+        bundle: name of its bundle.
+        known: how many manifests it had.
+    """
+    if not folder.is_dir():
+        raise AirflowException(
+            f"{_away(folder, bundle)} is not there. Mount it, or correct `path` in [dag_processor] "
+            "dag_bundle_config_list."
+        )
+    if known and not os.listdir(folder):
+        raise AirflowException(
+            f"{_away(folder, bundle)} is empty, as a mount point is to which nothing is mounted. "
+            f"Mount it; or if its {known} manifests are to go, put any file there, as .empty."
+        )
+
+
+def _away(folder: Path, bundle: str) -> str:
+    return f"the DAGs stay as they were: the folder {folder} of bundle {bundle}"
+
+
+def is_copy(path: Path) -> bool:
+    """Returns whether a YAML file is a bundle's copy of a manifest, whose stub makes its DAG."""
+    stub = path.with_name(f"{path.name}.py")
     try:
-        stat = path.stat()
+        with stub.open("rb") as file:
+            return file.read(len(_STUB)) == _STUB.encode()
     except OSError:
-        return ()
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) if settled else ()
+        return False
 
 
 def _place_of(name: str) -> str:
@@ -460,14 +468,6 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
-
-
-def _without_keys(content: bytes) -> bytes:
-    """Returns the text that may be shown as the DAG's code; nothing where there is no DAG."""
-    try:
-        return redacted_text(content.decode()).encode()
-    except (ManifestError, UnicodeError):
-        return b""
 
 
 def _stored_every() -> float:

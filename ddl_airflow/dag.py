@@ -11,36 +11,25 @@ import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from airflow.configuration import conf
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.airflow_internals import DagThatIsNotStored
-from ddl_airflow.core.compute import Compute
-from ddl_airflow.core.errors import (
-    ManifestError,
-    ManifestInvalid,
-    ManifestIssue,
-    ManifestSyntaxError,
-)
+from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest import (
-    KEYS_FORGOTTEN,
     REDACTED,
-    Manifest,
     label,
-    load_manifest_text,
     manifests_in,
     may_have_dag_id,
     redacted_text,
-    shared_dag_id,
 )
-from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.manifest_dag import ManifestDag, dag_from
+from ddl_airflow.manifest_dag import ManifestDag
+from ddl_airflow.manifest_file import ManifestFile
 
 _log = logging.getLogger(__name__)
 
@@ -93,27 +82,23 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     """
     folder = Path(folder)
     wanted = get_parsing_context().dag_id
-    loaded: dict[str, list[_Loaded]] = defaultdict(list)
+    loaded: dict[str, list[ManifestFile]] = defaultdict(list)
     broken: list[ManifestError] = []
     for path, content in manifests_in(folder):
-        source = label(path.relative_to(folder).as_posix())
-        if isinstance(content, OSError):
-            broken.append(_unreadable(source, str(content.strerror)))
-            continue
-        if wanted is not None and not may_have_dag_id(content, wanted):
+        if isinstance(content, bytes) and wanted and not may_have_dag_id(content, wanted):
             continue
         try:
-            manifest = _manifest(content, source)
+            file = ManifestFile.of(path, label(path.relative_to(folder).as_posix()), content)
         except ManifestError as error:
             broken.append(error)
             continue
-        if wanted in (None, manifest.dag_id):
-            loaded[manifest.dag_id].append(_Loaded(path, source, content.decode(), manifest))
+        if wanted in (None, file.manifest.dag_id):
+            loaded[file.manifest.dag_id].append(file)
     dags: dict[str, DAG] = {}
     for dag_id, claims in loaded.items():
         if len(claims) > 1:
             broken += [
-                _claimed_twice(claim, [other.source for other in claims if other is not claim])
+                claim.claimed_by([other.source for other in claims if other is not claim])
                 for claim in claims
             ]
             continue
@@ -125,7 +110,7 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
         except ManifestError as refusal:
             broken.append(refusal)
             continue
-        dag.also_claimed_by = _also_claimed_by(claim)
+        dag.also_claimed_by = claim.claimed_by_one_more()
         dags[dag_id] = dag
     if wanted is None:
         stand_ins = (BrokenManifest(error, error.source) for error in broken)
@@ -166,17 +151,15 @@ def dag_of_stub(
     place = Path(stub).with_name(copy)
     source = label(path)
     try:
-        if unreadable:
-            raise _unreadable(source, unreadable)
-        content = place.read_bytes()
-        manifest = _manifest(content, source)
+        content = OSError(0, unreadable) if unreadable else place.read_bytes()
+        file = ManifestFile.of(Path(folder, path), source, content)
         if was:  # no run begins by itself
-            manifest = manifest.model_copy(update={"schedule": None})
-        claim = _Loaded(Path(folder, path), source, content.decode(), manifest)
+            manual = file.manifest.model_copy(update={"schedule": None})
+            file = replace(file, manifest=manual)
         if claimed_by:
-            raise _claimed_twice(claim, claimed_by)
+            raise file.claimed_by(claimed_by)
         redacted = place.with_name(f"{place.name}{REDACTED}")
-        dag = _built(claim, redacted if redacted.exists() else place)
+        dag = _built(file, redacted if redacted.exists() else place)
     except ManifestError as error:
         return BrokenManifest(error, None if alone else source)
     if was:
@@ -185,70 +168,7 @@ def dag_of_stub(
     return dag
 
 
-def _manifest(content: bytes, source: str) -> Manifest:
-    try:
-        return load_manifest_text(content, source, _site_compute())
-    except ManifestError:
-        raise
-    except Exception as error:  # the boundary: one manifest must not take the others along
-        _log.exception("%s", source)
-        message = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
-        fix = "Report this; the traceback is in the log of Airflow's DAG processor."
-        raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
-
-
-def _site_compute() -> Mapping[str, Compute]:
-    """The kinds of node that manifests may name: ``[ddl] compute`` over the built-in ones.
-
-    Raises:
-        ManifestError: the table cannot be read, or says what cannot be.
-    """
-    return compute_table(conf.get("ddl", "compute", fallback=""))
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    path: Path
-    source: str
-    text: str
-    manifest: Manifest
-
-
-def _built(claim: _Loaded, shown_as_code: Path | None) -> ManifestDag:
-    for issue in claim.manifest.warnings:
-        warnings.warn(issue.render(claim.source), stacklevel=1)
-    try:
-        return dag_from(claim.manifest, claim.path, claim.text, shown_as_code)
-    except ManifestError:
-        raise
-    except Exception as refusal:  # the boundary: one manifest must not take the others along
-        raise _refused(claim, refusal) from refusal
-
-
-def _unreadable(source: str, reason: str) -> ManifestError:
-    fix = "Correct its permissions."
-    if reason == KEYS_FORGOTTEN:
-        fix = "Start another run; and use conn_id, with which manifests are kept for a month."
-    issue = ManifestIssue(0, "", f"cannot be read: {reason}", fix)
-    return ManifestSyntaxError(source, [issue])
-
-
-def _refused(claim: _Loaded, error: Exception) -> ManifestError:
-    """For what our rules let pass and Airflow does not; the rules should have known."""
-    message = f"Airflow cannot make a DAG of it: {type(error).__name__}: {error}"
-    issue = ManifestIssue(0, "", message, "Change the value that it names, and report this.")
-    return ManifestInvalid(claim.source, [issue])
-
-
-def _also_claimed_by(claim: _Loaded) -> Callable[[str], ManifestError]:
-    # The manifest stays out of the DAG: keys may be written out in it.
-    source, issue = claim.source, shared_dag_id(claim.manifest, [""])
-
-    def error(other: str) -> ManifestError:
-        return ManifestInvalid(source, [replace(issue, message=issue.message + label(other))])
-
-    return error
-
-
-def _claimed_twice(claim: _Loaded, others: Sequence[str]) -> ManifestError:
-    return ManifestInvalid(claim.source, [shared_dag_id(claim.manifest, others)])
+def _built(file: ManifestFile, shown_as_code: Path | None) -> ManifestDag:
+    for warning in file.warnings:
+        warnings.warn(warning, stacklevel=1)
+    return file.dag(shown_as_code, in_documentation=shown_as_code is None)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from ddl_airflow.storage.cleaning import rules
 _TIMEOUT_S = 60.0
 _OUR_BUNDLE = "ddl_airflow.bundle.ManifestBundle"
 _DAG_FOLDER_BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
+_OUR_IMPORTER = "ddl_airflow.importer.ManifestImporter"
 _BUNDLES = "[dag_processor] dag_bundle_config_list"
 _STORAGE = "[dag_processor] dag_bundle_storage_path"
 _README = "README.md, “Install it beside your own Airflow”"
@@ -161,9 +163,17 @@ def _of_bundles() -> Iterator[Finding]:
             yield Finding(State.WRONG, "manifests' DAGs", f"{name}: {path} cannot be read", fix)
         else:
             yield Finding(State.OK, "manifests' DAGs", f"{name} makes them of {path}")
+    importing = _importing(entries)
+    if importing and find_spec("airflow.sdk.importers") is None:
+        said = f"{importing} has an importer, and Airflow {airflow_version} has none before 3.4"
+        yield Finding(State.WRONG, "manifests' DAGs", said, f"Take a ManifestBundle: {_README}.")
+    elif importing:
+        yield Finding(State.OK, "manifests' DAGs", f"{importing} imports them")
     if ours:
         yield from _of_other_dags(entries, dag_folder)
         yield _of_versions()
+    elif importing:
+        yield from _of_other_dags(entries, dag_folder)
     elif (loader := _loader_in(dag_folder)) is not None:
         yield Finding(State.OK, "manifests' DAGs", f"{loader} loads them")
     else:
@@ -174,6 +184,26 @@ def _of_bundles() -> Iterator[Finding]:
             f"Add a ManifestBundle to {_BUNDLES}, or copy dags/load_manifests.py to {dag_folder}: "
             f"{_README}.",
         )
+
+
+def _importing(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Where our importer is in use; empty if nowhere."""
+    try:
+        if _names_importer(conf.getjson("dag_processor", "dag_importer_configs", fallback=None)):
+            return "every bundle"
+    except AirflowConfigException:
+        pass  # Airflow says so
+    for one in entries:
+        if _names_importer(one.get("importers")):
+            return f"bundle {str(one.get('name', ''))!r}"
+    return ""
+
+
+def _names_importer(configured: Any) -> bool:
+    named = configured if isinstance(configured, list) else []
+    return any(
+        (one.get("classpath") if isinstance(one, dict) else one) == _OUR_IMPORTER for one in named
+    )
 
 
 def _of_other_dags(entries: Sequence[Mapping[str, Any]], dag_folder: Path) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class ManifestDag(DagShownAs):
         Raises:
             AirflowClusterPolicySkipDag: another has it, which is filed under the manifest.
         """
-        super().validate()  # type: ignore[no-untyped-call]
+        super().validate()
         if self.also_claimed_by is None or (bag := collecting()) is None:
             return
         other = bag.dags.get(self.dag_id)

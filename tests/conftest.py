@@ -120,6 +120,14 @@ def loader_folder(dags_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def importer_folder(dags_folder: Path) -> Path:
+    """A folder of which the importer makes DAGs, where Airflow has importers."""
+    folder = dags_folder.parent / "importer"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
 def mailbox() -> Iterator[Mailbox]:
     """What the running Airflow mails."""
     with Mailbox() as box:
@@ -160,9 +168,10 @@ def site(
     mailbox: Mailbox,
     dags_folder: Path,
     loader_folder: Path,
+    importer_folder: Path,
     slurm_folder: Path,
 ) -> Iterator[AirflowSite]:
-    """A running Airflow over both folders, connected to the object store, mailbox and Slurm."""
+    """A running Airflow over all folders, connected to the object store, mailbox and Slurm."""
     smtp = {"from_email": "airflow@example.com", "disable_ssl": True, "disable_tls": True}
     mail = {"conn_type": "smtp", "host": "127.0.0.1", "port": mailbox.port, "extra": smtp}
     store = object_store.endpoint_url
@@ -191,9 +200,16 @@ def site(
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
         "kwargs": {"path": str(loader_folder)},
     }
+    imported = {
+        **local,
+        "name": "importer",
+        "kwargs": {"path": str(importer_folder), "refresh_interval": 1},
+        # Passed over by an Airflow that has no importers.
+        "importers": ["ddl_airflow.importer.ManifestImporter"],
+    }
     home = dags_folder.parent / "home"
     airflow = PatientSite(
-        home, dags_folder, environment, port=18080, bundles=[local], database=database
+        home, dags_folder, environment, port=18080, bundles=[local, imported], database=database
     )
     with running(airflow):
         yield airflow

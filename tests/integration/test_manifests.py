@@ -1,9 +1,10 @@
-"""Manifests that people edit while Airflow runs: through the bundle, and through a loader file."""
+"""Manifests that people edit while Airflow runs: by bundle, loader file and importer."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,50 @@ def test_a_loader_file_does_without_the_bundle(site, loader_folder):
     broken.unlink()
     loader.touch()
     soon(lambda: site.call("GET", "/dags/loaded")["is_stale"] is False)
+
+
+@pytest.mark.skipif(
+    find_spec("airflow.sdk.importers") is None,
+    reason="this Airflow has no DAG importers; make test-airflow VERSION=3.4.0b2 runs this",
+)
+def test_an_importer_does_without_the_bundle(site, importer_folder):
+    """With Airflow's own YAML beside manifests."""
+    path = write(importer_folder / "good", "imported", "python train.py . ; echo I was imported")
+    broken = write(importer_folder / "bad", "imported-too")
+    good = broken.read_text()
+    broken.write_text(good.replace("command:", "comand:"))
+    for name in ("one", "two"):
+        write(importer_folder / name, "imported-twice")
+    (importer_folder / "native.yaml").write_text(
+        "$schema: https://airflow.apache.org/schemas/dag/2026-10-30.json\n"
+        "dag_id: imported-native\n"
+        "tasks: [{id: hello, uses: airflow.providers.standard.operators.empty.EmptyOperator}]\n"
+    )
+    (importer_folder / "compose.yml").write_text("services: {}\n")
+    errors = {"bad/manifest.yml", "one/manifest.yml", "two/manifest.yml"}
+    soon(lambda: errors <= set(import_errors(site)))
+    found = import_errors(site)
+    assert found["bad/manifest.yml"] == (
+        "bad/manifest.yml:5: model_definition.execution.comand: unknown field. "
+        "Did you mean command?"
+    )
+    assert "is also claimed by two/manifest.yml." in found["one/manifest.yml"]
+    assert "compose.yml" not in found
+    soon(lambda: dags(site, "imported") == ["imported", "imported-native"])
+    site.wait_for_dag("imported")
+    run_id = site.trigger("imported")
+    assert site.wait_for_run("imported", run_id, 60) == "failed"
+    assert "I was imported" in site.task_log("imported", run_id, "transform")
+    found = site.call("GET", "/dagSources/imported")
+    assert found["content"] == path.read_text()
+    assert site.call("GET", "/dags/imported/details")["relative_fileloc"] == "good/manifest.yml"
+
+    broken.write_text(good)
+    (importer_folder / "two" / "manifest.yml").unlink()
+    (importer_folder / "one" / "manifest.yml").touch()  # else when Airflow parses it again
+    path.rename(path.with_name("weekly.manifest.yml"))
+    soon(lambda: not errors & set(import_errors(site)))
+    soon(lambda: "imported-twice" in dags(site, "imported"))
+    renamed = "good/weekly.manifest.yml"
+    details = "/dags/imported/details"
+    soon(lambda: site.call("GET", details)["relative_fileloc"] == renamed)

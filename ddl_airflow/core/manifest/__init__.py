@@ -5,11 +5,14 @@ from __future__ import annotations
 from ddl_airflow.core.manifest.folder import (
     KEYS_FORGOTTEN,
     REDACTED,
+    is_passed_over,
     label,
     manifests_in,
+    may_be_read,
     may_have_dag_id,
     read_manifest,
     shared_dag_id,
+    state_of,
     yaml_files,
 )
 from ddl_airflow.core.manifest.load import (
@@ -17,6 +20,7 @@ from ddl_airflow.core.manifest.load import (
     load_manifest_text,
     looks_like_manifest,
     redacted_text,
+    without_keys,
 )
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.notifications import Notification
@@ -35,14 +39,18 @@ __all__ = [
     "Notification",
     "Reference",
     "Schedule",
+    "is_passed_over",
     "label",
     "load_manifest",
     "load_manifest_text",
     "looks_like_manifest",
     "manifests_in",
+    "may_be_read",
     "may_have_dag_id",
     "read_manifest",
     "redacted_text",
     "shared_dag_id",
+    "state_of",
+    "without_keys",
     "yaml_files",
 ]

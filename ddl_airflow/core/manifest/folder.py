@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ REDACTED = ".redacted"
 # Why a manifest of an earlier version is gone (ddl_airflow.bundle).
 KEYS_FORGOTTEN = "keys were written out in it, and it was changed more than a day ago"
 _LONGEST_LABEL = 300
+# A file's time of change tells nothing about changes that follow within a moment.
+_SETTLED_S = 2.0
 
 
 def manifests_in(folder: Path) -> Iterator[tuple[Path, bytes | OSError]]:
@@ -54,11 +57,18 @@ def yaml_files(folder: Path, closed: list[OSError]) -> Iterator[Path]:
         for name in sorted(files):
             if name.endswith((".yml", ".yaml")) and not name.startswith("."):
                 path = Path(parent, name)
-                if _may_be_read(path):
+                if may_be_read(path):
                     yield path
 
 
-def _may_be_read(path: Path) -> bool:
+def is_passed_over(path: Path) -> bool:
+    """Returns whether ``yaml_files`` yields no file of this path, relative to the folder."""
+    hidden = any(part.startswith((".", "__")) for part in path.parts[:-1])
+    return hidden or path.name.startswith(".")
+
+
+def may_be_read(path: Path) -> bool:
+    """Returns whether reading a file ends, with its bytes or an error."""
     try:
         return stat.S_ISREG(path.stat().st_mode)  # a pipe would never end
     except FileNotFoundError:
@@ -78,6 +88,16 @@ def read_manifest(path: Path) -> bytes | OSError | None:
     except OSError as error:
         return error if looks_like_manifest(path.name, "") else None
     return content if looks_like_manifest(path.name, content.decode("utf-8", "replace")) else None
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """Returns what changes with a file; empty if that cannot be told."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_S
+    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) if settled else ()
 
 
 def label(path: str) -> str:

@@ -13,7 +13,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from ddl_airflow.core.compute import COMPUTE, Compute
-from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue, ManifestSyntaxError
+from ddl_airflow.core.errors import (
+    ManifestError,
+    ManifestInvalid,
+    ManifestIssue,
+    ManifestSyntaxError,
+)
 from ddl_airflow.core.manifest.document import (
     MAX_BYTES,
     Document,
@@ -184,6 +189,14 @@ def redacted_text(text: str) -> str:
         return text  # without a backslash a name can be written in one way only
     text = mask_fields(decode(text, "manifest"), "manifest", names, keep=REFERENCE)
     return _without_keys_in_comments(text, names)
+
+
+def without_keys(content: bytes) -> bytes:
+    """Returns a manifest's bytes as they may be shown; nothing where nobody knows the keys."""
+    try:
+        return redacted_text(content.decode()).encode()
+    except (ManifestError, UnicodeError):
+        return b""
 
 
 # After a field whose value stands below it, perhaps as a block, with a name or both.

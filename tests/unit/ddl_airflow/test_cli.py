@@ -91,7 +91,10 @@ def test_a_folder_stands_for_its_manifests_and_one_id_is_for_one_of_them(
     assert (code, out) == (2, "") and "there is no manifest below" in err
 
 
-def test_a_command_that_stage_data_would_refuse_is_an_error(call, tmp_path, write_manifest):
+def test_a_command_that_stage_data_would_refuse_is_an_error(
+    call, tmp_path, write_manifest, monkeypatch
+):
+    monkeypatch.delenv("AIRFLOW__DDL__PYTHON", raising=False)  # another Python has other syntax
     missing = write_manifest(tmp_path / "a", "a", "python trian.py; pyhton train.py")
     broken = write_manifest(tmp_path / "b", "b", script="x = 1\ndef f(:\n")
     more = "evaluation: {metric: x, minimum: 1, command: ./score.sh}\n"

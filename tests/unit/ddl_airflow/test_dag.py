@@ -254,7 +254,7 @@ def test_a_manifest_that_none_of_our_rules_foresaw_takes_no_other_along(
             raise RecursionError("maximum recursion depth exceeded")
         return load_manifest_text(content, source, compute)
 
-    monkeypatch.setattr("ddl_airflow.dag.load_manifest_text", reading)
+    monkeypatch.setattr("ddl_airflow.manifest_file.load_manifest_text", reading)
     dags = dags_from(tmp_path)
     assert good_in(dags) == ["good"]
     assert "RecursionError: maximum" in said_by(broken_in(dags)[f"{path.parent.name}/{path.name}"])

@@ -117,6 +117,24 @@ def bundles(home, monkeypatch):
     return configure
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_an_importer_is_looked_at(home, bundles, monkeypatch, everywhere):
+    ours = ["ddl_airflow.importer.ManifestImporter"]
+    entry = {"name": "trainings", "classpath": DAGS, "kwargs": {}}
+    bundles()
+    if everywhere:
+        monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_IMPORTER_CONFIGS", json.dumps(ours))
+    else:
+        entry["importers"] = [{"classpath": ours[0]}]
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps([entry]))
+    where = "every bundle" if everywhere else "bundle 'trainings'"
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+    assert found("manifests' DAGs") == (State.OK, f"{where} imports them ")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    state, said = found("manifests' DAGs")
+    assert state is State.WRONG and said.startswith(f"{where} has an importer, and Airflow ")
+
+
 def test_where_manifests_come_from_is_looked_at(home, bundles, monkeypatch):
     trainings = home / "trainings"
     ours = ("trainings", MANIFESTS, {"path": str(trainings)})

@@ -45,8 +45,10 @@ MAY_IMPORT = {
         *("airflow_internals", "core", "operators", "documentation", "form", "triggers"),
         "notifications",
     },
-    "dag": {"airflow_internals", "core", "manifest_dag"},
+    "manifest_file": {"core", "manifest_dag"},
+    "dag": {"airflow_internals", "core", "manifest_dag", "manifest_file"},
     "bundle": {"airflow_internals", "core", "dag"},
+    "importer": {"airflow_internals", "bundle", "core", "manifest_file"},
     "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site", "storage"},
@@ -78,6 +80,7 @@ PUBLIC = {
     "airflow.plugins_manager",
     "airflow.providers",
     "airflow.sdk.exceptions",
+    "airflow.sdk.importers",  # of 3.4, and experimental: Airflow may change it at any time
     "airflow.sdk.log",
     "airflow.triggers.base",
 }

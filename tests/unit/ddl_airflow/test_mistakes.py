@@ -23,6 +23,8 @@ from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.manifest_dag import dag_from
 
+# An Airflow in an environment of its own has no TensorFlow.
+RANKS_PYTHON = os.environ.get("AIRFLOW__DDL__PYTHON", sys.executable)
 MANIFEST = """\
 model_definition:
   name: digits
@@ -398,7 +400,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     write_data(folder / "data")
     env = {"DATA_DIR": str(folder / "data"), "RESULT_DIR": str(folder), "PARAM_EPOCHS": "1"}
-    subprocess.run([sys.executable, "-c", SCRIPT], env=os.environ | env, check=True)
+    subprocess.run([RANKS_PYTHON, "-c", SCRIPT], env=os.environ | env, check=True)
     return folder / "model.keras"
 
 
@@ -436,6 +438,8 @@ def road(workspace, context_of, tmp_path, request) -> Callable[[Mistake], str]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_ends_in_its_cause_and_cure(road, name):
     mistake = MISTAKES[name]
+    if mistake.cure == "not valid Python" and sys.executable != RANKS_PYTHON:
+        pytest.skip("the ranks have another Python, and only that one knows its syntax")
     said = road(mistake)
     assert re.search(mistake.cause, said)
     assert re.search(mistake.cure, said)

@@ -118,7 +118,9 @@ def installed(tmp_path: Path, module: str, target: str = "site_pbs:Pbs") -> Path
         record = "".join(f"{name},,\n" for name in (*files, f"{about}/RECORD"))
         packed.writestr(f"{about}/RECORD", record)
     folder = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    # An Airflow in an environment of its own may have no pip; the ranks' Python has.
+    python = os.environ.get("AIRFLOW__DDL__PYTHON", sys.executable)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*pip, "--no-index", "--no-deps", "--target", folder, wheel], check=True)
     return folder
 

@@ -196,6 +196,7 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
         )
     context = context_of("some-dag")
     asked = {}
+    context["ti"].task = train
     context["ti"].xcom_pull = lambda **words: asked.update(words) or 3
     train.render_template_fields(context)
     assert (train.nodes, asked["task_ids"]) == (3, "count")
