@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
+from ddl_airflow.core.manifest.digest import digest, earlier_digests
 
 _MASK = "***"
 # Of what a run keeps of its steps, as JSON.
@@ -328,7 +329,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         manifest: as loaded.
         path: the manifest's file; ``code:`` and folders are relative to it.
     """
-    definition = manifest.model_definition
+    definition, said = manifest.model_definition, manifest.said
     framework = definition.framework
     first, *rest = manifest.commands
     nodes = definition.execution.compute_configuration.nodes
@@ -336,8 +337,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     results = _store(manifest.training_results_reference, path.parent)
     named = {
         "name": definition.name,
-        "digest": manifest.digest,
-        "earlier_digests": list(manifest.earlier_digests),
+        "digest": digest(said),
+        "earlier_digests": list(earlier_digests(said)),
         "dialect": manifest.dialect,
         "file": path.name,
     }

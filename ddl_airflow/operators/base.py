@@ -155,8 +155,9 @@ class StepOperator(BaseOperator):
         self.settings = None if settings is None else list(settings)
         self.experiment = experiment
         self._context: StepContext | None = None
-        for name in self.template_fields:  # as Airflow shows them
-            setattr(self, name, _shown(getattr(step, name)))
+        # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each: it does
+        # so for all once this has returned.
+        vars(self).update({name: _shown(getattr(step, name)) for name in self.template_fields})
 
     def asked(self) -> Any:
         """The step, with what has been rendered, and set for this run."""
@@ -358,6 +359,8 @@ def _said_to_airflow(operator: StepOperator) -> Iterator[None]:
 
 def _shown(value: Any) -> Any:
     """A field as Airflow shows it, and keeps it in its database."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if isinstance(value, StoreReference):
         return value.view()
     if isinstance(value, Path):
