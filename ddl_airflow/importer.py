@@ -24,6 +24,7 @@ Seen in 3.4.0b2, whose importers are experimental (``airflow/sdk/importers/base.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -151,7 +152,7 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
                 hidden = one.ours and is_passed_over(path.relative_to(folder))
                 seen[path] = replace(one, ours=False) if hidden else one
         for path in before.keys() - seen.keys():
-            if before[path].ours and not _is_gone(path):
+            if (before[path].ours or before[path].others) and not _is_gone(path, folder):
                 seen[path] = before[path]  # whoever parses it says why it cannot be read
         for path, one in seen.items():
             if one.ours and one.dag_id is None and time.monotonic() < until:
@@ -256,15 +257,17 @@ def _dag_id(path: Path) -> str:
         return ""  # whoever parses it says why
 
 
-def _is_gone(path: Path) -> bool:
-    """Returns whether a file is not there any more, other than being out of reach."""
+def _is_gone(path: Path, folder: Path) -> bool:
+    """Returns whether a file that is not listed is deleted or ignored, and not out of reach."""
     try:
         path.stat()
+        for parent in path.relative_to(folder).parents:
+            os.scandir(folder / parent).close()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
         return False
-    return True  # it is ignored now
+    return True
 
 
 def _can_be_stored(path: Path, folder: Path) -> bool:

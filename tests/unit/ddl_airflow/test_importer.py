@@ -305,27 +305,29 @@ def test_a_folder_that_is_away_takes_no_dag_with_it(site, folder, write_manifest
 
 
 @needs_importers
+@pytest.mark.parametrize("calls", [["os.scandir", "os.stat"], ["os.scandir"]])
 def test_a_folder_that_cannot_be_searched_keeps_what_is_in_it(
-    site, folder, write_manifest, monkeypatch
+    site, folder, write_manifest, monkeypatch, calls
 ):
     write_manifest(folder / "near", "first")
-    far = write_manifest(folder / "far", "second")
-    assert len(site.listed()) == 2
-    stat, scandir = os.stat, os.scandir
+    write_manifest(folder / "far" / "deep", "second")
+    (folder / "far" / "native.yaml").write_text(AIRFLOWS)
+    assert len(site.listed()) == 3
 
     def stale(call):
         def asked(path, *args, **kwargs):
-            if str(path).startswith(str(far.parent)):
+            if str(path).startswith(str(folder / "far")):
                 raise OSError(errno.ESTALE, "Stale file handle", str(path))
             return call(path, *args, **kwargs)
 
         return asked
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.scandir", stale(scandir))
-        patch.setattr("os.stat", stale(stat))
+        for name in calls:
+            patch.setattr(name, stale(getattr(os, name.removeprefix("os."))))
         found = site.listed()
-    assert found == ["far/manifest.yml", "near/manifest.yml"]
+    assert found == ["far/deep/manifest.yml", "far/native.yaml", "near/manifest.yml"]
+    assert site.listed() == found
 
 
 @needs_importers
