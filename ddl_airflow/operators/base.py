@@ -155,8 +155,8 @@ class StepOperator(BaseOperator):
         self.settings = None if settings is None else list(settings)
         self.experiment = experiment
         self._context: StepContext | None = None
-        # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each: it does
-        # so for all once this has returned.
+        # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each field,
+        # and once more for all when this has returned.
         vars(self).update({name: _shown(getattr(step, name)) for name in self.template_fields})
 
     def asked(self) -> Any:
