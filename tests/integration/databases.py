@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import socket
 import subprocess
 import tempfile
@@ -57,7 +58,8 @@ class PostgreSql:
     def start(self) -> None:
         """Makes the database and waits until it answers."""
         # Other users may pass through the tests' folder, to what is theirs.
-        os.chmod(tempfile.gettempdir(), 0o711)
+        folder = Path(tempfile.gettempdir())
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o011)
         self._folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres", "postgres")
