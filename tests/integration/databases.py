@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import socket
+import stat
 import subprocess
 import tempfile
 import time
