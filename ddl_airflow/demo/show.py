@@ -242,7 +242,7 @@ def _show_result(record: Mapping[str, Any], places: Mapping[str, str]) -> None:
     print(f"  lineage     {places['lineage']}")
     print(
         f"              data {record['dataset']['fingerprint'][:19]}  "
-        f"code {record['code']['digest'][:19]}  manifest {record['manifest']['digest'][:12]}\n",
+        f"code {record['code']['digest'][:19]}  manifest {record['manifest']['digest'][:22]}\n",
         flush=True,
     )
 
