@@ -121,12 +121,17 @@ class JobHandle:
 
 
 class JobState(Enum):
-    """Where a job stands."""
+    """Where a job stands.
+
+    ``PREEMPTED``: it was ended to make room, or its host is taken away. It is tried again, and goes
+    on from what its ranks saved.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    PREEMPTED = "preempted"
     LOST = "lost"
 
 
