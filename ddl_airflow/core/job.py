@@ -38,6 +38,8 @@ class JobSpec:
             gradient has then failed, however well its ranks ended.
         trained_before: how the last try of these scripts that trained did so, ``together`` or
             ``apart``; empty if none has. This one may find nothing left to train.
+        hosts: where its ranks are placed, ``slots`` on each, in their order; empty where that is
+            not the caller's to say.
     """
 
     job_id: str
@@ -57,14 +59,15 @@ class JobSpec:
     user: str = ""
     averages: bool = False
     trained_before: str = ""
+    hosts: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.cluster.size if self.cluster else self.nodes * self.slots
 
-    def handle(self, kind: str, number: int) -> JobHandle:
-        """What finds the job again; ``kind`` and ``number`` as JobHandle has them."""
+    def handle(self, kind: str, number: int, nodes: int = 0) -> JobHandle:
+        """What finds the job again; the arguments as JobHandle has them."""
         return JobHandle(
             kind,
             self.job_id,
@@ -75,6 +78,7 @@ class JobSpec:
             self.user,
             self.averages,
             self.trained_before,
+            nodes,
         )
 
 
@@ -107,6 +111,7 @@ class JobHandle:
             own of the job, 0 while it is not known.
         world_size: ranks that must each leave a record.
         record_dir, log_dir, user, averages, trained_before: as in the JobSpec.
+        nodes: hosts that the ranks must have run on, as many on each; 0 where all run on one.
     """
 
     kind: str
@@ -118,6 +123,7 @@ class JobHandle:
     user: str = ""
     averages: bool = False
     trained_before: str = ""
+    nodes: int = 0
 
 
 class JobState(Enum):

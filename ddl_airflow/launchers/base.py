@@ -93,6 +93,23 @@ class Launcher(Protocol):
         ...
 
 
+@runtime_checkable
+class Preparing(Launcher, Protocol):
+    """A launcher that looks before it starts: at hosts, which may not be well."""
+
+    def prepare(self, job: JobSpec, log: Any) -> JobSpec:
+        """The job as it can run, on the hosts that it is to run on; they have all that it needs.
+
+        Args:
+            job: as it was asked for.
+            log: a logger, for what a person should know.
+
+        Raises:
+            SubmitFailed: it cannot run; names each host at fault, and the cure.
+        """
+        ...
+
+
 # What a scheduler says of a job, in its own words; nothing if it knows none.
 Told = Mapping[str, str]
 
@@ -236,9 +253,12 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
         handle: the job.
         running: whether the process that holds the ranks together still lives.
     """
+    records = read_records(handle) if handle.nodes or not running else {}
+    # At once, not after hours: what does not place ranks as it was told ends them well, too.
+    if wrong := _misplaced(handle, records):
+        return JobStatus(JobState.FAILED, reason=wrong, permanent=True)
     if running:
         return JobStatus(JobState.RUNNING)
-    records = read_records(handle)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
         if handle.averages and (reason := _apart(ended, handle.trained_before)):
@@ -251,6 +271,24 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     if full:
         failure = replace(failure, reason=f"could not say how it ended: {full}")
     return JobStatus(JobState.FAILED, failure)
+
+
+def _misplaced(handle: JobHandle, records: Mapping[int, dict[str, Any]]) -> str:
+    """Where the ranks are, if that is not where they were to be; known once all have begun."""
+    if not handle.nodes or len(records) < handle.world_size:
+        return ""
+    on: dict[str, list[int]] = {}
+    for rank, record in sorted(records.items()):
+        on.setdefault(record["host"], []).append(rank)
+    slots = handle.world_size // handle.nodes
+    if len(on) == handle.nodes and all(len(ranks) == slots for ranks in on.values()):
+        return ""
+    where = ", ".join(f"{_named(ranks)} on {host}" for host, ranks in on.items())
+    return (
+        f"{handle.nodes} hosts with {slots} rank(s) each were asked for, and this is where ranks "
+        f"ran: {where}. What starts them has not used the hosts that it was given; "
+        "logs/launcher.log has its words."
+    )
 
 
 def no_room(error: OSError) -> str:

@@ -48,7 +48,8 @@ def settings(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
     Source: the parameters' own descriptions, ``prte_info --all`` and ``ompi_info --all``.
     """
     wanted = {
-        "PRTE_MCA_prte_tmpdir_base": ("PRTE_MCA_prte_local_tmpdir_base",),
+        # mpirun's own: on other hosts there is no such directory.
+        "PRTE_MCA_prte_local_tmpdir_base": ("PRTE_MCA_prte_tmpdir_base",),
         "OMPI_MCA_btl_sm_backing_directory": ("OMPI_MCA_btl_vader_backing_directory",),
     }
     return {

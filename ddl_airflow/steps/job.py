@@ -36,6 +36,7 @@ from ddl_airflow.launchers.base import (
     END_S,
     GRACE_S,
     Launcher,
+    Preparing,
     Scheduler,
     explained,
     reports_of,
@@ -168,6 +169,8 @@ class RunningJob:
 
     def _prepare(self, job: JobSpec) -> Submission:
         shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
+        if isinstance(self._launcher, Preparing):
+            job = self._launcher.prepare(job, self._log)
         submission = self._launcher.render(job)
         self._log.info("%s", submission)
         return submission

@@ -175,6 +175,10 @@ class Hosts:
         """Takes the cable of a host out."""
         self._run([*self._on_switch, "ip", "link", "set", f"host{host + 1}", "down"])
 
+    def connect(self, host: int) -> None:
+        """Puts it back."""
+        self._run([*self._on_switch, "ip", "link", "set", f"host{host + 1}", "up"])
+
     @property
     def _on_switch(self) -> list[str]:
         assert self._switch is not None

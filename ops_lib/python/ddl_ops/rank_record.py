@@ -84,7 +84,8 @@ class RankRecord:
         self._writes = 0
         self._facts: dict[str, object] = {
             "rank": rank,
-            "host": socket.gethostname(),
+            # Of Slurm the node's name: several may share a host, in a cluster to try things on.
+            "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
             "pid": os.getpid(),
             "started": time.time(),
             "cpus": len(os.sched_getaffinity(0)),

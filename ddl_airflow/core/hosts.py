@@ -1,0 +1,80 @@
+"""Hosts that a person names: in a manifest, or in a hostfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# As ssh and mpirun take them. No user and no port: those belong into ssh's configuration.
+_HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?)(?::([0-9]{1,4}))?")
+# ``name slots=4`` of Open MPI, ``name:4`` of others.
+_SLOTS = re.compile(r"slots\s*=\s*([0-9]{1,4})")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host, by a name or address that ssh knows.
+
+    Attributes:
+        slots: ranks that it takes; None: as many as are asked for.
+    """
+
+    name: str
+    slots: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.slots is None else f"{self.name}:{self.slots}"
+
+
+def parse_host(text: str) -> Host:
+    """``name`` or ``name:slots``.
+
+    Raises:
+        ValueError: it is neither; says what is wrong.
+    """
+    found = _HOST.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no host. Write name or name:slots, for example gpu1:4")
+    if found[3] is not None and int(found[3]) == 0:
+        raise ValueError(f"{text[:60]!r} has no slots. Leave the host out")
+    return Host(found[1], int(found[3]) if found[3] else None)
+
+
+def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
+    """The hosts of a hostfile as Open MPI has them: a line each, ``name``, ``name slots=N``.
+
+    Args:
+        text: its content. What follows ``#`` is a remark.
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: a line is no host, a host is there twice, or there is none.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        host, _, rest = words.partition(" ")
+        slots = _SLOTS.fullmatch(rest.strip())
+        if rest.strip() and slots is None:
+            raise ValueError(
+                f"{name}, line {number}: {words[:60]!r} is not understood. "
+                "Write name, or name slots=N"
+            )
+        try:
+            hosts.append(parse_host(f"{host}:{slots[1]}" if slots else host))
+        except ValueError as error:
+            raise ValueError(f"{name}, line {number}: {error}") from None
+    if not hosts:
+        raise ValueError(f"{name} names no host")
+    if twice := named_twice(hosts):
+        raise ValueError(f"{name} names {twice} twice")
+    return tuple(hosts)
+
+
+def named_twice(hosts: Sequence[Host]) -> str:
+    """The first name that comes again; empty if none does."""
+    names = [host.name for host in hosts]
+    return next((name for name in names if names.count(name) > 1), "")

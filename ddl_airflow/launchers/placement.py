@@ -1,0 +1,129 @@
+"""A run's files on hosts that do not share the workspace: sent before ranks start, brought back.
+
+Everything keeps its path. Hosts get the scripts, the data (each keeps its own cache, and is sent
+what it lacks) and what earlier tries left; while ranks run, logs and records come from all hosts,
+and what the training saves from the first one, whose rank 0 is the one that saves. So a next try
+may go on elsewhere, when that host is gone for good.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.remote import Ssh, on_each
+
+_LOGS_S = 2.0
+_RESULTS_S = 30.0
+_LATE_S = 60.0
+# Of variables whose folders ranks write what is to be kept in.
+_RESULTS = ("RESULT_DIR", "EXPERIMENT_DIR")
+
+
+class Placement:
+    """The files of one job.
+
+    Args:
+        ssh: how hosts are reached.
+        job: whose ranks are on ``job.hosts``.
+        log: a logger.
+    """
+
+    def __init__(self, ssh: Ssh, job: JobSpec, log: Any) -> None:
+        self._ssh = ssh
+        self._job = job
+        self._log = log
+        self._state = job.record_dir.parent
+        self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+
+    def send(self) -> None:
+        """Gives each host what its ranks need.
+
+        Raises:
+            SubmitFailed: one could not be given it.
+        """
+        began = time.monotonic()
+        wrong = {host: why for host, why in on_each(self._job.hosts, self._send_to).items() if why}
+        if wrong:
+            said = " ".join(f"{host}: {why}." for host, why in wrong.items())
+            raise SubmitFailed(f"the run's files could not be placed. {said}")
+        took = time.monotonic() - began
+        count = len(self._job.hosts)
+        self._log.info("placed the run's files on %d host(s) in %.1f s", count, took)
+
+    def _send_to(self, host: str) -> str:
+        job = self._job
+        folders = [job.folder, self._state, job.log_dir, *filter(Path.is_dir, self._results)]
+        if data := job.env.get("DATA_DIR"):
+            # Links into the cache, which has each content once for all runs, there as here.
+            links = [path for path in Path(data).rglob("*") if path.is_symlink()]
+            blobs = sorted({Path(os.path.realpath(path)) for path in links})
+            why = self._ssh.add_to(host, blobs) or self._ssh.copy_to(host, Path(data), links=True)
+            if why:
+                return why
+        missing = [str(path) for path in (*self._results, job.record_dir)]
+        said = self._ssh.run(host, ["mkdir", "-p", *missing])
+        if said.code != 0:
+            return said.why
+        for folder in folders:
+            if why := self._ssh.copy_to(host, folder):
+                return why
+        return ""
+
+    def start(self) -> None:
+        """Begins to bring what ranks leave, until ``finish``."""
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="ddl-placement")
+        self._thread.start()
+
+    def _follow(self) -> None:
+        since = time.monotonic()
+        while not self._ending.wait(_LOGS_S):
+            on_each(self._job.hosts, self._bring_logs)
+            if time.monotonic() - since > _RESULTS_S:
+                self._bring_results()
+                since = time.monotonic()
+
+    def finish(self, hosts: Sequence[str]) -> None:
+        """Brings the rest from the hosts that answer, once all has ended. May come twice."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_LATE_S)
+        for host, why in on_each(hosts, self._bring_logs).items():
+            if why:
+                self._log.warning("%s: its logs could not be brought: %s", host, why)
+        if hosts and hosts[0] == self._job.hosts[0] and (why := self._bring_results()):
+            self._log.warning("%s: what was saved could not be brought: %s", hosts[0], why)
+
+    def _bring_logs(self, host: str) -> str:
+        job = self._job
+        # Each host knows its own ranks, and has the others' as they were when it was sent them.
+        first = host == job.hosts[0]
+        ranks = self._ranks_of(host)
+        wrong = [
+            self._ssh.copy_from(host, job.log_dir, only=[f"rank-{n}.log" for n in ranks]),
+            self._ssh.copy_from(host, job.record_dir, only=[f"rank-{n}.*" for n in ranks]),
+        ]
+        if first:
+            names = ["progress.jsonl", "stats.json"]
+            wrong.append(self._ssh.copy_from(host, self._state, only=names))
+        return next(filter(None, wrong), "")
+
+    def _ranks_of(self, host: str) -> range:
+        at = self._job.hosts.index(host)
+        return range(at * self._job.slots, (at + 1) * self._job.slots)
+
+    def _bring_results(self) -> str:
+        host = self._job.hosts[0]
+        return next(
+            filter(None, (self._ssh.copy_from(host, folder) for folder in self._results)), ""
+        )

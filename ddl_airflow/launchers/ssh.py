@@ -1,0 +1,370 @@
+"""Ranks on hosts that are named, started over ssh by one mpirun, which runs beside the task.
+
+What must be so: the task's host reaches every host by ssh, and they reach it and each other by TCP;
+the ranks' Python, with ddl-ops, has the same path on all, and mpirun of the same Open MPI is beside
+it, or on PATH, where tasks run.
+
+The workspace may be a file system that all share. Where it is not, hosts are given what the run
+needs before their ranks start, and what ranks leave is brought back while they run: see
+``placement``.
+
+mpirun ends with the task, as for ``local``, whose process it is. That of a host that was cut off
+says 0 (prterun(1)); the ranks' records decide, and a host that does not answer is named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.environment import DEFAULT_OPTIONS
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
+from ddl_airflow.launchers import preflight, processes, session_directory
+from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.local import LocalLauncher, make_folders, rank_argv, rank_environment
+from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
+from ddl_airflow.launchers.placement import Placement
+from ddl_airflow.launchers.remote import Ssh, on_each
+
+# Of the task's host, not of others: sshd and the host's own account set theirs.
+_NOT_THERE = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL TMPDIR VIRTUAL_ENV CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES
+    """.split()
+)
+# mpirun's daemons talk to it over TCP of their own, beside ssh: a cut link is seen by both, and
+# what runs on a host that was cut off ends there. Seconds; facts of tcp(7).
+_KEEPALIVE = {
+    "oob_tcp_keepalive_time": 4,
+    "oob_tcp_keepalive_intvl": 1,
+    "oob_tcp_keepalive_probes": 3,
+}
+# Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+# Of mpirun, which no person needs.
+_REMARK = re.compile("Warning: setpgid")
+_PREFLIGHT_S = 15.0
+_PAIR_S = 0.2
+_ENDS_S = 3.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Job:
+    """What is known of a job of this process.
+
+    Attributes:
+        hosts: names, in the order of ranks.
+        placement: of its files, where the hosts do not share the workspace.
+        after: what is done once mpirun has ended: brings the rest, and asks who answers.
+        silent: each host that did not answer then, and why; once that is known.
+    """
+
+    hosts: tuple[str, ...]
+    placement: Placement | None
+    after: threading.Thread | None = None
+    silent: dict[str, str] | None = None
+
+
+class SshLauncher(LocalLauncher):
+    """See ``ddl_airflow.launchers.base.Preparing``.
+
+    Args:
+        hosts: each ``name`` or ``name:slots``.
+        hostfile: in place of them, a file with one a line.
+        min_nodes: hosts that are enough where others are not well; None: all are needed.
+        network: interfaces or networks for the ranks' own traffic; empty: all.
+        ssh_config: ssh's configuration; empty: that of this user.
+    """
+
+    kind = "ssh"
+
+    def __init__(
+        self,
+        hosts: Sequence[str] = (),
+        hostfile: str = "",
+        min_nodes: int | None = None,
+        network: str = "",
+        ssh_config: str = "",
+    ) -> None:
+        super().__init__()
+        self._named = tuple(hosts)
+        self._hostfile = hostfile
+        self._min_nodes = min_nodes
+        self._network = network
+        self._ssh = Ssh(ssh_config)
+        self._jobs: dict[int, _Job] = {}
+        self._placement: Placement | None = None
+
+    def prepare(self, job: JobSpec, log: Any) -> JobSpec:
+        """Looks at the hosts, chooses among them, and places files there if they must be.
+
+        Raises:
+            SubmitFailed: too few hosts are well. Says what ails which.
+        """
+        if job.user:
+            raise SubmitFailed(
+                f"[ddl] ranks_user is {job.user}, and ranks that start over ssh run as the user "
+                "that ssh's configuration names. Use another launcher for this manifest, or take "
+                "the setting out.",
+                retryable=False,
+            )
+        if job.cluster is not None:
+            raise SubmitFailed("parameter servers do not run over ssh", retryable=False)
+        hosts = self._hosts(job)
+        make_folders(job)
+        marker = job.record_dir / "preflight"
+        marker.touch()
+        try:
+            chosen, shared = self._well(job, hosts, marker, log)
+        finally:
+            marker.unlink(missing_ok=True)
+        job = replace(job, nodes=len(chosen), hosts=chosen)
+        if not shared:
+            self._placement = Placement(self._ssh, job, log)
+            self._placement.send()
+        return job
+
+    def _hosts(self, job: JobSpec) -> list[str]:
+        """Those with as many slots as a node has ranks."""
+        try:
+            if self._hostfile:
+                text = Path(self._hostfile).read_text("utf-8")
+                named: Sequence[Host] = parse_hostfile(text, self._hostfile)
+            else:
+                named = [parse_host(one) for one in self._named]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SubmitFailed(f"launcher.hostfile: {error}", retryable=False) from error
+        except ValueError as error:
+            raise SubmitFailed(f"launcher: {error}.", retryable=False) from error
+        hosts = [one.name for one in named if one.slots is None or one.slots >= job.slots]
+        if len(hosts) < self._least(job):
+            small = [str(one) for one in named if one.name not in hosts]
+            why = f"; fewer slots have {', '.join(small)}" if small else ""
+            raise SubmitFailed(
+                f"{job.nodes} node(s) with {job.slots} rank(s) each are asked for, and the "
+                f"launcher has {len(hosts)} such host(s){why}. Lower nodes or launcher.slots, or "
+                "name more hosts.",
+                retryable=False,
+            )
+        return hosts
+
+    def _least(self, job: JobSpec) -> int:
+        return min(job.nodes, self._min_nodes or job.nodes)
+
+    def _well(
+        self, job: JobSpec, hosts: Sequence[str], marker: Path, log: Any
+    ) -> tuple[tuple[str, ...], bool]:
+        """The hosts to use, and whether they share the workspace."""
+        log.info("looking at %d host(s): %s", len(hosts), ", ".join(hosts))
+        folders = {"the workspace": job.record_dir, "temporary files": Path("/tmp")}  # noqa: S108
+        asked = preflight.Asked(_python(job), job.slots, marker, folders)
+        looks = preflight.look_at(self._ssh, hosts, asked)
+        wrong = {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
+        well = [look.host for look in looks if not look.wrong]
+        speeds: dict[tuple[str, str], float] = {}
+        if len(well) > 1 and len(well) >= self._least(job):
+            speeds, at_fault = self._linked(job, well)
+            wrong |= at_fault
+            well = [host for host in well if host not in wrong]
+        for host, why in wrong.items():
+            log.warning("%s is left out: %s", host, why)
+        if len(well) < self._least(job):
+            said = " ".join(f"{host}: {why}." for host, why in wrong.items())
+            raise SubmitFailed(
+                f"{len(well)} of {len(hosts)} host(s) are well, and {self._least(job)} are needed. "
+                f"{said}"
+            )
+        chosen = tuple(well[: job.nodes])
+        for line in preflight.slow_links({p: s for p, s in speeds.items() if {*p} <= {*chosen}}):
+            log.warning("%s", line)
+        fewer = f" in place of {job.nodes}" if len(chosen) < job.nodes else ""
+        log.info("ranks go to %d host(s)%s: %s", len(chosen), fewer, ", ".join(chosen))
+        return chosen, next(look.facts["sees_marker"] for look in looks if look.host == chosen[0])
+
+    def _linked(
+        self, job: JobSpec, hosts: Sequence[str]
+    ) -> tuple[dict[tuple[str, str], float], dict[str, str]]:
+        """Bytes a second of each pair, and each host whose links do not do; with the reason."""
+        said, why = self._measured(job, hosts)
+        if said is not None:
+            speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
+            wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
+            if preflight.slow_hosts(speeds):
+                # Somebody else may have been busy there for that second.
+                again, _ = self._measured(job, hosts)
+                for a, b, speed in again["pairs"] if again else ():
+                    speeds[hosts[a], hosts[b]] = max(speed, speeds[hosts[a], hosts[b]])
+            return speeds, {**preflight.slow_hosts(speeds), **wrong}
+        # Which one? Each with the first; if none can, with the second.
+        for first in hosts[:2]:
+            others = [host for host in hosts if host != first]
+            each = on_each(others, partial(self._with, job, first))
+            bad = {
+                host: f"no reduction with {first}: {said}" for host, said in each.items() if said
+            }
+            if len(bad) < len(others):
+                return {}, bad or {hosts[-1]: f"no reduction among all hosts: {why}"}
+        return {}, {host: f"no reduction with any other host: {why}" for host in hosts}
+
+    def _with(self, job: JobSpec, first: str, host: str) -> str:
+        """Why two hosts do not reduce together; empty if they do."""
+        return self._measured(job, [first, host])[1]
+
+    def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
+        env = self._environment(job)
+        command = [_python(job), "-m", "ddl_ops.preflight"]
+        argv = self._mpirun(job, hosts, 1, command, env)
+        limit = _PREFLIGHT_S + _PAIR_S * len(hosts) * len(hosts)
+        try:
+            ended = subprocess.run(
+                argv,
+                env=env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+        try:
+            said = json.loads(lines[-1])
+            complete = len(said["pairs"]) == len(hosts) * (len(hosts) - 1) // 2
+        except (IndexError, ValueError, LookupError, TypeError):
+            complete = False
+        if complete:
+            return said, ""
+        lines = [line.strip() for line in ended.stderr.splitlines()]
+        words = [line for line in lines if re.search(r"\w", line) and not _REMARK.search(line)]
+        return None, " ".join(words)[:300] or f"mpirun ended with exit code {ended.returncode}"
+
+    def render(self, job: JobSpec) -> Submission:
+        """``mpirun --host … -x … python -m ddl_ops.rank --command …``.
+
+        Only names of variables are in it, and the command.
+        """
+        env = self._environment(job)
+        hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
+        argv = self._mpirun(job, hosts, job.slots, rank_argv(_python(job), job.command), env)
+        return Submission(job, tuple(session_directory.argv(argv, sys.executable)), env)
+
+    def _environment(self, job: JobSpec) -> dict[str, str]:
+        env = {**rank_environment(job), **OpenMpi("").environment()}
+        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        env["PRTE_MCA_plm"] = "ssh"
+        env["PRTE_MCA_plm_ssh_args"] = " ".join(self._ssh.options)
+        # This host's keys start them all: hosts need none for each other.
+        env["PRTE_MCA_plm_ssh_no_tree_spawn"] = "1"
+        env.setdefault("OMPI_MCA_btl_sm_backing_directory", _SHARED_MEMORY)
+        if self._network:
+            env["OMPI_MCA_btl_tcp_if_include"] = self._network
+        return env
+
+    def _mpirun(
+        self,
+        job: JobSpec,
+        hosts: Sequence[str],
+        slots: int,
+        command: Sequence[str],
+        env: dict[str, str],
+    ) -> list[str]:
+        mpi = OpenMpi(find_mpirun(_python(job)))
+        ours = [name for name in env if name not in _NOT_THERE and not _is_mpis(name)]
+        options = [word for name in sorted(ours) for word in ("-x", name)]
+        for name, value in _KEEPALIVE.items():
+            options += ["--prtemca", name, str(value)]
+        options += ["--host", ",".join(f"{host}:{slots}" for host in hosts)]
+        return mpi.argv(len(hosts) * slots, [*options, *command], slots)
+
+    def submit(self, submission: Submission) -> JobHandle:
+        """Starts mpirun, tethered to this process."""
+        handle = super().submit(submission)
+        placement, self._placement = self._placement, None
+        job = submission.job
+        self._jobs[handle.number] = _Job(job.hosts, placement)
+        if placement is not None:
+            placement.start()
+        return replace(handle, nodes=job.nodes)
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """As ``local``; at its end what is left is brought, and a host that is silent named."""
+        job = self._jobs[handle.number]
+        status = super().status(handle)
+        if not status.ended:
+            return status
+        if status.permanent:  # mpirun may still run
+            return status
+        if job.after is None:
+            job.after = threading.Thread(target=self._look_after, args=(handle, job), daemon=True)
+            job.after.start()
+        if job.after.is_alive():
+            return JobStatus(JobState.RUNNING)
+        status = ranks_status(handle, running=False)
+        failure = status.failure
+        own = failure is not None and failure.exit_code is not None and job.silent is None
+        if status.state is JobState.SUCCEEDED or own or not job.silent:
+            return status
+        silent = " ".join(f"{host}: {why}." for host, why in job.silent.items())
+        return JobStatus(
+            JobState.LOST,
+            reason=f"The ranks were ended, for a host is gone. {silent}",
+        )
+
+    def _look_after(self, handle: JobHandle, job: _Job) -> None:
+        """Brings what is left, and asks each host whether it is there. Not in the caller's time."""
+        silent: dict[str, str] = {}
+        if ranks_status(handle, running=False).state is not JobState.SUCCEEDED:
+            said = on_each(job.hosts, lambda host: self._ssh.run(host, ["true"], timeout_s=_ENDS_S))
+            silent = {host: one.why for host, one in said.items() if one.code is None}
+        if job.placement is not None:
+            job.placement.finish([host for host in job.hosts if host not in silent])
+        job.silent = silent
+
+    def cancel(self, handle: JobHandle, grace_s: float = 3.0) -> None:
+        """As ``local``, and on every host SIGKILL to what is left of the job.
+
+        Raises:
+            LaunchError: something there does not end.
+        """
+        job = self._jobs.get(handle.number)
+        super().cancel(handle, grace_s)
+        if job is None:
+            return
+        if job.placement is not None:
+            job.placement.finish(job.hosts if job.silent is None else [])
+        program = Path(processes.__file__).read_text("utf-8")
+        words = ["python3", "-SE", "-", "DDL_RECORD_DIR", str(handle.record_dir)]
+        silent = job.silent or {}
+        hosts = [host for host in job.hosts if host not in silent]
+        said = on_each(hosts, lambda host: self._ssh.run(host, words, text=program, timeout_s=10.0))
+        left = {host: one.why for host, one in said.items() if one.code != 0}
+        if left:
+            told = " ".join(f"{host}: {why}." for host, why in left.items())
+            raise LaunchError(f"job {handle.job_id} may have left processes. {told}")
+
+
+def _python(job: JobSpec) -> str:
+    """By its path, which need not be there on the task's host."""
+    return job.python if os.path.isabs(job.python) else find_python(job.python)
+
+
+def _is_mpis(name: str) -> bool:
+    """mpirun hands these on by itself."""
+    return name.startswith(("OMPI_", "PRTE_", "PMIX_"))

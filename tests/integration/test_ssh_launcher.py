@@ -1,0 +1,174 @@
+"""The ssh launcher between real hosts, in namespaces: one with the task, the others with ranks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.hosts import Hosts, available
+from tests.integration.ssh_task import SCRIPT, SshTask
+from tests.limits import within
+
+pytestmark = pytest.mark.integration
+WHERE = "import os, socket; print(socket.gethostname(), os.getcwd(), os.environ['LEARNER_ID'])"
+WAIT = "import time; print('up', flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    if reason := available():
+        pytest.skip(reason)
+    with Hosts(tmp_path_factory.mktemp("ssh"), 4) as four:
+        yield four
+
+
+@pytest.fixture
+def task(hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., SshTask]]:
+    """task(script, hosts=, …): a job that has begun. Ends it."""
+    made: list[SshTask] = []
+
+    def make(script: str, **asked: Any) -> SshTask:
+        root = asked.pop("root", tmp_path / "run")
+        made.append(SshTask(hosts, f"{tmp_path.name}/train-{len(made)}", root, script, **asked))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_ranks_run_on_the_hosts_and_find_the_same_as_on_one(task) -> None:
+    one = task(WHERE, slots=2, env={"PARAM_NOTE": "a mark of this test"})
+    assert one.ended() == ["", "", 2], one.said()
+    logs = [(one.root / "log_dir" / f"rank-{rank}.log").read_text().split() for rank in range(4)]
+    folder = str(one.root / "folder")
+    assert logs == [[f"host{1 + n // 2 + 1}", folder, str(n // 2 + 1)] for n in range(4)]
+    assert "a mark of this test" not in one.said()
+    assert f"ranks go to 2 host(s): {', '.join(['10.99.0.2', '10.99.0.3'])}" in one.said()
+
+
+def test_hosts_that_share_nothing_are_given_the_files_and_what_they_leave_comes_back(
+    task, hosts
+) -> None:
+    script = """
+import os, pathlib, time
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+print(rank, pathlib.Path(os.environ["DATA_DIR"], "a file.txt").read_text())
+print("before:", sorted(os.listdir(os.environ["RESULT_DIR"])))
+with open(os.environ["DDL_PROGRESS"], "a") as file:
+    if rank == 0:
+        file.write('{"step": 7}\\n')
+if rank == 0:
+    pathlib.Path(os.environ["RESULT_DIR"], "made").write_text("by rank 0")
+    os.symlink("/etc/hostname", os.path.join(os.environ["RESULT_DIR"], "link"))
+"""
+    root = Path("/mnt/work/runs/a run")
+    places = {"DATA_DIR": "data", "RESULT_DIR": "result"}
+    env = {name: str(root / folder) for name, folder in places.items()}
+    env["DDL_PROGRESS"] = str(root / "progress.jsonl")
+    files = {"../../cache/ab/blob": "of the data", "result/checkpoint": "of a try before"}
+    one = task(
+        script, root=root, env=env, files=files, links={"data/a file.txt": "../../../cache/ab/blob"}
+    )
+    assert one.ended() == ["", "", 2], one.said()
+    assert "placed the run's files on 2 host(s)" in one.said()
+
+    def on_task(*words: str) -> str:
+        return subprocess.run(
+            hosts.on(0, words), stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    for rank in range(2):
+        said = on_task("cat", f"{root}/log_dir/rank-{rank}.log")
+        assert said == f"{rank} of the data\nbefore: ['checkpoint']\n"
+    assert on_task("cat", f"{root}/result/made") == "by rank 0"
+    assert on_task("ls", f"{root}/result").split() == ["checkpoint", "made"]  # no link
+    assert "rank 0 | 0 of the data" in one.said()
+    assert "step 7" in one.said()
+
+
+def test_a_failed_rank_is_named_with_its_host(task) -> None:
+    one = task("import os, sys, time\nif os.environ['LEARNER_ID'] == '2': sys.exit(41)\n" + WAIT)
+    kind, said, again = one.ended()
+    assert (kind, again) == ("JobFailed", True), one.said()
+    assert said.startswith("rank 1 of 2 on host3 exited with code 41")
+
+
+def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_it(
+    task, hosts
+) -> None:
+    names = hosts.addresses[1:4]
+    one = task(WAIT, names=names)
+    one.until("rank 0 | up")
+    hosts.cut(2)
+    began = time.monotonic()
+    try:
+        kind, said, again = one.ended()
+        took = time.monotonic() - began
+        assert (kind, again) == ("JobLost", True), one.said()
+        assert "10.99.0.3: it does not answer" in said
+        assert took < within(15)
+        two = task(WHERE, names=names)
+        assert two.ended() == ["", "", 2], two.said()
+        assert "10.99.0.3 is left out: it does not answer" in two.said()
+        assert "ranks go to 2 host(s): 10.99.0.2, 10.99.0.4" in two.said()
+        three = task(WHERE)
+        kind, said, again = three.ended()
+        assert (kind, again) == ("SubmitFailed", True)
+        assert said.startswith("1 of 2 host(s) are well, and 2 are needed. 10.99.0.3: it does not")
+        four = task(WHERE, min_nodes=1)
+        assert four.ended() == ["", "", 1], four.said()
+        assert "ranks go to 1 host(s) in place of 2: 10.99.0.2" in four.said()
+    finally:
+        hosts.connect(2)
+    five = task(WHERE)
+    assert five.ended() == ["", "", 2], five.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_where_the_task_is_ended(task, hosts, number) -> None:
+    one = task(WAIT, slots=2)
+    one.until("rank 0 | up")
+    assert all(_has(hosts, host, name) for host in (1, 2) for name in ("main.py", "prted"))
+    # The process that nsenter started, and not nsenter.
+    pids = subprocess.run(
+        hosts.on(0, ["pgrep", "-f", SCRIPT.name]), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()
+    subprocess.run(hosts.on(0, ["kill", f"-{int(number)}", *pids]), check=False)
+    if number == signal.SIGTERM:
+        kind, said, _ = one.ended()
+        assert (kind, "was cancelled" in said) == ("JobLost", True)
+    one.process.wait(within(30))
+    deadline = time.monotonic() + within(10)
+    for host in (0, 1, 2):
+        while _has(hosts, host, "main.py") or _has(hosts, host, "prted"):
+            assert time.monotonic() < deadline, host
+            time.sleep(0.1)
+
+
+def _has(hosts: Hosts, host: int, name: str) -> bool:
+    words = hosts.on(host, ["pgrep", "-f", name])
+    return subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"names": ["10.99.0.2", "nowhere.invalid"]}, "nowhere.invalid: its name is not known"),
+        ({"names": ["10.99.0.2:1", "10.99.0.3"], "slots": 2}, "fewer slots have 10.99.0.2:1"),
+        ({"names": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
+        ({"ssh_config": "/dev/null"}, "10.99.0.2: its key is not the one in known_hosts"),
+    ],
+)
+def test_what_cannot_start_says_why(task, settings, words) -> None:
+    kind, said, _ = task(WHERE, **settings).ended()
+    assert kind == "SubmitFailed"
+    assert words in said
