@@ -107,6 +107,19 @@ class _LocalRun:
         path = self.layout.kept / _NOTE
         write_beneath(path, self.layout.workspace, json.dumps(said).encode())
 
+    def described(self, dag_id: str, parameters: Mapping[str, Any]) -> Run:
+        """What a run is to the steps, with its parameters."""
+        return Run(
+            dag_id=dag_id,
+            run_id=self.run_id,
+            type=BY_HAND,
+            due=self.started,
+            by_a_person=True,
+            logical_date=self.started,
+            started=self.started,
+            parameters=parameters,
+        )
+
 
 def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]:
     """Does the steps, and says on the log how they go.
@@ -150,6 +163,39 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
         if asked.dry_run and not asked.steps:
             shutil.rmtree(run.layout.root, ignore_errors=True)
     return done
+
+
+def planned(manifest: Manifest, path: Path, asked: Asked) -> list[str]:
+    """What a run of the manifest would submit to train, in lines; nothing is written or started.
+
+    Secrets are not looked up: ``***`` stands for each. The training has an id that no run has.
+
+    Raises:
+        DdlError: a setting is wrong, or nothing could be started.
+    """
+    parameters = _parameters(manifest, asked.settings)
+    steps = plan(manifest, path)
+    workspace = asked.workspace.resolve()
+    name = training_id(steps.dag_id, "planned", "")
+    layout = RunLayout(workspace, steps.dag_id, name, parameters["experiment_id"] or "")
+    run = _LocalRun(layout, "planned", datetime.now(UTC), {})
+    site = replace(_site(steps), secret=lambda _: "***")
+    log = logging.LoggerAdapter(_log, {"step": "train"})
+    step = _filled_in(steps.train, parameters, run)
+    assert isinstance(step, TrainStep)
+    context = StepContext(layout, run.described(steps.dag_id, parameters), log, site)
+    submission = Train(step, context).submission()
+    own = {n: text for n, text in submission.env.items() if os.environ.get(n) != text}
+    job = submission.job
+    return [
+        f"# launcher {step.launcher}: {job.nodes} node(s) with {job.slots} rank(s) each, in "
+        f"{job.folder}",
+        "# environment, besides what is passed on from this one: "
+        + " ".join(sorted(submission.env.keys() - own.keys())),
+        *(f"{name}={shlex.quote(own[name])}" for name in sorted(own)),
+        "# submitted",
+        str(submission),
+    ]
 
 
 def where_it_is(results: Mapping[str, Any]) -> list[str]:
@@ -287,16 +333,7 @@ def _do(
     later = names[names.index(name) + 1 :]
     context = StepContext(
         layout,
-        Run(
-            dag_id=steps.dag_id,
-            run_id=run.run_id,
-            type=BY_HAND,
-            due=run.started,
-            by_a_person=True,
-            logical_date=run.started,
-            started=run.started,
-            parameters=values,
-        ),
+        run.described(steps.dag_id, values),
         logging.LoggerAdapter(_log, {"step": name.replace("_", "-")}),
         site,
         try_number=run.tries[name],

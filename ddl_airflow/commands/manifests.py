@@ -1,4 +1,4 @@
-"""Commands that look at manifests: validate, schema, plan, convert."""
+"""Commands that look at manifests: validate, schema, convert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, sha
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.core.scripts import CURE, will_train_apart
 
 
@@ -48,11 +47,6 @@ def add_to(commands: Commands) -> None:
 
     schema = commands.add_parser("schema", help="print the JSON Schema of manifests, for editors")
     schema.set_defaults(run=_schema)
-
-    show = commands.add_parser("plan", help="print the steps that a manifest becomes, as JSON")
-    show.add_argument("manifest", type=Path)
-    takes_compute(show)
-    show.set_defaults(run=_plan)
 
     convert = commands.add_parser(
         "convert",
@@ -197,25 +191,7 @@ def _schema(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> int:
-    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
-    print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))
-    return 0
-
-
 def _convert(options: argparse.Namespace) -> int:
     manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
     print(converted(manifest), end="")
     return 0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StoreReference):
-        return value.view()
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

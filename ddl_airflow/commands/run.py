@@ -1,22 +1,28 @@
-"""The command that trains on this host: run."""
+"""Commands that train on this host, or say what training would be: run, plan."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ddl_airflow.commands.options import Commands, takes_compute
+from ddl_airflow.commands.options import Commands, takes_compute, takes_workspace
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.core.manifest.site import compute_table
+from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (
     FOLDER,
     STEPS,
     Asked,
     as_seen_from_here,
     log_to_terminal,
+    planned,
     run_manifest,
     where_it_is,
 )
@@ -33,15 +39,7 @@ def add_to(commands: Commands) -> None:
         "from PARAM_<NAME>. Ends with 0, 1 when a step fails, 2 for how it was called.",
     )
     run.add_argument("manifest", type=Path)
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        type=_setting,
-        metavar="NAME=VALUE",
-        help="a parameter of the manifest; or nodes, launcher, checkpoint, experiment_id; may be "
-        "given again",
-    )
+    _takes_settings(run)
     run.add_argument(
         "--step",
         action="append",
@@ -67,6 +65,29 @@ def add_to(commands: Commands) -> None:
     )
     takes_compute(run)
     run.set_defaults(run=_run)
+    show = commands.add_parser(
+        "plan", help="print exactly what would be submitted to train a manifest; submits nothing"
+    )
+    show.add_argument("manifest", type=Path)
+    _takes_settings(show)
+    show.add_argument(
+        "--json", action="store_true", help="in place of it the steps that the manifest becomes"
+    )
+    takes_workspace(show)
+    takes_compute(show)
+    show.set_defaults(run=_plan)
+
+
+def _takes_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="NAME=VALUE",
+        help="a parameter of the manifest; or nodes, launcher, checkpoint, experiment_id; may be "
+        "given again",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -94,6 +115,17 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(options: argparse.Namespace) -> int:
+    manifest = load_manifest(options.manifest, compute=compute_table(options.compute))
+    if options.json:
+        print(json.dumps(_plain(plan(manifest, options.manifest)), indent=2))
+        return 0
+    asked = Asked(options.workspace or Path(FOLDER), settings=dict(options.set))
+    for line in planned(manifest, options.manifest, asked):
+        print(line)
+    return 0
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -103,3 +135,15 @@ def _setting(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE; for example epochs=3")
     return name, value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StoreReference):
+        return value.view()
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

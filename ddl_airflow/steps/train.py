@@ -23,7 +23,7 @@ from ddl_airflow.core.errors import (
     LaunchError,
     PlaceTaken,
 )
-from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Submission
 from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
 from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.core.progress import Progress, everything_told
@@ -77,8 +77,15 @@ class Train(ScriptTry[TrainStep]):
         check_command(job.command, job.folder, job.python, job.world_size)
         if said := will_train_apart(job.folder, self.step.distribution, job.world_size):
             self.log.warning("%s. %s", said, CURE)
-        submission = launcher(self.step.launcher, self.step.scheduler).render(job)
-        return f"would start {job.world_size} rank(s): {submission}"
+        return f"would start {job.world_size} rank(s): {self.submission()}"
+
+    def submission(self) -> Submission:
+        """Exactly what would be started. Starts nothing, and looks at no other host.
+
+        Raises:
+            SubmitFailed: nothing could be.
+        """
+        return launcher(self.step.launcher, self.step.scheduler).render(self._job_of())
 
     def _job_of(self) -> JobSpec:
         layout, step = self.layout, self.step

@@ -220,7 +220,7 @@ def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):
     text, keys = literal_keys
     path = tmp_path / "m.yml"
     path.write_text(text)
-    code, out, err = call("plan", path)
+    code, out, err = call("plan", "--json", path)
     assert (code, err) == (0, "")
     assert not [key for key in keys if key in out]
     steps = json.loads(out)
@@ -269,16 +269,48 @@ def test_ranks_that_will_train_apart_are_warned_of(call, tmp_path, write_manifes
     ],
 )
 def test_plans_of_the_examples(call, golden, example):
-    code, out, _ = call("plan", ROOT / "dags" / example / "manifest.yml")
+    code, out, _ = call("plan", "--json", ROOT / "dags" / example / "manifest.yml")
     assert code == 0
     golden(f"plan_{example}.json", out.replace(str(ROOT), "<repository>"))
+
+
+SUBMITTED = """\
+# launcher {kind}: 2 node(s) with 1 rank(s) each, in {folder}/runs/"""
+
+
+def test_plan_says_what_would_be_submitted_and_does_nothing(
+    call, tmp_path, write_manifest, monkeypatch
+):
+    path = write_manifest(tmp_path)
+    path.write_text(path.read_text() + "parameters:\n  key: {secret: true, conn_id: a_key}\n")
+    monkeypatch.setenv("PARAM_KEY", "a mark of this test")
+    place = tmp_path / "place"
+    for launcher, words in (
+        ("local", "mpirun -n 2"),
+        ("slurm", "sbatch --parsable --no-requeue <<'END'\n#!/bin/bash\n#SBATCH --job-name="),
+        ("ssh", "gpu1:1,gpu2:1"),
+    ):
+        hosts = ", hosts: [gpu1:4, gpu2:4]" if launcher == "ssh" else ""
+        asked = tmp_path / "asked.yml"
+        asked.write_text(path.read_text() + f"launcher: {{kind: {launcher}{hosts}}}\n")
+        code, out, err = call("plan", asked, "--workspace", place)
+        assert (code, err) == (0, "")
+        assert out.startswith(SUBMITTED.format(kind=launcher, folder=place))
+        assert words in out
+        assert "\nPARAM_KEY='***'\n" in out and "a mark of this test" not in out
+    assert not place.exists()
+    code, _, err = call("plan", path, "--set", "nodes=none")
+    assert (code, err) == (
+        1,
+        "ddl-airflow: nodes is 'none', wanted a whole number of at least 1.\n",
+    )
 
 
 def test_plan_takes_the_sites_table(call, tmp_path, write_manifest):
     path = write_manifest(tmp_path)
     table = tmp_path / "compute.yml"
     table.write_text("compute: {cpu: {pool: cores, queue: big, nodes: 2}}\n")
-    code, out, _ = call("plan", path, "--compute", table)
+    code, out, _ = call("plan", "--json", path, "--compute", table)
     shown = json.loads(out)
     assert code == 0 and shown["pool_slots"] == 2
     place = {"pool": "cores", "queue": "big", "executor": "", "priority_weight": 1}
@@ -519,7 +551,7 @@ CALLED = "import sys; from ddl_airflow.{} import main; sys.exit(main())"
     ("module", "words"),
     [
         ("__main__", ["schema"]),
-        ("__main__", ["plan", "manifest.yml"]),
+        ("__main__", ["plan", "--json", "manifest.yml"]),
         ("__main__", ["validate", "manifest.yml"]),
         ("__main__", ["--help"]),
         ("run", ["--help"]),

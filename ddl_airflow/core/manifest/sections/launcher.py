@@ -65,6 +65,10 @@ class Launcher(Section):
         """Yields what is wrong between or with fields, beyond their types."""
         yield from ()
 
+    def findings_of_nodes(self, at: str, nodes: int) -> Findings:
+        """Yields why it could not run on so many nodes."""
+        yield from ()
+
     def settings(self) -> dict[str, Any]:
         """The arguments that the launcher's class is called with: what the own fields say.
 

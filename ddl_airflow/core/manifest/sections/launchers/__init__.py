@@ -7,7 +7,7 @@ for a kind that has no file here: that takes tens of milliseconds, and most site
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -128,6 +128,11 @@ LauncherOfKind: TypeAlias = Annotated[
 ]
 
 
+def _either(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 @_rule("launcher.kind")
 def launcher_is_available(at: str, kind: str) -> Findings:
     wrong, fix = "", ""
@@ -143,7 +148,7 @@ def launcher_is_available(at: str, kind: str) -> Findings:
         elif not found.implementation:
             wrong = f"{kind} is not available in this release"
     if wrong:
-        yield Finding(at, wrong, f"Use {' or '.join((*offered_kinds(), *site_kinds()))}.{fix}")
+        yield Finding(at, wrong, f"Use {_either((*offered_kinds(), *site_kinds()))}.{fix}")
 
 
 @_rule("launcher")
@@ -154,11 +159,16 @@ def options_fit_their_kind(at: str, launcher: Launcher) -> Findings:
     yield from launcher.findings(at)
 
 
+@_rule("launcher", "model_definition.execution.compute_configuration.nodes")
+def there_are_nodes(at: str, launcher: Launcher, nodes: int) -> Findings:
+    yield from launcher.findings_of_nodes(at, nodes)
+
+
 @_rule("launcher", "distribution")
 def parameter_servers_have_a_launcher(at: str, launcher: Launcher, distribution: str) -> Findings:
     if distribution != "parameter_server" or isinstance(launcher, _Unknown):
         return
     if not launcher.can_run_parameter_servers:
         can = [name for name in offered_kinds() if own_kinds()[name].can_run_parameter_servers]
-        fix = f"Set launcher.kind: {' or '.join(can)}, or distribution: mpi."
+        fix = f"Set launcher.kind: {_either(can)}, or distribution: mpi."
         yield Finding(at, f"parameter_server does not run on {launcher.kind}", fix)

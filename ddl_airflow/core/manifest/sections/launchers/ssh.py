@@ -77,5 +77,14 @@ class Ssh(Launcher):
             fix = "Write for example eth0, or 10.1.0.0/16; several with commas."
             yield Finding(f"{at}.network", f"{self.network[:60]!r} names no interfaces", fix)
 
+    def findings_of_nodes(self, at: str, nodes: int) -> Findings:
+        """Yields that there are fewer hosts, or that more are needed than are asked for."""
+        if self.hosts is not None and nodes > len(self.hosts):
+            fix = "Name more, or lower it."
+            yield Finding(at, f"is {nodes}, and launcher.hosts names {len(self.hosts)}", fix)
+        if self.min_nodes is not None and self.min_nodes > nodes:
+            fix = "Lower that, or raise this."
+            yield Finding(at, f"is {nodes}, and launcher.min_nodes {self.min_nodes}", fix)
+
 
 KIND = Ssh
