@@ -314,7 +314,7 @@ class Train(ScriptTry[TrainStep]):
             "launcher": job.kind,
             "distribution": self.step.distribution,
             "world_size": job.world_size,
-            "nodes": self.step.nodes,
+            "nodes": job.nodes or self.step.nodes,
             "slots": self.step.slots,
             "hosts": sorted({r["host"] for r in ranks}),
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],

@@ -84,9 +84,7 @@ def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
 
 
 def lock_of(folder: Path) -> Path:
-    """The file that ``alone_in`` locks. Its folder is made, for others who lock it."""
-    with os_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    """The file that ``alone_in`` locks, and others who know it."""
     return folder.parent / f".{folder.name}.lock"
 
 
@@ -108,6 +106,7 @@ def alone_in(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[int]:
     """
     with os_errors(folder):
         path = lock_of(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # A link there would have another file truncated below. Others have no business in it.
         opened = open_beneath(path, path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     with open(opened, "a+") as lock:
@@ -135,7 +134,7 @@ def holder_of(folder: Path) -> str:
         FileNotFoundError: nobody ever was.
         StagingError: the file system has no locks.
     """
-    path = folder.parent / f".{folder.name}.lock"
+    path = lock_of(folder)
     lock = open_beneath(path, path.parent)
     try:
         # Shared: of several that only look none is in the way of another.

@@ -16,6 +16,14 @@ from tests.limits import within
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "ssh_job.py"
 
 
+def task_environment() -> dict[str, str]:
+    """That of this process, without what it was told of jobs, and with these sources."""
+    jobs = ("OMPI_", "PRTE_", "PMIX_", "SLURM_", "DDL_")
+    found = {name: text for name, text in os.environ.items() if not name.startswith(jobs)}
+    sources = [str(SCRIPT.parents[3]), str(SCRIPT.parents[3] / "ops_lib" / "python")]
+    return found | {"PYTHONPATH": os.pathsep.join(sources)}
+
+
 class SshTask:
     """Begins with a job on the first host; its ranks go to others.
 
@@ -71,18 +79,10 @@ class SshTask:
         self._said = hosts.folder / f"{job_id.replace('/', '-')}.said"
         question = self._said.with_suffix(".json")
         question.write_text(json.dumps(asked))
-        environment = {
-            name: text
-            for name, text in os.environ.items()
-            if not name.startswith(("OMPI_", "PRTE_", "PMIX_", "SLURM_", "DDL_"))
-        }
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(SCRIPT.parents[3]), str(SCRIPT.parents[3] / "ops_lib" / "python")]
-        )
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
                 hosts.on(0, [sys.executable, str(SCRIPT), str(question)]),
-                env=environment,
+                env=task_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,

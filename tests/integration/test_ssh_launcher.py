@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.hosts import Hosts, available
-from tests.integration.ssh_task import SCRIPT, SshTask
+from tests.integration.ssh_task import SCRIPT, SshTask, task_environment
 from tests.limits import within
 
 pytestmark = pytest.mark.integration
@@ -172,3 +174,70 @@ def test_what_cannot_start_says_why(task, settings, words) -> None:
     kind, said, _ = task(WHERE, **settings).ended()
     assert kind == "SubmitFailed"
     assert words in said
+
+
+MANIFEST = """\
+model_definition:
+  name: over-ssh
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: cpu, nodes: 2}
+training_data_reference:
+  type: fs
+  source: {path: ./data}
+training_results_reference:
+  type: fs
+  target: {path: ./results}
+launcher: {kind: ssh, hosts: [%s], network: 10.99.0.0/24, ssh_config: %s}
+"""
+TRAIN = """\
+import os
+import keras
+import numpy as np
+import ddl
+import ddl.keras
+keras.utils.set_random_seed(1)
+x = np.loadtxt(os.path.join(os.environ["DATA_DIR"], "numbers")).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+part = slice(ddl.rank(), None, ddl.size())
+model.fit(x[part], y[part], batch_size=2, epochs=20, verbose=0,
+          callbacks=[ddl.keras.BroadcastCallback()])
+if ddl.rank() == 0:
+    model.save(os.path.join(os.environ["CHECKPOINT_DIR"], "model.keras"))
+"""
+
+
+def test_a_manifest_trains_on_two_hosts_that_share_nothing(hosts, tmp_path) -> None:
+    """All of its steps, by ``ddl-airflow run`` on a third one."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "numbers").write_text("1 2 3 4\n2 0 1 1\n0 1 0 3\n4 1 2 2\n" * 4)
+    names = ", ".join(hosts.addresses[1:3])
+    (tmp_path / "manifest.yml").write_text(MANIFEST % (names, hosts.ssh_config))
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = f"{sys.executable} -m ddl_airflow.cli run {tmp_path / 'manifest.yml'}"
+    ran = subprocess.run(
+        hosts.on(0, ["sh", "-c", f"mkdir /mnt/home; cd /mnt/home; exec {command}"]),
+        env=task_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=within(240),
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "placed the run's files on 2 host(s)" in ran.stdout
+    assert "trained on 2 rank(s)" in ran.stdout
+    record = json.loads(
+        subprocess.run(
+            hosts.on(0, ["sh", "-c", "cat /mnt/home/.ddl-run/results/*/*/lineage.json"]),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert record["environment"]["hosts"] == ["host2", "host3"]
+    assert record["environment"]["launcher"] == "ssh"
