@@ -52,6 +52,8 @@ _FIELDS = {
     "NumCPUs": "%C",
     "JobName": "%j",
 }
+# For so long it is looked at where its ranks are.
+_EARLY_S = 600.0
 _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
@@ -180,7 +182,7 @@ class SlurmLauncher:
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name at Slurm is the ``job_id``."""
-        return job.handle(self.kind, 0)
+        return job.handle(self.kind, 0, job.nodes)
 
     def submit(self, submission: Submission) -> JobHandle:
         """Puts the job into Slurm's queue. The environment travels with it, and is in no file.
@@ -243,6 +245,9 @@ class SlurmLauncher:
         if not told or state in _ENDED:
             return _ended(handle, state, told.get("Reason", ""))
         if state not in _PENDING:
+            # What mpirun makes of the allocation shows soon; reading all records takes its time.
+            if _running_s(told) < _EARLY_S and (early := ranks_status(handle, running=True)).ended:
+                return early
             return JobStatus(JobState.RUNNING, reason=_where(told))
         reason = told.get("Reason", "None")
         too_much = _too_much(told) if reason in _TOO_MUCH else ""
@@ -331,6 +336,14 @@ def _where(told: Told) -> str:
     except (KeyError, ValueError):  # not known yet
         return place
     return f"{place}, after {start - asked} in Slurm's queue"
+
+
+def _running_s(told: Told) -> float:
+    """Seconds since it started, by this host's clock; 0 where that is not known."""
+    try:
+        return (datetime.now() - datetime.fromisoformat(told["StartTime"])).total_seconds()
+    except (KeyError, ValueError):
+        return 0.0
 
 
 def _queue(numbers: Sequence[int], user: str) -> dict[int, dict[str, str]]:

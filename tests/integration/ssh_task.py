@@ -37,6 +37,7 @@ class SshTask:
         files: more files of the run, by their paths beneath its root, with their texts.
         links: symbolic links, with what they point to.
         only_looks: whether it ends before ranks start.
+        python: the ranks'.
         settings: further ones of the launcher.
     """
 
@@ -54,6 +55,7 @@ class SshTask:
         files: dict[str, str] | None = None,
         links: dict[str, str] | None = None,
         only_looks: bool = False,
+        python: str = sys.executable,
         **settings: Any,
     ) -> None:
         self.root = root
@@ -75,6 +77,7 @@ class SshTask:
             "files": {"folder/main.py": script, **(files or {})},
             "links": links or {},
             "only_looks": only_looks,
+            "python": python,
         }
         self._said = hosts.folder / f"{job_id.replace('/', '-')}.said"
         question = self._said.with_suffix(".json")

@@ -135,6 +135,30 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
     assert five.ended() == ["", "", 2], five.said()
 
 
+def test_ranks_that_ran_elsewhere_than_asked_end_the_training(task, tmp_path) -> None:
+    """An mpirun that does not see its hosts starts all of them beside itself."""
+    blind = tmp_path / "blind"
+    blind.mkdir()
+    real = Path(sys.executable)
+    (blind / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    (blind / "mpirun").write_text(
+        f"#!/bin/bash\nwords=()\n"
+        'while [ $# -gt 0 ]; do case "$1" in\n'
+        '--host) [[ "$*" == *preflight* ]] && words+=("$1" "$2"); shift 2;;\n'
+        '--map-by) [[ "$*" == *preflight* ]] && words+=("$1" "$2") || words+=(--oversubscribe);'
+        " shift 2;;\n"
+        '*) words+=("$1"); shift;; esac; done\n'
+        f'exec {real.parent / "mpirun"} "${{words[@]}}"\n'
+    )
+    for name in ("python", "mpirun"):
+        (blind / name).chmod(0o755)
+    one = task(WAIT, python=str(blind / "python"))
+    kind, said, again = one.ended()
+    assert (kind, again) == ("JobLost", False), one.said()
+    assert "2 hosts with 1 rank(s) each were asked for" in said
+    assert "ranks 0 and 1 on host1" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_where_the_task_is_ended(task, hosts, number) -> None:
     one = task(WAIT, slots=2)

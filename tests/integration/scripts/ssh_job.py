@@ -21,7 +21,7 @@ from ddl_airflow.steps.job import RunningJob
 def main(asked: dict) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     folders = {name: Path(asked["root"], name) for name in ("folder", "record_dir", "log_dir")}
-    job = JobSpec(python=sys.executable, **asked["job"], **folders)
+    job = JobSpec(python=asked["python"], **asked["job"], **folders)
     job.folder.mkdir(parents=True, exist_ok=True)
     for name, text in asked["files"].items():
         path = Path(asked["root"], name)

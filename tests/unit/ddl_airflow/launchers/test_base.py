@@ -21,7 +21,7 @@ GOOD = {"ended": 5.0, "exit_code": 0}
 
 
 def status_of(
-    folder: Path, *records: dict | None, running: bool = False, **asked: bool
+    folder: Path, *records: dict | None, running: bool = False, **asked: object
 ) -> JobStatus:
     """The status of a job whose ranks left these records; None is no file."""
     for rank, record in enumerate(records):
@@ -39,6 +39,31 @@ def raised(t: float, name: str, *bases: str, **more: object) -> dict:
 
 def test_all_ranks_at_their_end_is_success(tmp_path):
     assert status_of(tmp_path, GOOD, GOOD) == JobStatus(JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "where"),
+    [
+        (["a", "a", "b", "b"], ""),
+        (["a", "b", "a", "b"], ""),
+        (["a", "a", "a", "a"], "ranks 0 to 3 on a."),
+        (["a", "a", "a", "b"], "ranks 0 to 2 on a, rank 3 on b."),
+        (["a", "b", "c", "d"], "rank 0 on a, rank 1 on b, rank 2 on c, rank 3 on d."),
+    ],
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_ranks_must_be_on_the_hosts_that_were_asked_for(tmp_path, hosts, where, running):
+    records = [GOOD | {"host": host} for host in hosts]
+    status = status_of(tmp_path, *records, running=running, nodes=2)
+    if where:
+        assert (status.state, status.permanent) == (JobState.FAILED, True)
+        assert status.reason.startswith("2 hosts with 2 rank(s) each were asked for, and")
+        assert where in status.reason
+    else:
+        assert status.state is (JobState.RUNNING if running else JobState.SUCCEEDED)
+    # Not before all have begun.
+    (tmp_path / "rank-3.json").unlink()
+    assert status_of(tmp_path, *records[:3], None, running=True, nodes=2).state is JobState.RUNNING
 
 
 AVERAGED = GOOD | {"ddl": {"averaged": True, "gradients": True}}
