@@ -26,12 +26,13 @@ _QUIET = [
 
 
 @pytest.fixture(scope="module")
-def page(site):
+def browsed(site):
     if CHROMIUM is None:
         pytest.skip("no browser: apt-get install -y chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
         page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(within(30_000))
         page.goto(site.url)
         page.locator("input[name=username]").fill(USER)
         page.locator("input[name=password]").fill(site.password)
@@ -40,6 +41,14 @@ def page(site):
         expect(page.get_by_text("Home", exact=True).first).to_be_visible(timeout=within(30_000))
         yield page
         browser.close()
+
+
+@pytest.fixture
+def page(browsed):
+    """Whoever looks waits for as long as this machine takes now; by default 5 s."""
+    browsed.set_default_timeout(within(30_000))
+    expect.set_options(timeout=within(30_000))
+    return browsed
 
 
 def _shot(page, name):
@@ -52,7 +61,7 @@ def test_dag_shows_the_four_steps_in_order(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(site.run_url("mnist-tf1", run_id))
     for name in ("stage-data", "train", "transform", "upload-results"):
-        expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=within(30_000))
+        expect(page.get_by_text(name, exact=True).first).to_be_visible()
     _shot(page, "run")
 
 
@@ -62,7 +71,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
     page.get_by_role("link", name="Training").or_(page.get_by_role("tab", name="Training")).click()
     frame = page.frame_locator("iframe")
     loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
-    expect(loss.locator("polyline")).to_be_visible(timeout=within(30_000))
+    expect(loss.locator("polyline")).to_be_visible()
     assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
     expect(frame.locator("#tasks .success")).to_have_count(4)
     expect(frame.locator("dl")).to_contain_text("400 / 400")
@@ -108,7 +117,7 @@ def test_links_of_a_task_open(page, site, object_store, finished, task, names):
     for name in names:
         page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/{task}/details")
         link = page.get_by_role("link", name=name)
-        expect(link).to_be_visible(timeout=within(30_000))
+        expect(link).to_be_visible()
         _shot(page, f"links-{task}")
         address = link.get_attribute("href")
         if name.startswith("Training"):
@@ -143,7 +152,7 @@ def test_connection_form_asks_for_the_store_and_test_asks_the_store(page, site, 
     form.locator("input[name=element_bucket]").fill(DATA_BUCKET)
     expect(form.get_by_text("CA certificates", exact=True)).to_be_visible()
     form.get_by_role("button", name="Save").click()
-    expect(form).to_be_hidden(timeout=within(30_000))
+    expect(form).to_be_hidden()
     with page.expect_response(lambda answer: answer.url.endswith("/connections/test")) as tested:
         page.get_by_role("button", name="Test Connection").first.click()
     assert tested.value.json() == {
@@ -157,7 +166,7 @@ def test_train_task_shows_its_settings(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/train/rendered_templates")
     for text in ("python train.py", "tensorflow-ddl 1.13", "nodes"):
-        expect(page.get_by_text(text, exact=False).first).to_be_visible(timeout=within(30_000))
+        expect(page.get_by_text(text, exact=False).first).to_be_visible()
     _shot(page, "rendered")
 
 
@@ -167,10 +176,10 @@ def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
     dialog = page.get_by_role("dialog")
     # Airflow opens the fields that have no section.
     for text in ("epochs", "learning_rate", "Passes over the data"):
-        expect(dialog.get_by_text(text, exact=False).first).to_be_visible(timeout=within(30_000))
+        expect(dialog.get_by_text(text, exact=False).first).to_be_visible()
     dialog.get_by_text("This run").first.click()
     for text in ("Nodes", "Checkpoint", "Attempts", "Dry run"):
-        expect(dialog.get_by_text(text).first).to_be_visible(timeout=within(30_000))
+        expect(dialog.get_by_text(text).first).to_be_visible()
     _shot(page, "trigger-form")
 
 
