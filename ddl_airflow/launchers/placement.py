@@ -3,7 +3,7 @@
 Everything keeps its path. Hosts get the scripts, the data (each keeps its own cache, and is sent
 what it lacks) and what earlier tries left; while ranks run, logs and records come from all hosts,
 and what the training saves from the first one, whose rank 0 is the one that saves. So a next try
-may go on elsewhere, when that host is gone for good.
+may go on elsewhere, when that host is gone for good. At the end hosts keep the cache alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobSpec
 from ddl_airflow.launchers.remote import Ssh, on_each
 
+# Of the first host, whose log and progress people follow; of the others; and of what is saved.
 _LOGS_S = 2.0
+_OTHERS_S = 10.0
 _RESULTS_S = 30.0
 _LATE_S = 60.0
 # Of variables whose folders ranks write what is to be kept in.
@@ -84,12 +86,16 @@ class Placement:
         self._thread.start()
 
     def _follow(self) -> None:
-        since = time.monotonic()
+        first, *others = self._job.hosts
+        results = logs = time.monotonic()
         while not self._ending.wait(_LOGS_S):
-            on_each(self._job.hosts, self._bring_logs)
-            if time.monotonic() - since > _RESULTS_S:
+            self._bring_logs(first)
+            if time.monotonic() - logs > _OTHERS_S:
+                on_each(others, self._bring_logs)
+                logs = time.monotonic()
+            if time.monotonic() - results > _RESULTS_S:
                 self._bring_results()
-                since = time.monotonic()
+                results = time.monotonic()
 
     def finish(self, hosts: Sequence[str]) -> None:
         """Brings the rest from the hosts that answer, once all has ended. May come twice."""
@@ -98,32 +104,37 @@ class Placement:
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_LATE_S)
+        kept = set()
         for host, why in on_each(hosts, self._bring_logs).items():
             if why:
+                kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         if hosts and hosts[0] == self._job.hosts[0] and (why := self._bring_results()):
+            kept.add(hosts[0])
             self._log.warning("%s: what was saved could not be brought: %s", hosts[0], why)
+        on_each([host for host in hosts if host not in kept], self._remove)
+
+    def _remove(self, host: str) -> None:
+        job = self._job
+        theirs = [job.folder, self._state, job.log_dir, *self._results]
+        if data := job.env.get("DATA_DIR"):
+            theirs.append(Path(data))  # links; what they lead to stays for the next run
+        self._ssh.run(host, ["rm", "-rf", "--", *map(str, theirs)], timeout_s=_LATE_S)
 
     def _bring_logs(self, host: str) -> str:
-        job = self._job
-        # Each host knows its own ranks, and has the others' as they were when it was sent them.
-        first = host == job.hosts[0]
-        ranks = self._ranks_of(host)
-        wrong = [
-            self._ssh.copy_from(host, job.log_dir, only=[f"rank-{n}.log" for n in ranks]),
-            self._ssh.copy_from(host, job.record_dir, only=[f"rank-{n}.*" for n in ranks]),
-        ]
-        if first:
-            names = ["progress.jsonl", "stats.json"]
-            wrong.append(self._ssh.copy_from(host, self._state, only=names))
-        return next(filter(None, wrong), "")
-
-    def _ranks_of(self, host: str) -> range:
+        """Each host knows its own ranks; of others it has what it was sent."""
         at = self._job.hosts.index(host)
-        return range(at * self._job.slots, (at + 1) * self._job.slots)
+        ranks = range(at * self._job.slots, (at + 1) * self._job.slots)
+        logs = [f"rank-{rank}.log" for rank in ranks]
+        folder = self._job.record_dir.name
+        records = [f"{folder}/", *(f"{folder}/rank-{rank}.*" for rank in ranks)]
+        if at == 0:
+            records += ["progress.jsonl", "stats.json"]
+        return self._ssh.copy_from(host, self._job.log_dir, only=logs) or self._ssh.copy_from(
+            host, self._state, only=records
+        )
 
     def _bring_results(self) -> str:
         host = self._job.hosts[0]
-        return next(
-            filter(None, (self._ssh.copy_from(host, folder) for folder in self._results)), ""
-        )
+        each = (self._ssh.copy_from(host, folder) for folder in self._results)
+        return next(filter(None, each), "")

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,20 @@ def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
 
     looks = list(on_each(hosts, ask).values())
     usual = _usual(looks)
-    return [_judged(look, usual, asked) for look in looks]
+    return _once([_judged(look, usual, asked) for look in looks])
+
+
+def _once(looks: Sequence[Look]) -> list[Look]:
+    """With what is wrong where two names are of one host."""
+    first: dict[str, str] = {}
+    found = []
+    for look in looks:
+        name = look.facts.get("host", look.host)
+        if (other := first.setdefault(name, look.host)) != look.host:
+            wrong = (*look.wrong, f"it is {name}, as {other} is. Name it once, with all its slots")
+            look = replace(look, wrong=wrong)
+        found.append(look)
+    return found
 
 
 def _outside(moment: float, since: float, until: float) -> float:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from ddl_airflow.launchers.tether import tethered
 
 _MOST_AT_ONCE = 32
 _CONNECT_S = 5
@@ -167,12 +170,16 @@ class Ssh:
     def _rsync(self, words: Sequence[str], text: str = "") -> str:
         shell = shlex.join(["ssh", *self.options])
         argv = ["rsync", "--rsh", shell, "--secluded-args", f"--timeout={_SILENT_S}", *words]
-        try:
-            ended = subprocess.run(
-                argv, input=text, capture_output=True, text=True, errors="replace", check=False
-            )
-        except FileNotFoundError:
+        if shutil.which("rsync") is None:
             return "rsync is not installed here. apt-get install rsync"
+        ended = subprocess.run(
+            tethered(argv),  # else a large copy would go on without the task
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         if ended.returncode in (0, _VANISHED):
             return ""
         if ended.returncode == _PARTIAL and "change_dir" in ended.stderr:

@@ -15,12 +15,12 @@ says 0 (prterun(1)); the ranks' records decide, and a host that does not answer 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from ddl_airflow.launchers.local import LocalLauncher, make_folders, rank_argv, 
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.tether import tethered
 
 # Of the task's host, not of others: sshd and the host's own account set theirs.
 _NOT_THERE = frozenset(
@@ -58,7 +59,7 @@ _REMARK = re.compile("Warning: setpgid")
 _PREFLIGHT_S = 15.0
 _PAIR_S = 0.2
 _ENDS_S = 3.0
-_log = logging.getLogger(__name__)
+_LOOK_S = 5.0
 
 
 @dataclass
@@ -67,15 +68,19 @@ class _Job:
 
     Attributes:
         hosts: names, in the order of ranks.
+        python: the ranks'.
         placement: of its files, where the hosts do not share the workspace.
         after: what is done once mpirun has ended: brings the rest, and asks who answers.
         silent: each host that did not answer then, and why; once that is known.
+        next_look: when to look next where the ranks are; that reads all their records.
     """
 
     hosts: tuple[str, ...]
+    python: str
     placement: Placement | None
     after: threading.Thread | None = None
     silent: dict[str, str] | None = None
+    next_look: float = 0.0
 
 
 class SshLauncher(LocalLauncher):
@@ -225,13 +230,13 @@ class SshLauncher(LocalLauncher):
 
     def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
-        env = self._environment(job)
+        env = self._environment(replace(job, env={}))  # no secrets
         command = [_python(job), "-m", "ddl_ops.preflight"]
         argv = self._mpirun(job, hosts, 1, command, env)
         limit = _PREFLIGHT_S + _PAIR_S * len(hosts) * len(hosts)
         try:
             ended = subprocess.run(
-                argv,
+                tethered(argv),
                 env=env,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -298,15 +303,18 @@ class SshLauncher(LocalLauncher):
         handle = super().submit(submission)
         placement, self._placement = self._placement, None
         job = submission.job
-        self._jobs[handle.number] = _Job(job.hosts, placement)
+        self._jobs[handle.number] = _Job(job.hosts, _python(job), placement)
         if placement is not None:
             placement.start()
         return replace(handle, nodes=job.nodes)
 
     def status(self, handle: JobHandle) -> JobStatus:
         """As ``local``; at its end what is left is brought, and a host that is silent named."""
-        job = self._jobs[handle.number]
-        status = super().status(handle)
+        job, now = self._jobs[handle.number], time.monotonic()
+        looks = now >= job.next_look
+        status = super().status(handle if looks else replace(handle, nodes=0))
+        if looks:
+            job.next_look = now + _LOOK_S
         if not status.ended:
             return status
         if status.permanent:  # mpirun may still run
@@ -350,7 +358,7 @@ class SshLauncher(LocalLauncher):
         if job.placement is not None:
             job.placement.finish(job.hosts if job.silent is None else [])
         program = Path(processes.__file__).read_text("utf-8")
-        words = ["python3", "-SE", "-", "DDL_RECORD_DIR", str(handle.record_dir)]
+        words = [job.python, "-SE", "-", "DDL_RECORD_DIR", str(handle.record_dir)]
         silent = job.silent or {}
         hosts = [host for host in job.hosts if host not in silent]
         said = on_each(hosts, lambda host: self._ssh.run(host, words, text=program, timeout_s=10.0))

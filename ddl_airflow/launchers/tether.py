@@ -14,6 +14,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 
@@ -23,13 +24,18 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def tethered(command: Sequence[str]) -> list[str]:
+    """The command line that runs ``command`` so that it ends with this process."""
+    return [sys.executable, "-SE", __file__, str(os.getpid()), *command]
+
+
 def main(argv: list[str]) -> None:
     """Never returns: executes ``argv[1:]`` tethered to process ``argv[0]``."""
     parent, command = int(argv[0]), argv[1:]
     end_with_parent()
     if os.getppid() != parent:  # it died before the kernel was asked
         sys.exit(f"the process {parent} that started this one has ended")
-    os.execv(command[0], command)
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

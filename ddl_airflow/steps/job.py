@@ -171,6 +171,8 @@ class RunningJob:
         shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
         if isinstance(self._launcher, Preparing):
             job = self._launcher.prepare(job, self._log)
+            if self._cancelled:  # which took its time
+                raise JobLost(f"job {job.job_id} was cancelled before its ranks started")
         submission = self._launcher.render(job)
         self._log.info("%s", submission)
         return submission

@@ -43,6 +43,8 @@ SetEnv TMPDIR={temporary}
 """
 
 _SSH = """
+Host host2.alias
+  HostName 10.99.0.2
 Host *
   User root
   IdentityFile {folder}/user_key

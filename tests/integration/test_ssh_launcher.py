@@ -95,6 +95,12 @@ if rank == 0:
     assert on_task("ls", f"{root}/result").split() == ["checkpoint", "made"]  # no link
     assert "rank 0 | 0 of the data" in one.said()
     assert "step 7" in one.said()
+    # There the cache alone is left.
+    for host in (1, 2):
+        left = subprocess.run(
+            hosts.on(host, ["find", "/mnt/work", "-type", "f"]), stdout=subprocess.PIPE, text=True
+        )
+        assert left.stdout.split() == ["/mnt/work/cache/ab/blob"]
 
 
 def test_a_failed_rank_is_named_with_its_host(task) -> None:
@@ -191,6 +197,7 @@ def _has(hosts: Hosts, host: int, name: str) -> bool:
         ({"names": ["10.99.0.2", "nowhere.invalid"]}, "nowhere.invalid: its name is not known"),
         ({"names": ["10.99.0.2:1", "10.99.0.3"], "slots": 2}, "fewer slots have 10.99.0.2:1"),
         ({"names": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
+        ({"names": ["10.99.0.2", "host2.alias"]}, "it is host2, as 10.99.0.2 is. Name it once"),
         ({"ssh_config": "/dev/null"}, "10.99.0.2: its key is not the one in known_hosts"),
     ],
 )
