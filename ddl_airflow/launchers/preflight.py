@@ -145,9 +145,9 @@ def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
                 "others. Install the same there"
             )
     if abs(facts["clock_s"]) > _MOST_CLOCK_S:
-        ahead = "ahead" if facts["clock_s"] > 0 else "behind"
+        ahead = "ahead of" if facts["clock_s"] > 0 else "behind"
         wrong.append(
-            f"its clock is {abs(facts['clock_s']):.0f} s {ahead} of this host's. Let both keep "
+            f"its clock is {abs(facts['clock_s']):.0f} s {ahead} this host's. Let both keep "
             "time, for example by chrony"
         )
     if facts["memory"] < asked.slots * _LEAST_MEMORY_BYTES:

