@@ -112,6 +112,7 @@ class JobHandle:
         world_size: ranks that must each leave a record.
         record_dir, log_dir, user, averages, trained_before: as in the JobSpec.
         nodes: hosts that the ranks must have run on, as many on each; 0 where all run on one.
+        place: where the scheduler has it, in the launcher's own words; empty where it has but one.
     """
 
     kind: str
@@ -124,6 +125,7 @@ class JobHandle:
     averages: bool = False
     trained_before: str = ""
     nodes: int = 0
+    place: str = ""
 
 
 class JobState(Enum):

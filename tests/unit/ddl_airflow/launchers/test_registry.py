@@ -17,8 +17,14 @@ def test_a_kind_gives_a_new_launcher_of_that_kind(kind):
     assert launcher(kind, {"partition": "gpu"}).kind == kind
 
 
+def test_a_job_on_kubernetes_is_found_where_nothing_is_known_of_its_manifest():
+    assert launcher("kubernetes").kind == "kubernetes"
+
+
 def test_unknown_kind_names_the_known_ones_and_is_not_retried():
-    with pytest.raises(SubmitFailed, match="'slrum' is not known.*fake, local, slurm") as caught:
+    with pytest.raises(
+        SubmitFailed, match="'slrum' is not known.*fake, kubernetes, local, slurm"
+    ) as caught:
         launcher("slrum")
     assert caught.value.retryable is False
 

@@ -159,13 +159,12 @@ def test_a_manifest_with_a_launcher_of_the_sites_validates_plans_and_runs(tmp_pa
         "or distribution: mpi."
     ]
     manifest.write_text(MANIFEST.replace("kind: pbs", "kind: pbss"))
-    assert "Use local, slurm, ssh or pbs." in said(ERRORS, manifest, site)
+    assert "Use kubernetes, local, slurm, ssh or pbs." in said(ERRORS, manifest, site)
 
 
 def test_without_the_package_the_kind_is_not_known(manifest):
     assert said(ERRORS, manifest).splitlines() == [
-        "m.yml:13: launcher.kind: 'pbs' is not known. Use local, slurm or ssh. Not available "
-        "yet: kubernetes."
+        "m.yml:13: launcher.kind: 'pbs' is not known. Use kubernetes, local, slurm or ssh."
     ]
 
 
@@ -180,7 +179,7 @@ def test_a_package_that_is_broken_is_named(tmp_path, manifest, name, says):
     site = installed(tmp_path, BROKEN[name], f"{name.removesuffix('.py')}:Pbs")
     assert said(ERRORS, manifest, site).splitlines() == [
         f"m.yml:13: launcher.kind: launcher 'pbs' of site-pbs {says}. Correct or remove it. "
-        "Use local, slurm, ssh or pbs."
+        "Use kubernetes, local, slurm, ssh or pbs."
     ]
 
 

@@ -1,0 +1,203 @@
+"""Asks a Kubernetes API server, each question with a time limit, and answers as JSON.
+
+The package ``kubernetes`` finds the server and the credentials, as kubectl does; what it would make
+of the objects is left alone: it knows one version of them, and refuses others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
+
+_CONNECT_S, _READ_S = 10.0, 30.0
+_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_PAGE = 500
+_PATHS = {
+    "Job": "apis/batch/v1/namespaces/{}/jobs",
+    "Pod": "api/v1/namespaces/{}/pods",
+    "Service": "api/v1/namespaces/{}/services",
+    "Secret": "api/v1/namespaces/{}/secrets",
+    "ConfigMap": "api/v1/namespaces/{}/configmaps",
+    "Event": "api/v1/namespaces/{}/events",
+}
+_HOW_TO_REACH = (
+    "Tasks and triggerer need a kubeconfig, ~/.kube/config or what KUBECONFIG names, or run in a "
+    "pod of the cluster with a service account; docs/kubernetes.md"
+)
+
+
+class Refused(LaunchError):
+    """The API server answered that it does not do it.
+
+    Attributes:
+        code: of HTTP.
+        reason: the server's word for it, such as ``AlreadyExists``.
+        said: its sentence.
+    """
+
+    def __init__(self, code: int, reason: str, said: str) -> None:
+        # A server that is overloaded, or that is just being replaced, is asked again.
+        super().__init__(
+            f"Kubernetes' API server: {said.rstrip('.')}.", retryable=code >= 500 or code == 429
+        )
+        self.code = code
+        self.reason = reason
+        self.said = said
+
+
+class Cluster:
+    """One API server, and whom it takes us for.
+
+    Args:
+        context: of the kubeconfig; empty for its current one, or for the pod's own cluster.
+
+    Raises:
+        SubmitFailed: the package ``kubernetes`` is missing, or there is no way to reach a cluster.
+    """
+
+    def __init__(self, context: str = "") -> None:
+        try:
+            import urllib3
+            from kubernetes import client, config
+        except ImportError as error:
+            raise SubmitFailed(
+                f"the Python package {error.name} is missing where this task or trigger runs. "
+                "Install it there: the extra `kubernetes` of ddl-airflow",
+                retryable=False,
+            ) from error
+        # It has no types that hold from one of its versions to the next.
+        loading: Any = config
+        self._config: Any = client.Configuration()
+        try:
+            if (files := _kubeconfig()) or context:
+                loading.load_kube_config(
+                    config_file=files or None,
+                    context=context or None,
+                    client_configuration=self._config,
+                    persist_config=False,
+                )
+                self.namespace = _namespace_of(loading, files, context)
+            else:
+                loading.load_incluster_config(client_configuration=self._config)
+                self.namespace = _IN_POD.read_text("utf-8").strip()
+        except (config.ConfigException, OSError) as error:
+            message = f"cannot reach a Kubernetes cluster: {error}. {_HOW_TO_REACH}"
+            raise SubmitFailed(message, retryable=False) from error
+        self._errors = urllib3.exceptions.HTTPError
+        tls = {
+            "ca_certs": self._config.ssl_ca_cert,
+            "cert_file": self._config.cert_file,
+            "key_file": self._config.key_file,
+            "cert_reqs": "CERT_REQUIRED" if self._config.verify_ssl else "CERT_NONE",
+            "server_hostname": getattr(self._config, "tls_server_name", None),
+        }
+        settings: dict[str, Any] = {name: one for name, one in tls.items() if one}
+        settings["timeout"] = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
+        proxy = self._config.proxy
+        self._pool: Any = (
+            urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
+        )
+
+    def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        """The object as the server keeps it."""
+        return self._ask("POST", _path(namespace, one["kind"]), one)
+
+    def read(self, namespace: str, kind: str, name: str) -> dict[str, Any] | None:
+        """The object; None if there is none of that name."""
+        try:
+            return self._ask("GET", f"{_path(namespace, kind)}/{name}")
+        except Refused as refused:
+            if refused.code == 404:
+                return None
+            raise
+
+    def patch(self, namespace: str, kind: str, name: str, change: Mapping[str, Any]) -> None:
+        """Merges the change into the object."""
+        self._ask("PATCH", f"{_path(namespace, kind)}/{name}", change)
+
+    def delete(self, namespace: str, kind: str, name: str, uid: str) -> None:
+        """Deletes that very object, and before it all that it owns; nothing if it is gone."""
+        body = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
+        try:
+            self._ask("DELETE", f"{_path(namespace, kind)}/{name}", body)
+        except Refused as refused:
+            if refused.code not in (404, 409):  # 409: another one has that name by now
+                raise
+
+    def list(self, namespace: str, kind: str, **query: str) -> list[dict[str, Any]]:
+        """All objects of the kind that the query, such as ``labelSelector``, selects."""
+        found: list[dict[str, Any]] = []
+        more = ""
+        while True:
+            asked = {"limit": str(_PAGE), **query, **({"continue": more} if more else {})}
+            answer = self._ask("GET", _path(namespace, kind), query=asked)
+            found += answer["items"]
+            more = answer["metadata"].get("continue", "")
+            if not more:
+                return found
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        headers = {"Accept": "application/json"}
+        for one in self._config.auth_settings().values():
+            headers[one["key"]] = one["value"]
+        if body is not None:
+            kind = "merge-patch+json" if method == "PATCH" else "json"
+            headers["Content-Type"] = f"application/{kind}"
+        url = f"{self._config.host.rstrip('/')}/{path}"
+        if query:
+            url = f"{url}?{urlencode(query)}"
+        try:
+            answer = self._pool.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                retries=False,
+            )
+        except self._errors as error:
+            raise LaunchError(
+                f"Kubernetes' API server {self._config.host} does not answer "
+                f"({type(error).__name__}). The jobs there may run on."
+            ) from error
+        told = _json(answer.data)
+        if answer.status < 400:
+            return told
+        said = str(told.get("message") or f"HTTP status {answer.status}")
+        raise Refused(answer.status, str(told.get("reason", "")), said)
+
+
+def _path(namespace: str, kind: str) -> str:
+    return _PATHS[kind].format(namespace)
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(data)
+    except ValueError:  # of a proxy
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _kubeconfig() -> str:
+    """The files that kubectl would read; empty if there is none."""
+    named = os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+    paths = [Path(one).expanduser() for one in named if one]
+    return os.pathsep.join(str(one) for one in paths if one.is_file())
+
+
+def _namespace_of(config: Any, files: str, context: str) -> str:
+    contexts, current = config.list_kube_config_contexts(files or None)
+    chosen = next((one for one in contexts if one["name"] == context), current)
+    return str(chosen["context"].get("namespace") or "default")

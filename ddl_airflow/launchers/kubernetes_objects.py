@@ -1,0 +1,356 @@
+"""The objects that a job on Kubernetes is made of. Pure: what they are, not how they come there.
+
+::
+
+    Job        <name>             mpirun, in a pod of its own without GPUs; owns all that follows
+    ConfigMap  <name>             hostfile, settings of ssh and sshd, kubernetes_pod.py
+    Secret     <name>-ssh         keys made for this job alone
+    Secret     <name>-env         what ranks find in their environment
+    Service    <name>             headless: gives the workers names
+    Pod        <name>-worker-<n>  sshd, and under it the ranks of node n
+
+Workers are plain pods, and not a StatefulSet: that would start a pod again that was evicted or
+preempted, under its name, and with it take away why; it would keep GPUs after the job's end, which
+nobody but a controller can see; and Kueue admits plain pods of one group together or not at all.
+
+mpirun reads our own hostfile. Open MPI 5 does not read the variables of which operators tell it the
+hosts by, and then runs all ranks where it is itself (kubeflow/trainer 4028, mpi-operator 842).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers.local import rank_argv
+from ddl_airflow.launchers.mpirun import OpenMpi
+
+MANAGED = {"app.kubernetes.io/managed-by": "ddl-airflow"}
+JOB_LABEL = "ddl-airflow/job"
+JOB_ID = "ddl-airflow/job-id"
+ROLE_LABEL = "ddl-airflow/role"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+_GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
+START_TIMEOUT = "ddl-airflow/start-timeout-s"
+NODES = "ddl-airflow/nodes"
+GPUS = "nvidia.com/gpu"
+POD_PROGRAM = Path(__file__).with_name("kubernetes_pod.py")
+
+_PORT = 2222
+_LONGEST_SLUG = 30
+# What the launcher's pod asks for: ssh, and mpirun without ranks.
+_LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+# A cut link is seen after some 10 s, at either end. Source: what mpirun does without is in
+# docs/kubernetes.md.
+_SSH_CONFIG = """\
+Host {name}-worker-*
+  HostName %h.{name}
+  Port {port}
+  User ddl
+  IdentityFile /tmp/ddl/id_ed25519
+  IdentitiesOnly yes
+  BatchMode yes
+  HostKeyAlias ddl-worker
+  UserKnownHostsFile /etc/ddl/known_hosts
+  StrictHostKeyChecking yes
+  ConnectTimeout 5
+  ServerAliveInterval 3
+  ServerAliveCountMax 3
+  LogLevel ERROR
+"""
+_SSHD_CONFIG = """\
+Port {port}
+HostKey /tmp/ddl/ssh_host_ed25519_key
+AuthorizedKeysFile /etc/ddl/authorized_keys
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+PidFile none
+X11Forwarding no
+AllowTcpForwarding no
+PermitTTY no
+ClientAliveInterval 3
+ClientAliveCountMax 3
+MaxStartups 256
+"""
+# sshd and ssh ask who the user is, whom the image need not know. sshd under root wants its own.
+_ACCOUNTS = """\
+ddl:*:{user}:{group}::/tmp:/bin/sh
+sshd:*:65533:65533::/run/sshd:/bin/false
+"""
+_SETTINGS = {
+    "PRTE_MCA_plm_ssh_args": "-F /etc/ddl/ssh_config",
+    # Only the launcher has the key with which one may log in.
+    "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    "PRTE_MCA_prte_default_hostfile": "/etc/ddl/hostfile",
+    "PRTE_MCA_oob_tcp_keepalive_time": "5",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "2",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
+}
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the manifest asks for; see ``sections.launchers.kubernetes``. Times are in seconds."""
+
+    image: str
+    python: str
+    user: int
+    group: int
+    image_pull_secrets: Sequence[str] = ()
+    service_account: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, str]] = ()
+    priority_class: str = ""
+    queue: str = ""
+    resources: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[Mapping[str, Any]] = ()
+    start_timeout_s: float | None = None
+    time_limit_s: float | None = None
+    grace_s: float = 30.0
+    keep_finished_s: float = 3600.0
+
+
+def name_of(job_id: str) -> str:
+    """The name of a job's objects: one that a person knows, and that no other job has."""
+    slug = re.sub(r"[^a-z0-9]+", "-", job_id.lower()).strip("-")[:_LONGEST_SLUG].strip("-")
+    digest = hashlib.sha256(job_id.encode()).hexdigest()[:10]
+    return f"ddl-{slug}-{digest}" if slug else f"ddl-{digest}"
+
+
+def worker_name(name: str, node: int) -> str:
+    """The name of a node's pod, which is its hostname, too."""
+    return f"{name}-worker-{node}"
+
+
+def objects(job: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
+    """All objects of the job, its Job first. Nothing in them is secret: see ``completed``."""
+    name = name_of(job.job_id)
+    found = [
+        _launcher(job, wanted, name),
+        _object("v1", "ConfigMap", name, job, data=_files(job, wanted, name)),
+        _object("v1", "Secret", f"{name}-ssh", job, type="Opaque"),
+        _object("v1", "Secret", f"{name}-env", job, type="Opaque"),
+        _service(job, name),
+    ]
+    return found + [_worker(job, wanted, name, node) for node in range(job.nodes)]
+
+
+def completed(
+    one: Mapping[str, Any], env: Mapping[str, str], keys: Mapping[str, str]
+) -> dict[str, Any]:
+    """The object with what is not shown: the environment, the keys; and ``kubernetes_pod.py``."""
+    name = str(one["metadata"]["name"])
+    if one["kind"] == "Secret":
+        return {**one, "stringData": dict(env if name.endswith("-env") else keys)}
+    if one["kind"] == "ConfigMap":
+        return {**one, "data": {**one["data"], "pod.py": POD_PROGRAM.read_text("utf-8")}}
+    return dict(one)
+
+
+def _object(version: str, kind: str, name: str, job: JobSpec, **rest: Any) -> dict[str, Any]:
+    labels = {**MANAGED, JOB_LABEL: name_of(job.job_id)}
+    metadata = {"name": name, "labels": labels, "annotations": {JOB_ID: job.job_id}}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
+
+
+def _files(job: JobSpec, wanted: Wanted, name: str) -> dict[str, str]:
+    hosts = [f"{worker_name(name, node)} slots={job.slots}\n" for node in range(job.nodes)]
+    return {
+        "hostfile": "".join(hosts),
+        "ssh_config": _SSH_CONFIG.format(name=name, port=_PORT),
+        "sshd_config": _SSHD_CONFIG.format(port=_PORT),
+        "passwd": _ACCOUNTS.format(user=wanted.user, group=wanted.group),
+    }
+
+
+def _service(job: JobSpec, name: str) -> dict[str, Any]:
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {JOB_LABEL: name, ROLE_LABEL: "worker"},
+        "ports": [{"name": "ssh", "port": _PORT}],
+    }
+    return _object("v1", "Service", name, job, spec=spec)
+
+
+def _mpirun(job: JobSpec, wanted: Wanted) -> list[str]:
+    mpi = OpenMpi("mpirun")
+    ranks = rank_argv(wanted.python, job.command)
+    program, *words = mpi.argv(job.world_size, ranks, job.slots)
+    argv = [program, "--hostfile", "/etc/ddl/hostfile", *words]
+    if job.lock is not None:
+        keep = ["--keep", *map(str, job.keep)] if job.keep else []
+        locked = [wanted.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
+        argv = [*locked, *argv]
+    return argv
+
+
+def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
+    settings = _SETTINGS | (_AS_ROOT if wanted.user == 0 else {})
+    container = _container(job, wanted, name) | {
+        "name": "launcher",
+        "command": [
+            *(wanted.python, "/etc/ddl/pod.py", "launcher"),
+            *("--workers", str(job.nodes), "--prefix", f"{name}-worker-"),
+            *("--grace", _in_pod(wanted), "--log", str(job.log_dir / "launcher.log")),
+            *("--", *_mpirun(job, wanted)),
+        ],
+        "workingDir": str(job.folder),
+        "env": [{"name": key, "value": value} for key, value in settings.items()],
+        "resources": _LAUNCHER_RESOURCES,
+    }
+    given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
+    given.append(_from_secret(name, "id_ed25519", "known_hosts"))
+    pod = _pod(wanted, container, given)
+    template = {"metadata": {"labels": _labels(name, "launcher")}, "spec": pod}
+    spec: dict[str, Any] = {
+        # Its pod starts when all that it needs is there: see ``KubernetesLauncher.submit``.
+        "parallelism": 0,
+        "completions": 1,
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": int(wanted.keep_finished_s),
+        "template": template,
+    }
+    if wanted.time_limit_s:
+        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s))
+    made = _object("batch/v1", "Job", name, job, spec=spec)
+    made["metadata"]["annotations"][NODES] = str(job.nodes)
+    if wanted.start_timeout_s:
+        made["metadata"]["annotations"][START_TIMEOUT] = _number(wanted.start_timeout_s)
+    return made
+
+
+def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any]:
+    requests = dict(wanted.resources)
+    limits = {"memory": wanted.resources["memory"]} if "memory" in wanted.resources else {}
+    if job.gpu:
+        limits[GPUS] = requests[GPUS] = str(job.slots)
+    asked = {"requests": requests, "limits": limits}
+    container = _container(job, wanted, name) | {
+        "name": "ranks",
+        "command": [wanted.python, "/etc/ddl/pod.py", "worker", "--grace", _in_pod(wanted)],
+        "ports": [{"name": "ssh", "containerPort": _PORT}],
+        "resources": {key: value for key, value in asked.items() if value},
+    }
+    given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
+    given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
+    made = _object("v1", "Pod", worker_name(name, node), job)
+    made["metadata"]["labels"] |= _labels(name, "worker")
+    if wanted.queue:
+        made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
+        made["metadata"]["annotations"][_GROUP_SIZE] = str(job.nodes)
+    made["spec"] = _pod(wanted, container, given) | {
+        "hostname": worker_name(name, node),
+        "subdomain": name,
+        "affinity": _apart(name),
+    }
+    return made
+
+
+def _apart(name: str) -> dict[str, Any]:
+    """Nodes of their own where there are as many."""
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": _labels(name, "worker")},
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def _labels(name: str, role: str) -> dict[str, str]:
+    return {**MANAGED, JOB_LABEL: name, ROLE_LABEL: role}
+
+
+def _container(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "ddl", "mountPath": "/etc/ddl", "readOnly": True},
+        {"name": "ddl", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
+    ]
+    for number, one in enumerate(wanted.volumes):
+        mount = {"name": f"volume-{number}", "mountPath": one["mount_path"]}
+        if one.get("sub_path"):
+            mount["subPath"] = one["sub_path"]
+        if one.get("read_only"):
+            mount["readOnly"] = True
+        mounts.append(mount)
+    security: dict[str, Any] = {"allowPrivilegeEscalation": False}
+    if wanted.user:
+        security["capabilities"] = {"drop": ["ALL"]}
+    return {
+        "image": wanted.image,
+        "envFrom": [{"secretRef": {"name": f"{name}-env"}}],
+        "volumeMounts": mounts,
+        "securityContext": security,
+    }
+
+
+def _pod(
+    wanted: Wanted, container: dict[str, Any], given: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = [
+        # Read by a user whose number the cluster may choose; the pod has no other.
+        {"name": "ddl", "projected": {"defaultMode": 0o444, "sources": list(given)}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+    ]
+    for number, one in enumerate(wanted.volumes):
+        if one.get("claim"):
+            claim = {"claimName": one["claim"], "readOnly": bool(one.get("read_only"))}
+            volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": claim})
+        else:
+            path = {"path": one["host_path"], "type": "Directory"}
+            volumes.append({"name": f"volume-{number}", "hostPath": path})
+    security: dict[str, Any] = {"runAsUser": wanted.user, "runAsGroup": wanted.group}
+    if wanted.user:
+        security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    said: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": max(1, round(wanted.grace_s)),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": security,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if wanted.image_pull_secrets:
+        said["imagePullSecrets"] = [{"name": one} for one in wanted.image_pull_secrets]
+    if wanted.service_account:
+        said["serviceAccountName"] = wanted.service_account
+    if wanted.node_selector:
+        said["nodeSelector"] = dict(wanted.node_selector)
+    if wanted.priority_class:
+        said["priorityClassName"] = wanted.priority_class
+    if wanted.tolerations:
+        said["tolerations"] = [
+            {**one, "operator": "Equal" if "value" in one else "Exists"}
+            for one in wanted.tolerations
+        ]
+    return said
+
+
+def _from_map(name: str, *files: str) -> dict[str, Any]:
+    return {"configMap": {"name": name, "items": [{"key": one, "path": one} for one in files]}}
+
+
+def _from_secret(name: str, *files: str) -> dict[str, Any]:
+    items = [{"key": one, "path": one} for one in files]
+    return {"secret": {"name": f"{name}-ssh", "items": items}}
+
+
+def _in_pod(wanted: Wanted) -> str:
+    """What of the grace is for ranks: the pod itself ends before Kubernetes kills it."""
+    return _number(max(0.5, wanted.grace_s - 1.0))
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"

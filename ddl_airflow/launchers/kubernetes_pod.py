@@ -1,0 +1,362 @@
+"""What runs in the pods of a job on Kubernetes; see ``ddl_airflow.launchers.kubernetes_objects``.
+
+``pod.py worker`` is the first process of a worker's pod. It runs sshd, passes SIGTERM on to the
+ranks in its pod, and ends when the launcher lets it go or does not answer any more: a pod without
+its job would hold GPUs. ``pod.py session`` is what sshd runs for each connection: the command, with
+the container's own environment, of which sshd passes on nothing. ``pod.py launcher -- WORD ...``
+waits until each worker answers, runs the words (mpirun), and lets the workers go.
+
+The job's ConfigMap brings this file, so it fits the launcher whatever image there is. Standard
+library only. Why a pod ended is in its termination message, ``{"said": sentence, "pod": name}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO, NoReturn
+
+GIVEN = Path("/etc/ddl")
+# sshd and ssh take keys only from files of their own user that nobody else can read.
+PRIVATE = Path("/tmp/ddl")  # noqa: S108
+# Of this program; mpirun's own codes are passed on. Source: sysexits.h.
+UNUSABLE, LOST = 69, 75
+_SSHD_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
+_SHIM = b"ddl_ops.rank"
+_POLL_S = 0.1
+_RETRY_S = 0.5
+# In which mpirun sees by itself that a host is gone; and in which workers end.
+_NOTICES_S = 5.0
+_ENDS_S = 12.0
+_SAY_EVERY_S = 30.0
+# ssh connections that are being made at the same time.
+_AT_ONCE = 64
+
+
+def end(code: int, said: str, pod: str = "") -> NoReturn:
+    """Ends this process, and says why to who asks Kubernetes."""
+    print(f"ddl: {said}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        Path("/dev/termination-log").write_text(json.dumps({"said": said, "pod": pod}), "utf-8")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def shims() -> list[int]:
+    """The process numbers of the ranks in this pod."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if words[1:3] == [b"-m", _SHIM]:
+                    found.append(int(folder.name))
+    return found
+
+
+def end_ranks() -> None:
+    """SIGTERM to each rank of this pod: it says so to its script, which may save."""
+    for pid in shims():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def take_private(*names: str) -> None:
+    """Copies keys to where ssh takes them from."""
+    os.umask(0o077)
+    PRIVATE.mkdir(exist_ok=True)
+    for name in names:
+        shutil.copyfile(GIVEN / name, PRIVATE / name)
+
+
+def no_workspace(record_dir: str) -> str:
+    """What is wrong with where this pod should write; nothing if it can."""
+    try:
+        probe = Path(record_dir) / f".probe-{os.uname().nodename}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return (
+            f"in pod {os.uname().nodename} {record_dir} cannot be written: {error.strerror}. "
+            "launcher.volumes must bring the workspace into the pods, under the path that Airflow "
+            f"has it at, and user {os.getuid()} must be able to write there"
+        )
+    return ""
+
+
+class Worker:
+    """The first process of a worker's pod.
+
+    Args:
+        grace_s: for the ranks, between SIGTERM and the end of the pod.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._asked = False
+
+    def run(self) -> NoReturn:
+        """Until the pod is to end."""
+        take_private("ssh_host_ed25519_key")
+        if wrong := no_workspace(os.environ["DDL_RECORD_DIR"]):
+            end(UNUSABLE, wrong)
+        (PRIVATE / "environment.json").write_text(json.dumps(dict(os.environ)))
+        sshd = shutil.which("sshd", path=f"{_SSHD_PATH}:{os.environ.get('PATH', os.defpath)}")
+        if sshd is None:
+            end(UNUSABLE, "the image has no sshd. Use one that has, such as docker/trainer builds")
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", 0o755, exist_ok=True)
+        signal.signal(signal.SIGTERM, self._on_term)
+        # By its whole path: sshd has not the PATH that the image sets.
+        command = f"ForceCommand={sys.executable} {Path(__file__)} session"
+        words = [sshd, "-D", "-e", "-f", str(GIVEN / "sshd_config"), "-o", command]
+        server = subprocess.Popen(words)
+        held = 0
+        while True:
+            code = self._reap(server.pid)
+            if code is not None:
+                end(UNUSABLE, f"sshd ended with code {code}; the pod's log says why")
+            if self._asked:
+                self._let_ranks_end()
+                end(128 + signal.SIGTERM, "was asked to end")
+            if (PRIVATE / "done").exists():
+                self._let_ranks_end()  # those that mpirun did not wait for
+                os._exit(0)
+            with suppress(FileNotFoundError, ValueError):
+                held = int((PRIVATE / "held").read_text())
+            if held and not Path(f"/proc/{held}").exists() and not (PRIVATE / "done").exists():
+                self._let_ranks_end()
+                end(LOST, "the launcher's pod does not answer any more")
+            time.sleep(_POLL_S)
+
+    def _on_term(self, _signum: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def _let_ranks_end(self) -> None:
+        end_ranks()
+        deadline = time.monotonic() + self._grace_s
+        while shims() and time.monotonic() < deadline:
+            self._reap(0)
+            time.sleep(_POLL_S)
+
+    def _reap(self, server: int) -> int | None:
+        """Takes the ended children, also those that others left; the server's code, if it has."""
+        code = None
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == server:
+                    code = os.waitstatus_to_exitcode(ended[1])
+        return code
+
+
+def session() -> NoReturn:
+    """Becomes what the other end of this connection asked for."""
+    environ = json.loads((PRIVATE / "environment.json").read_text())
+    command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
+    if command == "hold":
+        hold()
+    os.chdir("/")
+    os.execve("/bin/sh", ["sh", "-c", command], environ)
+
+
+def hold() -> NoReturn:
+    """Stands for the launcher in this pod, while the connection lasts."""
+    held = PRIVATE / "held.new"
+    held.write_text(str(os.getpid()))
+    held.rename(PRIVATE / "held")
+    print("up", flush=True)
+    for line in sys.stdin:
+        if line == "end\n":
+            end_ranks()
+        if line == "done\n":
+            (PRIVATE / "done").touch()
+            print("bye", flush=True)
+            signal.pause()  # the pod's end ends this
+    sys.exit(0)
+
+
+class Held:
+    """The launcher's connection to one worker.
+
+    Args:
+        pod: the worker's name.
+    """
+
+    def __init__(self, pod: str) -> None:
+        self.pod = pod
+        self.up = False
+        self.said = ""
+        self._ssh: subprocess.Popen[bytes] | None = None
+        self._next = 0.0
+
+    @property
+    def trying(self) -> bool:
+        return self._ssh is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was up and is not any more."""
+        return self.up and self._ssh is not None and self._ssh.poll() is not None
+
+    def look(self) -> None:
+        """Takes the next step towards a worker that answers."""
+        if self._ssh is None:
+            if time.monotonic() >= self._next:
+                words = ["ssh", "-F", str(GIVEN / "ssh_config"), self.pod, "hold"]
+                pipe = subprocess.PIPE
+                self._ssh = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
+                assert self._ssh.stdout is not None
+                os.set_blocking(self._ssh.stdout.fileno(), False)
+            return
+        assert self._ssh.stdout is not None and self._ssh.stderr is not None
+        said = self._ssh.stdout.readline()
+        if said == b"up\n":
+            self.up = True
+        elif self._ssh.poll() is not None:
+            self.said = (said or self._ssh.stderr.read()).decode("utf-8", "replace").strip()
+            self._ssh, self._next = None, time.monotonic() + _RETRY_S
+
+    def tell(self, word: str) -> None:
+        with suppress(OSError):
+            if self._ssh is not None and self._ssh.stdin is not None:
+                self._ssh.stdin.write(f"{word}\n".encode())
+                self._ssh.stdin.flush()
+
+    def let_go(self, until: float) -> bool:
+        """Waits for the end of the worker's pod, and returns whether that has heard of it."""
+        heard = False
+        while self._ssh is not None and time.monotonic() < until:
+            assert self._ssh.stdout is not None
+            ended = self._ssh.poll() is not None
+            heard = heard or b"bye\n" in (self._ssh.stdout.read() or b"")
+            if ended:
+                break
+            time.sleep(_POLL_S)
+        return heard
+
+
+class Launcher:
+    """The one process of the launcher's pod.
+
+    Args:
+        pods: the workers' names.
+        grace_s: for the ranks, between SIGTERM and SIGKILL.
+        log: what mpirun says goes there, too.
+    """
+
+    def __init__(self, pods: Sequence[str], grace_s: float, log: Path) -> None:
+        self._held = [Held(pod) for pod in pods]
+        self._grace_s = grace_s
+        self._log = log
+        self._asked = 0.0
+
+    def run(self, argv: Sequence[str]) -> NoReturn:
+        """Until mpirun has ended, or a worker does not answer any more."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        take_private("id_ed25519")
+        if wrong := no_workspace(os.environ["DDL_RECORD_DIR"]):
+            end(UNUSABLE, wrong)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with open(os.open(self._log, flags, 0o660), "ab") as log:
+            self._wait_for_workers(log)
+            code, lost = self._mpirun(argv, log)
+        # Longer than ssh takes to see that a link is cut.
+        until = time.monotonic() + _ENDS_S + self._grace_s
+        for one in self._held:
+            one.tell("done")
+        silent = [one.pod for one in self._held if not one.let_go(until)]
+        # mpirun may not say that a host is gone: its code is then 0.
+        lost = lost or next(iter(silent), "")
+        if lost:
+            end(code or LOST, f"pod {lost} does not answer any more", lost)
+        if self._asked:
+            end(128 + signal.SIGTERM, "was asked to end")
+        if code:
+            end(code, f"mpirun ended with code {code}")
+        os._exit(0)
+
+    def _on_term(self, _signum: int, _frame: FrameType | None) -> None:
+        self._asked = self._asked or time.monotonic()
+
+    def _wait_for_workers(self, log: IO[bytes]) -> None:
+        next_word = time.monotonic() + _SAY_EVERY_S
+        while missing := [one for one in self._held if not one.up]:
+            if self._asked:
+                end(128 + signal.SIGTERM, "was asked to end")
+            trying = sum(one.trying for one in missing)
+            for one in missing:
+                if one.trying or trying < _AT_ONCE:
+                    trying += not one.trying
+                    one.look()
+            if time.monotonic() > next_word:
+                next_word += _SAY_EVERY_S
+                why = next((one.said.splitlines()[-1] for one in missing if one.said), "")
+                word = f"ddl: waiting for {len(missing)} pods, such as {missing[0].pod}: {why}\n"
+                log.write(word.encode())
+                log.flush()
+            time.sleep(_POLL_S)
+
+    def _mpirun(self, argv: Sequence[str], log: IO[bytes]) -> tuple[int, str]:
+        """Returns its exit code, and the worker that was lost before."""
+        environ = dict(os.environ)
+        beside = str(Path(sys.executable).parent)
+        environ["PATH"] = os.pathsep.join([beside, environ.get("PATH", os.defpath)])
+        try:
+            mpirun = subprocess.Popen(
+                argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        except OSError as error:
+            end(UNUSABLE, f"cannot run {argv[0]}: {error.strerror}. The image must have Open MPI 5")
+        lost, told, deadline = "", False, 0.0
+        while mpirun.poll() is None:
+            if self._asked and not told:
+                for one in self._held:
+                    one.tell("end")
+                told, deadline = True, self._asked + self._grace_s
+            gone = next((one.pod for one in self._held if one.lost), "")
+            if gone and not lost:
+                lost = gone
+                for one in self._held:
+                    one.tell("end")
+                deadline = deadline or time.monotonic() + _NOTICES_S
+            if deadline and time.monotonic() > deadline:
+                mpirun.terminate()
+                try:
+                    mpirun.wait(_NOTICES_S)
+                except subprocess.TimeoutExpired:
+                    mpirun.kill()
+            time.sleep(_POLL_S)
+        lost = lost or next((one.pod for one in self._held if one.lost), "")
+        return mpirun.wait() % 256, lost
+
+
+def main() -> NoReturn:
+    parser = argparse.ArgumentParser(prog="pod.py")
+    parser.add_argument("role", choices=("worker", "session", "launcher"))
+    parser.add_argument("--grace", type=float, default=30.0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--prefix", default="")
+    parser.add_argument("--log", type=Path, default=Path("/dev/null"))
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    given = parser.parse_args(words[:cut])
+    if given.role == "session":
+        session()
+    if given.role == "worker":
+        Worker(given.grace).run()
+    pods = [f"{given.prefix}{number}" for number in range(given.workers)]
+    Launcher(pods, given.grace, given.log).run(words[cut + 1 :])
+
+
+if __name__ == "__main__":
+    main()

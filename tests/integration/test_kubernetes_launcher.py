@@ -1,0 +1,439 @@
+"""The Kubernetes launcher on a real cluster of two nodes, with plain objects and no operator: what
+it makes of each way in which a job can end. Each pod is run by a kubelet and containerd.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pwd
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers.base import Scheduler
+from tests.integration.kubernetes import IMAGE, NODES, ROOT, KubernetesCluster, ours, python
+from tests.limits import within
+
+pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
+from ddl_airflow.launchers.kubernetes import KubernetesLauncher
+from ddl_airflow.launchers.kubernetes_objects import name_of, worker_name
+
+pytestmark = pytest.mark.integration
+
+_WAIT_S = 60.0
+SPACE = "vision"
+SECRET = "ZGRsIGlzIG5vdCBiYXNlNjQ"
+SLEEP = """\
+import os, signal, sys, time
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+def end(*_):
+    open("asked-" + rank, "w").close()
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+open("up-" + rank, "w").close()
+time.sleep(600)
+"""
+
+
+class Job:
+    """One job; each question is asked by a launcher of its own, as other processes ask."""
+
+    def __init__(
+        self, spec: JobSpec, launcher: KubernetesLauncher, cluster: KubernetesCluster
+    ) -> None:
+        self.spec = spec
+        self.launcher = launcher
+        self.cluster = cluster
+        self.name = name_of(spec.job_id)
+        self.handle: JobHandle | None = None
+
+    def start(self) -> Job:
+        self.handle = self.launcher.submit(self.launcher.render(self.spec))
+        return self
+
+    def status(self) -> JobStatus:
+        return KubernetesLauncher().status(self.handle)
+
+    def cancel(self) -> None:
+        KubernetesLauncher().cancel(self.handle)
+
+    def until(self, done: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + within(_WAIT_S)
+        while not done():
+            assert time.monotonic() < deadline, f"not {what}: {self.status()}\n{self.said()}"
+            time.sleep(0.2)
+
+    def wait(self) -> JobStatus:
+        self.until(lambda: self.status().ended, "ended")
+        return self.status()
+
+    def up(self) -> Job:
+        """Waits until each rank runs."""
+        ranks = [self.spec.folder / f"up-{n}" for n in range(self.spec.world_size)]
+        self.until(lambda: all(path.exists() for path in ranks), "up")
+        return self
+
+    def pod(self, node: int) -> str:
+        return worker_name(self.name, node)
+
+    def node_of(self, node: int) -> str:
+        words = ("-n", SPACE, "get", "pod", self.pod(node), "-o", "jsonpath={.spec.nodeName}")
+        return self.cluster.kubectl(*words)
+
+    def log(self, rank: int) -> str:
+        return self.launcher.log(self.handle, rank).read_text()
+
+    def said(self) -> str:
+        logs = sorted(self.spec.log_dir.glob("*.log"))
+        said = [f"{path.name}: {path.read_text(errors='replace')}" for path in logs]
+        pods = ("-n", SPACE, "get", "pods", "-l", f"ddl-airflow/job={self.name}", "-o", "wide")
+        return "\n".join([*said, self.cluster.kubectl(*pods, check=False)])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KubernetesCluster]:
+    if reason := KubernetesCluster.missing():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="ddl-kubernetes-"))
+    with KubernetesCluster(folder) as one:
+        one.kubectl("create", "namespace", SPACE)
+        priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+        one.apply(priority | {"metadata": {"name": "urgent"}, "value": 1000})
+        yield one
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def job(
+    cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Job]]:
+    """job(script, nodes=, slots=, env=, lock=, **settings): not yet started. Leaves nothing."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    made: list[Job] = []
+
+    def make(
+        script: str = "",
+        *,
+        nodes: int = 2,
+        slots: int = 1,
+        env: dict[str, str] | None = None,
+        lock: Path | None = None,
+        user: str = "",
+        **settings: object,
+    ) -> Job:
+        tmp_path.chmod(0o755)  # ranks may be another user's
+        root = tmp_path / f"job {len(made)}"
+        (root / "code").mkdir(parents=True)
+        (root / "code" / "main.py").write_text(script)
+        spec = JobSpec(
+            job_id=f"{tmp_path.name}/train-{len(made)}",
+            command="python main.py",
+            nodes=nodes,
+            slots=slots,
+            python="of Airflow's own host",
+            folder=root / "code",
+            record_dir=root / "records",
+            log_dir=root / "logs",
+            env={"PYTHONPATH": str(ROOT / "ops_lib" / "python"), **(env or {})},
+            lock=lock,
+            user=user,
+        )
+        workspace = {"host_path": str(tmp_path), "mount_path": str(tmp_path)}
+        said: dict[str, object] = {
+            **{"image": IMAGE, "python": python(), "namespace": SPACE, "grace_s": 5.0},
+            **{"volumes": [*ours(), workspace], "keep_finished_s": 600.0},
+        }
+        made.append(Job(spec, KubernetesLauncher(**(said | settings)), cluster))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.cluster.kubectl("-n", SPACE, "delete", "job", one.name, "--wait=false", check=False)
+
+
+def gone(one: Job) -> None:
+    one.until(lambda: not one.cluster.of_job(one.name, SPACE), "gone")
+
+
+def test_ranks_run_on_two_nodes_and_find_what_they_find_on_one_host(job, cluster, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_X", "aws://key:secret@")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    script = "import json, os; print(json.dumps({'uid': os.getuid()} | dict(os.environ)))"
+    one = job(
+        script,
+        env={"DATA_DIR": "/d a/ta", "PARAM_KEY": SECRET, "PARAM_LINES": "a\n'b'"},
+        keep_finished_s=20.0,
+        user="nobody",
+    )
+    assert isinstance(one.launcher, Scheduler)
+    submission = one.launcher.render(one.spec)
+    one.start()
+    one.until(lambda: one.status().state is JobState.RUNNING, "running")
+    nodes = {one.node_of(0), one.node_of(1)}
+    shown = cluster.kubectl(
+        "-n", SPACE, "get", "pods,jobs,configmaps,services,events", "-o", "yaml"
+    )
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+    assert nodes == set(NODES)
+    seen = [json.loads(one.log(rank)) for rank in range(2)]
+    for number, rank in enumerate(seen):
+        assert rank["HOSTNAME"] == one.pod(number)
+        assert rank["OMPI_COMM_WORLD_RANK"] == str(number)
+        assert (rank["OMPI_COMM_WORLD_SIZE"], rank["uid"]) == ("2", pwd.getpwnam("nobody").pw_uid)
+        assert (rank["LEARNER_ID"], rank["DATA_DIR"]) == (str(number + 1), "/d a/ta")
+        assert (rank["PARAM_LINES"], rank["DDL_OPTIONS"]) == ("a\n'b'", "-mode p")
+        assert rank["TF_CPP_MIN_LOG_LEVEL"] == "2"
+        assert not {"AIRFLOW_CONN_X", "CUDA_VISIBLE_DEVICES", "SSH_CONNECTION"} & rank.keys()
+        record = json.loads((one.spec.record_dir / f"rank-{number}.json").read_text())
+        assert record["host"] == one.pod(number)
+    # Only its Secrets have values; nothing else of it does, nor what is printed.
+    for secret in (SECRET, base64.b64encode(SECRET.encode()).decode(), "PRIVATE KEY"):
+        assert secret not in shown
+        assert secret not in str(submission)
+    gone(one)  # by itself
+    assert one.status().state is JobState.SUCCEEDED
+
+
+def test_a_failed_rank_is_named_with_its_pod_and_ends_the_others(job):
+    script = "import os, sys, time\nif os.environ['LEARNER_ID'] == '2':\n    sys.exit(41)\n"
+    one = job(script + "time.sleep(600)").start()
+    status = one.wait()
+    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
+    assert (status.failure.exit_code, status.failure.host) == (41, one.pod(1))
+    assert status.failure.permanent is False
+    pods = one.cluster.kubectl("-n", SPACE, "get", "pods", "-o", "jsonpath={..phase}")
+    assert "Running" not in pods  # what a person may look at holds nothing
+
+
+def test_a_rank_that_is_killed_is_named(job):
+    script = "import os, time\nif os.environ['LEARNER_ID'] == '2':\n    os.kill(os.getppid(), 9)\n"
+    one = job(script + "time.sleep(600)").start()
+    status = one.wait()
+    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
+    assert (status.failure.host, status.failure.exit_code) == (one.pod(1), None)
+
+
+def test_cancel_lets_ranks_end_may_come_twice_and_leaves_nothing(job):
+    one = job(SLEEP).start().up()
+    assert one.status().reason == "on node-1, node-2"
+    one.cancel()
+    one.cancel()
+    status = one.wait()
+    assert (status.state, status.permanent) == (JobState.LOST, False)
+    assert "cancelled" in status.reason
+    assert all((one.spec.folder / f"asked-{rank}").exists() for rank in (0, 1))
+    gone(one)
+    one.cancel()
+
+
+def test_two_jobs_run_at_once_and_are_found_by_their_names(job, tmp_path):
+    both = [job(SLEEP, nodes=1).start() for _ in range(2)]
+    for one in both:
+        one.up()
+    expected = [one.launcher.expected(one.spec) for one in both]
+    assert [one.number for one in expected] == [0, 0]
+    assert [KubernetesLauncher().find(one) for one in expected] == [one.handle for one in both]
+    told = KubernetesLauncher().ask([one.handle for one in both])
+    states = [
+        KubernetesLauncher().conclude(one.handle, said)
+        for one, said in zip(both, told, strict=True)
+    ]
+    assert [one.state for one in states] == [JobState.RUNNING] * 2
+    never = replace(expected[0], job_id="never", record_dir=tmp_path / "none")
+    assert KubernetesLauncher().find(never) == never
+    assert KubernetesLauncher().status(never).state is JobState.LOST
+    KubernetesLauncher().cancel(never)
+    KubernetesLauncher().cancel(expected[0])  # as who never heard its number does
+    assert both[0].wait().state is JobState.LOST
+    assert both[1].status().state is JobState.RUNNING
+
+
+def test_only_one_job_works_in_an_experiment(job, tmp_path):
+    lock = tmp_path / ".shared one.lock"
+    first = job(SLEEP, nodes=1, lock=lock).start().up()
+    second = job(nodes=1, lock=lock).start()
+    assert second.wait().state is JobState.LOST
+    assert f"another training works there now: {first.spec.job_id}" in second.said()
+
+
+def test_a_job_that_was_not_wholly_submitted_never_starts(job):
+    one = job(nodes=1)
+    first, *_ = one.launcher.render(one.spec).script.split("\n---\n")
+    one.cluster.kubectl("-n", SPACE, "create", "-f", "-", given=first)
+    one.handle = KubernetesLauncher().find(one.launcher.expected(one.spec))
+    assert one.handle.number
+    status = one.status()
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"image": "registry.invalid/none:1"}, "image .* cannot be pulled.*launcher.image"),
+        ({"python": "/no/python"}, "could not start its program.*launcher.python"),
+        ({"volumes": ours()}, "cannot be written.*launcher.volumes must bring the workspace"),
+        ({"volumes": [{"claim": "none", "mount_path": "/w"}]}, 'claim "none" not found'),
+    ],
+)
+def test_what_never_can_start_is_said_and_not_tried_again(job, settings, words):
+    one = job(nodes=1, **settings).start()
+    status = one.wait()
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert re.search(words, status.reason), status.reason
+    assert one.status() == status
+    one.cancel()  # as its trigger does
+
+
+def test_a_job_waits_for_room_and_says_why_until_its_time_is_over(job):
+    one = job(nodes=1, resources={"cpu": "64"}, start_timeout_s=8.0).start()
+    one.until(lambda: "waits for room" in one.status().reason, "tried by the scheduler")
+    status = one.status()
+    assert status.state is JobState.PENDING
+    assert "0/2 nodes are available: 2 Insufficient cpu" in status.reason
+    assert "launcher.resources.cpu" in status.reason
+    status = one.wait()
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert "Insufficient cpu" in status.reason and "start_timeout" in status.reason
+
+
+def test_more_memory_than_its_limit_is_named(job):
+    script = "b = []\nwhile True:\n    b.append(bytearray(10 << 20))\n"
+    one = job(script, nodes=1, resources={"memory": "160Mi"}).start()
+    status = one.wait()
+    assert (status.state, status.failure.rank) == (JobState.FAILED, 0)
+    assert "OOMKilled" in status.failure.reason, status
+    assert "launcher.resources.memory" in status.failure.reason
+
+
+def test_a_drained_worker_lets_ranks_save_and_the_job_is_preempted(job, cluster):
+    one = job(SLEEP).start().up()
+    eviction = {
+        **{"apiVersion": "policy/v1beta1", "kind": "Eviction"},
+        "metadata": {"name": one.pod(1), "namespace": SPACE},
+    }
+    path = f"/api/v1/namespaces/{SPACE}/pods/{one.pod(1)}/eviction"
+    cluster.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
+    status = one.wait()
+    assert status.state is JobState.PREEMPTED, (status, one.said())
+    assert "deleted while the job ran" in status.reason
+    assert all((one.spec.folder / f"asked-{rank}").exists() for rank in (0, 1))
+
+
+def test_a_job_of_higher_priority_preempts_one(job):
+    full = {"node_selector": {"kubernetes.io/hostname": "node-2"}, "resources": {"cpu": "1500m"}}
+    low = job(SLEEP, nodes=1, **full).start().up()
+    high = job(nodes=1, priority_class="urgent", **full).start()
+    status = low.wait()
+    assert status.state is JobState.PREEMPTED, (status, low.said())
+    assert "had to make room for one of higher priority" in status.reason
+    assert (low.spec.folder / "asked-0").exists()
+    assert high.wait().state is JobState.SUCCEEDED
+
+
+def test_time_is_over(job):
+    one = job(SLEEP, nodes=1, time_limit_s=12.0).start().up()
+    status = one.wait()
+    assert status.state is JobState.LOST and "launcher.time_limit" in status.reason
+    assert (one.spec.folder / "asked-0").exists()
+
+
+def test_what_the_account_may_not_is_not_tried_again(job, cluster, monkeypatch):
+    cluster.kubectl("-n", SPACE, "create", "serviceaccount", "nobody")
+    named: list[str] = []
+
+    def token() -> bool:
+        said = cluster.kubectl("-n", SPACE, "get", "secrets", "-o", "name")
+        named[:] = re.findall("nobody-token", said)
+        return bool(named)
+
+    one = job(nodes=1)
+    deadline = time.monotonic() + within(20)
+    while not token():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    monkeypatch.setenv("KUBECONFIG", str(cluster.as_account(SPACE, "nobody")))
+    with pytest.raises(SubmitFailed, match="cannot create.*docs/kubernetes.md") as caught:
+        one.start()
+    assert caught.value.retryable is False
+    with pytest.raises(LaunchError, match="cannot list"):
+        KubernetesLauncher().status(one.launcher.expected(one.spec))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"namespace": "none"}, "none.*not found.*launcher.namespace"),
+        ({"priority_class": "none"}, "launcher.priority_class"),
+        ({"service_account": "none"}, "launcher.service_account"),
+    ],
+)
+def test_what_the_cluster_refuses_leaves_nothing(job, settings, words):
+    one = job(nodes=1, **settings)
+    with pytest.raises(SubmitFailed, match=words) as caught:
+        one.start()
+    assert caught.value.retryable is False
+    one.handle = one.launcher.expected(one.spec)
+    gone(one)
+
+
+def test_a_quota_that_is_used_up_is_tried_again(job, cluster):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}}
+    cluster.apply(
+        quota | {"metadata": {"name": "q", "namespace": SPACE}, "spec": {"hard": {"pods": "1"}}}
+    )
+    one = job()
+    try:
+        words = ("-n", SPACE, "get", "resourcequota", "q", "-o", "jsonpath={.status.hard.pods}")
+        one.until(lambda: cluster.kubectl(*words) == "1", "known to the cluster")
+        with pytest.raises(SubmitFailed, match="exceeded quota.*larger quota") as caught:
+            one.start()
+    finally:
+        cluster.kubectl("-n", SPACE, "delete", "resourcequota", "q")
+    assert caught.value.retryable is True
+    one.handle = one.launcher.expected(one.spec)
+    gone(one)
+
+
+def test_a_cluster_that_does_not_answer_is_no_end(job, monkeypatch):
+    one = job(SLEEP, nodes=1).start().up()
+    said = json.loads(one.cluster.kubeconfig.read_text())
+    said["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    away = one.spec.folder / "away.conf"
+    away.write_text(json.dumps(said))
+    with monkeypatch.context() as context:
+        context.setenv("KUBECONFIG", str(away))
+        with pytest.raises(LaunchError, match="does not answer") as caught:
+            one.status()
+    assert caught.value.retryable
+    assert one.status().state is JobState.RUNNING
+
+
+# The last one: the node comes back with other tests' pods to be removed.
+def test_a_node_without_power_is_named(job, cluster):
+    one = job(SLEEP).start().up()
+    node = one.node_of(1)
+    began = time.monotonic()
+    cluster.cut_power(node)
+    try:
+        status = one.wait()
+        took_s = time.monotonic() - began
+        assert status.state is JobState.LOST, status
+        assert f"on node {node} does not answer" in status.reason
+        assert took_s < within(30)
+        records = [path.read_text() for path in one.spec.record_dir.iterdir()]
+        # Nothing runs on beside the next try.
+        assert (one.spec.folder / "asked-0").exists(), (status, records, one.said())
+        assert os.path.exists(one.spec.log_dir / "rank-1.log")
+    finally:
+        cluster.start(node)

@@ -1,0 +1,514 @@
+"""The objects of a job on Kubernetes, and what is made of answers of an API server. A real cluster
+is in tests/integration/test_kubernetes_launcher.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.job import JobSpec, JobState, StartedJob
+from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.plan import plan
+from ddl_airflow.launchers import kubernetes_pod
+from ddl_airflow.launchers.kubernetes import KubernetesLauncher, make_keys
+from ddl_airflow.launchers.kubernetes_api import Refused
+from ddl_airflow.launchers.kubernetes_causes import dead, judged, left_over, refused
+from ddl_airflow.launchers.kubernetes_objects import completed, name_of
+from ddl_airflow.launchers.registry import launcher
+
+SPEC = JobSpec(
+    job_id="digits-manual-1a2b/train-1",
+    command="python train.py --name 'a b'",
+    nodes=2,
+    slots=4,
+    python="/usr/local/bin/python3.12",
+    folder=Path("/workspace/runs/code"),
+    record_dir=Path("/workspace/runs/records"),
+    log_dir=Path("/workspace/runs/logs"),
+    env={"PARAM_KEY": "a secret value"},
+    gpu=True,
+    lock=Path("/workspace/experiments/.digits wide.lock"),
+    keep=(Path("/workspace/experiments/digits"), Path("/workspace/runs/experiment")),
+)
+NAME = name_of(SPEC.job_id)
+MANIFEST = """\
+model_definition:
+  name: digits
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: v100x4, nodes: 2}
+training_data_reference: {type: fs, source: {path: ./data}}
+training_results_reference: {type: fs, target: {path: ./results}}
+launcher:
+  kind: kubernetes
+  image: registry.example.com/vision/trainer:2.21
+  python: /opt/train/bin/python
+  context: arn:aws:eks:eu-1:1:cluster/training
+  namespace: vision
+  image_pull_secrets: [registry]
+  service_account: trainer
+  node_selector: {pool: gpu}
+  tolerations:
+    - {key: nvidia.com/gpu, effect: NoSchedule}
+    - {key: team, value: vision}
+  priority_class: batch
+  queue: vision
+  resources: {cpu: 8, memory: 64Gi}
+  volumes:
+    - {claim: training, mount_path: /workspace}
+    - {host_path: /data, mount_path: /data, read_only: true}
+  start_timeout: 30m
+  time_limit: 12h
+  grace: 2m
+  keep_finished: 10m
+"""
+SETTINGS = {"image": "trainer:1"}
+
+
+def full() -> KubernetesLauncher:
+    steps = plan(load_manifest_text(MANIFEST, "m.yml"), Path("m.yml"))
+    made = launcher(steps.train.launcher, json.loads(json.dumps(steps.train.scheduler)))
+    assert isinstance(made, KubernetesLauncher)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("DDL_", "OMPI_", "PRTE_", "TF_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "geteuid", lambda: 50000)
+    monkeypatch.setattr(os, "getegid", lambda: 0)
+
+
+def test_the_objects_ask_for_everything(golden):
+    golden("kubernetes_full.txt", f"{full().render(SPEC)}\n")
+
+
+def test_the_objects_ask_for_no_more_than_they_must(golden):
+    spec = replace(SPEC, gpu=False, lock=None, keep=None, nodes=1, slots=1)
+    golden("kubernetes_least.txt", f"{KubernetesLauncher(**SETTINGS).render(spec)}\n")
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
+def test_the_objects_are_what_kubernetes_knows(version):
+    validate = pytest.importorskip("kubernetes_validate").validate
+    made = list(yaml.safe_load_all(full().render(SPEC).script))
+    for one in [completed(one, {"A": "1"}, make_keys()) for one in made]:
+        validate(one, version, strict=True)
+
+
+def test_nothing_secret_is_shown_and_all_of_it_is_submitted():
+    submission = full().render(SPEC)
+    assert "a secret value" not in str(submission)
+    keys = make_keys()
+    made = [completed(one, submission.env, keys) for one in yaml.safe_load_all(submission.script)]
+    secrets = {one["metadata"]["name"]: one["stringData"] for one in made if "stringData" in one}
+    assert secrets[f"{NAME}-env"]["PARAM_KEY"] == "a secret value"
+    assert "PATH" not in secrets[f"{NAME}-env"]
+    assert secrets[f"{NAME}-ssh"] == keys
+    shown = json.dumps([one for one in made if one["kind"] != "Secret"])
+    assert "a secret value" not in shown and "PRIVATE KEY" not in shown
+
+
+def test_keys_are_those_of_ssh_and_of_one_job(tmp_path):
+    keys = make_keys()
+    assert keys["id_ed25519"] != make_keys()["id_ed25519"]
+    for private, public in (
+        ("id_ed25519", "authorized_keys"),
+        ("ssh_host_ed25519_key", "known_hosts"),
+    ):
+        path = tmp_path / private
+        path.touch(0o600)
+        path.write_text(keys[private])
+        words = ["ssh-keygen", "-y", "-f", str(path)]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+        assert " ".join(said[:2]) in keys[public]
+
+
+def test_names_are_those_of_kubernetes_and_of_one_job_each():
+    assert "ddl-digits-manual-1a2b-train-1-" + NAME[-10:] == NAME
+    long = "x" * 300
+    names = {name_of(one) for one in ("A_b/train-1", "a-b/train-1", "", "…", long, f"{long}y")}
+    assert len(names) == 6
+    assert max(map(len, names)) <= 45 and all(name[-1] != "-" for name in names)
+
+
+def test_the_place_goes_with_the_job():
+    handle = full().expected(SPEC)
+    assert handle.place == "vision/arn:aws:eks:eu-1:1:cluster/training"
+    dumped = json.loads(json.dumps(StartedJob(handle, 1.0).dump()))
+    assert StartedJob.load(dumped).handle == handle
+    del dumped["handle"]["place"]  # as an earlier version dumped it
+    assert StartedJob.load(dumped).handle == replace(handle, place="")
+    assert KubernetesLauncher(**SETTINGS).expected(SPEC).place == ""
+
+
+def test_a_job_needs_an_image():
+    with pytest.raises(SubmitFailed, match="launcher.image") as caught:
+        KubernetesLauncher().render(SPEC)
+    assert caught.value.retryable is False
+
+
+def test_what_runs_in_pods_needs_nothing_but_python():
+    code = f"import runpy; runpy.run_path({kubernetes_pod.__file__!r}, run_name='x')"
+    subprocess.run([sys.executable, "-ISc", code], check=True)
+
+
+def test_the_manifest_in_the_documentation_is_one():
+    page = Path(__file__).parents[4] / "docs" / "kubernetes.md"
+    shown = page.read_text().partition("```yaml\n")[2].partition("```")[0]
+    folders = (
+        "training_data_reference: {type: fs, source: {path: ./data}}\n"
+        "training_results_reference: {type: fs, target: {path: ./results}}\n"
+    )
+    train = plan(load_manifest_text(shown + folders, "kubernetes.md"), page).train
+    job = replace(SPEC, nodes=train.nodes, slots=train.slots, gpu=train.gpu)
+    script = launcher(train.launcher, train.scheduler).render(job).script
+    pods = [one for one in yaml.safe_load_all(script) if one["kind"] == "Pod"]
+    limits = {"memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert [one["spec"]["containers"][0]["resources"]["limits"] for one in pods] == [limits] * 2
+
+
+# --- what the cluster says --------------------------------------------------------------------
+
+NOW = 1_800_000_000.0
+AT = "2027-01-15T07:59:50Z"  # 10 s before
+LONG_AGO = "2027-01-15T07:00:00Z"
+
+
+@pytest.fixture
+def handle(tmp_path):
+    for folder in ("records", "logs"):
+        (tmp_path / folder).mkdir()
+    spec = replace(SPEC, slots=1, record_dir=tmp_path / "records", log_dir=tmp_path / "logs")
+    return KubernetesLauncher().expected(spec)
+
+
+def job_of(condition="", reason="", at=LONG_AGO, **metadata):
+    conditions = [{"type": condition, "status": "True", "reason": reason, "lastTransitionTime": at}]
+    annotations = {"ddl-airflow/nodes": "2"} | metadata.pop("annotations", {})
+    about = {"name": NAME, "uid": "u", "annotations": annotations, "creationTimestamp": LONG_AGO}
+    return {
+        "metadata": about | metadata,
+        "spec": {"parallelism": 1},
+        "status": {"conditions": conditions if condition else None},
+    }
+
+
+def pod_of(number, state=None, *, phase="Running", created=LONG_AGO, conditions=(), **status):
+    name = f"{NAME}-worker-{number}" if number != "launcher" else f"{NAME}-abcde"
+    role = "launcher" if number == "launcher" else "worker"
+    about = {"name": name, "labels": {"ddl-airflow/role": role}, "creationTimestamp": created}
+    if deleted := status.pop("deleted", ""):
+        about["deletionTimestamp"] = deleted
+    containers = [{"image": "trainer:1", "state": state or {"running": {"startedAt": LONG_AGO}}}]
+    said = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
+    return {"metadata": about, "spec": {"nodeName": f"n{number}"}, "status": said | status}
+
+
+def ended_as(reason="Error", code=1, message="", at=LONG_AGO):
+    return {
+        "terminated": {"reason": reason, "exitCode": code, "message": message, "finishedAt": at}
+    }
+
+
+def waiting(reason, message=""):
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def event(number, reason, message="it says"):
+    return {"of": f"{NAME}-worker-{number}", "reason": reason, "message": message}
+
+
+LAUNCHER = pod_of("launcher")
+GONE = pod_of(1, ended_as(code=143), phase="Failed")
+DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "state", "words"),
+    [
+        (DONE, [], JobState.LOST, ""),
+        (DONE[:1], [], JobState.PREEMPTED, "worker-1 was deleted while the job ran"),
+        (
+            DONE[:1],
+            [event(1, "Preempted", "by x/y")],
+            JobState.PREEMPTED,
+            "higher priority: by x/y",
+        ),
+        (DONE[:1], [event(1, "TaintManagerEviction")], JobState.LOST, "its node does not answer"),
+        ([DONE[0], pod_of(1, deleted=AT)], [], JobState.PREEMPTED, "on node n1 was deleted"),
+        (
+            [DONE[0], pod_of(1, phase="Failed", reason="NodeShutdown", message="bye")],
+            [],
+            JobState.PREEMPTED,
+            "to make room (NodeShutdown): bye",
+        ),
+        (
+            [
+                DONE[0],
+                pod_of(
+                    1,
+                    phase="Failed",
+                    reason="Evicted",
+                    message="The node had condition: [DiskPressure]. ",
+                ),
+            ],
+            [],
+            JobState.PREEMPTED,
+            "was evicted: The node had condition: [DiskPressure].",
+        ),
+        (
+            [
+                DONE[0],
+                pod_of(
+                    1,
+                    phase="Failed",
+                    reason="Evicted",
+                    message="Pod ephemeral local storage usage exceeds the total limit of "
+                    "containers 1Gi.",
+                ),
+            ],
+            [],
+            JobState.FAILED,
+            "launcher.resources",
+        ),
+        (
+            [
+                DONE[0],
+                pod_of(
+                    1,
+                    phase="Failed",
+                    reason="Evicted",
+                    message="The node was low on resource: memory. Container ranks was using "
+                    "4Gi, which exceeds its request of 0.",
+                ),
+            ],
+            [],
+            JobState.FAILED,
+            "Ask for as much as it takes",
+        ),
+        (
+            [DONE[0], pod_of(1, conditions=[{"type": "Ready", "status": "False"}])],
+            [],
+            JobState.LOST,
+            "on node n1 does not answer",
+        ),
+        (
+            [
+                *DONE,
+                pod_of(
+                    "launcher",
+                    ended_as(message=json.dumps({"said": "x", "pod": f"{NAME}-worker-1"})),
+                ),
+            ],
+            [],
+            JobState.LOST,
+            "worker-1 on node n1 does not answer",
+        ),
+        (
+            [DONE[0], pod_of(1, ended_as("OOMKilled", 137), phase="Failed")],
+            [],
+            JobState.FAILED,
+            "launcher.resources.memory",
+        ),
+    ],
+)
+def test_a_job_that_ended_says_what_happened_to_its_pods(handle, pods, events, state, words):
+    facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": pods, "events": events}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (state, False)
+    assert words in status.reason
+    # The ranks' own records say more; but for what they say of a pod that was ended.
+    for rank in range(2):
+        record = {"rank": rank, "host": f"w{rank}", "ended": 1.0, "exit_code": 0}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    assert judged(handle, facts, NOW).state is JobState.SUCCEEDED
+    (handle.record_dir / "rank-1.json").write_text(
+        '{"rank": 1, "host": "w1", "ended": 1.0, "exit_code": 3}'
+    )
+    assert judged(handle, facts, NOW).failure.exit_code == 3
+
+
+@pytest.mark.parametrize("job", [job_of(creationTimestamp=AT), job_of("Complete")])
+def test_ranks_that_are_all_in_one_pod_are_none_of_success(handle, job):
+    for rank in range(2):
+        record = {"rank": rank, "host": "launcher", "ended": 1.0, "exit_code": 0}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    facts = {"job": job, "pods": [LAUNCHER, pod_of(0), pod_of(1)], "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (JobState.FAILED, True)
+    assert "ranks 0 and 1 on launcher" in status.reason
+
+
+def test_a_job_has_ended_when_its_pods_have(handle):
+    facts = {"job": job_of("Complete", at=AT), "pods": [pod_of(0), pod_of(1)], "events": []}
+    assert judged(handle, facts, NOW).state is JobState.RUNNING
+    assert left_over(facts, NOW) == []
+    assert judged(handle, facts, NOW + 60).ended
+    assert len(left_over(facts, NOW + 60)) == 2
+
+
+def test_a_job_that_is_deleted_has_ended_when_it_is_gone_or_its_node_is_lost(handle):
+    job = job_of(deletionTimestamp=AT)
+    facts = {"job": job, "pods": [pod_of(0, deleted=AT)], "events": []}
+    assert judged(handle, facts, NOW).reason == "is being ended"
+    status = judged(handle, facts, NOW + 60)
+    assert (status.state, status.ended) == (JobState.LOST, True)
+    assert "on node n0 does not answer" in status.reason
+    assert judged(handle, {"job": None, "pods": [], "events": []}, NOW).state is JobState.LOST
+
+
+def unschedulable(said, reason="Unschedulable"):
+    return [{"type": "PodScheduled", "status": "False", "reason": reason, "message": said}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "events", "state", "words"),
+    [
+        (pod_of(1), [], JobState.RUNNING, "on n0, n1"),
+        (
+            pod_of(
+                1,
+                phase="Pending",
+                conditions=unschedulable("0/9 nodes: 9 Insufficient nvidia.com/gpu."),
+            ),
+            [],
+            JobState.PENDING,
+            "waits for room: 0/9 nodes: 9 Insufficient nvidia.com/gpu. If there never is, change "
+            "launcher.slots",
+        ),
+        (
+            pod_of(1, phase="Pending", conditions=unschedulable("", "SchedulingGated")),
+            [],
+            JobState.PENDING,
+            "Kueue",
+        ),
+        (
+            pod_of(
+                1, phase="Pending", conditions=unschedulable('persistentvolumeclaim "w" not found')
+            ),
+            [],
+            JobState.FAILED,
+            "Correct launcher.volumes",
+        ),
+        (
+            pod_of(1, waiting("ImagePullBackOff", "Back-off"), phase="Pending", created=AT),
+            [],
+            JobState.PENDING,
+            "cannot be pulled (ImagePullBackOff): Back-off.",
+        ),
+        (
+            pod_of(1, waiting("ImagePullBackOff", "Back-off"), phase="Pending", created=AT),
+            [event(1, "Failed", "Failed to pull image: 401 Unauthorized")],
+            JobState.FAILED,
+            "launcher.image_pull_secrets",
+        ),
+        (
+            pod_of(1, waiting("ErrImagePull", "connection refused"), phase="Pending"),
+            [],
+            JobState.FAILED,
+            "so for 600 s (launcher.start_timeout)",
+        ),
+        (
+            pod_of(1, waiting("InvalidImageName", "x"), phase="Pending", created=AT),
+            [],
+            JobState.FAILED,
+            "Correct launcher.image",
+        ),
+        (
+            pod_of(
+                1, waiting("CreateContainerConfigError", "no secret"), phase="Pending", created=AT
+            ),
+            [],
+            JobState.PENDING,
+            "(CreateContainerConfigError): no secret",
+        ),
+        (
+            pod_of(1, waiting("ContainerCreating"), phase="Pending"),
+            [event(1, "FailedMount", "not there")],
+            JobState.FAILED,
+            "(FailedMount): not there",
+        ),
+    ],
+)
+def test_a_job_that_waits_says_for_what(handle, pod, events, state, words):
+    facts = {"job": job_of(), "pods": [LAUNCHER, pod_of(0), pod], "events": events}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.permanent) == (state, state is JobState.FAILED)
+    assert words in status.reason
+
+
+def test_a_job_waits_for_its_quota(handle):
+    made = {"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}
+    facts = {"job": job_of(), "pods": [pod_of(0), pod_of(1)], "events": [made]}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.reason) == (JobState.PENDING, "waits to be made: exceeded quota")
+
+
+@pytest.mark.parametrize(
+    ("pod", "state", "permanent"),
+    [
+        (pod_of(1), None, False),
+        (pod_of(1, ended_as(at=AT), phase="Failed"), None, False),  # the launcher sees it
+        (pod_of(1, ended_as("StartError", 128), phase="Failed"), JobState.FAILED, True),
+        (
+            pod_of(1, ended_as(code=69, message='{"said": "no sshd"}'), phase="Failed"),
+            JobState.FAILED,
+            True,
+        ),
+        (pod_of(1, ended_as(), phase="Failed"), JobState.LOST, False),
+        (pod_of(0), JobState.PREEMPTED, False),  # not 1
+        (pod_of(1, ended_as(code=75), phase="Failed"), JobState.LOST, False),
+    ],
+)
+def test_a_job_that_cannot_go_on_is_ended(handle, pod, state, permanent):
+    facts = {"job": job_of(), "pods": [LAUNCHER, pod_of(0), pod], "events": []}
+    verdict = dead(facts, NOW)
+    assert (verdict and verdict.state) is state
+    if verdict:
+        assert verdict.permanent is permanent
+        kept = {"ddl-airflow/ended-because": verdict.dump()}
+        ended = job_of("Failed", "DeadlineExceeded", annotations=kept)
+        status = judged(handle, facts | {"job": ended}, NOW)
+        assert (status.state, status.reason) == (state, verdict.reason)
+
+
+def test_a_worker_that_lost_its_launcher_names_the_launchers_node():
+    alone = pod_of(1, ended_as(code=75), phase="Failed")
+    verdict = dead({"job": job_of(), "pods": [pod_of(0), alone, LAUNCHER], "events": []}, NOW)
+    assert "on node nlauncher does not answer" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "cure", "again"),
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: q', "larger quota", True),
+        (
+            403,
+            'jobs.batch is forbidden: User "u" cannot create resource "jobs"',
+            "docs/kubernetes.md",
+            False,
+        ),
+        (404, 'namespaces "none" not found', "launcher.namespace", False),
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted"', "run_ranks_as", False),
+        (422, "Pod is invalid: spec", "", False),
+        (503, "apiserver is shutting down", "", True),
+    ],
+)
+def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, again):
+    one = {"kind": "Pod", "metadata": {"name": "x"}}
+    error = refused(Refused(code, "", said), "vision", one)
+    assert error.retryable is again
+    assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
