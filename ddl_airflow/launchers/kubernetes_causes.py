@@ -30,7 +30,7 @@ _KILLED = 137
 # In which the pods of a job that has ended have ended, too; and more than the grace of one that is
 # deleted, after which its node does not answer.
 _SETTLE_S = 15.0
-_OVERDUE_S = 30.0
+_OVERDUE_S = 75.0
 # For a pod that has its node, to run; in which a registry or a volume may be away.
 _START_S = 600.0
 # For so long it is looked at where its ranks are.

@@ -5,6 +5,7 @@ It is started by the scripts of ``../shared/kubernetes/cluster``. Where those ar
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -115,8 +116,6 @@ class KubernetesCluster:
             if one["metadata"].get("annotations", {}).get(of) == account
         )
         config = json.loads(self.kubeconfig.read_text())
-        import base64
-
         config["users"][0]["user"] = {"token": base64.b64decode(token).decode()}
         config["contexts"][0]["context"]["namespace"] = namespace
         path = self.folder / f"{account}.conf"

@@ -17,12 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.base import Scheduler
 from tests.integration.kubernetes import IMAGE, NODES, ROOT, KubernetesCluster, ours, python
-from tests.limits import within
+from tests.limits import until, within
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
@@ -348,26 +349,42 @@ def test_time_is_over(job):
     assert (one.spec.folder / "asked-0").exists()
 
 
-def test_what_the_account_may_not_is_not_tried_again(job, cluster, monkeypatch):
-    cluster.kubectl("-n", SPACE, "create", "serviceaccount", "nobody")
-    named: list[str] = []
+@pytest.fixture
+def as_account(cluster, monkeypatch) -> Callable[[str], None]:
+    """as_account(name): from here on Kubernetes is asked by a new service account."""
 
-    def token() -> bool:
-        said = cluster.kubectl("-n", SPACE, "get", "secrets", "-o", "name")
-        named[:] = re.findall("nobody-token", said)
-        return bool(named)
+    def become(name: str) -> None:
+        cluster.kubectl("-n", SPACE, "create", "serviceaccount", name)
+        words = ("-n", SPACE, "get", "secrets", "-o", "name")
+        until(lambda: f"{name}-token" in cluster.kubectl(*words), 20)
+        monkeypatch.setenv("KUBECONFIG", str(cluster.as_account(SPACE, name)))
 
+    return become
+
+
+def test_what_the_account_may_not_is_not_tried_again(job, as_account):
     one = job(nodes=1)
-    deadline = time.monotonic() + within(20)
-    while not token():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    monkeypatch.setenv("KUBECONFIG", str(cluster.as_account(SPACE, "nobody")))
+    as_account("nobody")
     with pytest.raises(SubmitFailed, match="cannot create.*docs/kubernetes.md") as caught:
         one.start()
     assert caught.value.retryable is False
     with pytest.raises(LaunchError, match="cannot list"):
         KubernetesLauncher().status(one.launcher.expected(one.spec))
+
+
+def test_the_rights_that_the_page_lists_are_enough(job, cluster, as_account):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    role = yaml.safe_load(page.split("```yaml\n")[2].partition("```")[0])
+    cluster.apply(role)
+    words = ("--role=ddl-airflow", f"--serviceaccount={SPACE}:airflow")
+    cluster.kubectl("-n", SPACE, "create", "rolebinding", "airflow", *words)
+    as_account("airflow")
+    one = job(SLEEP, nodes=1).start().up()
+    assert KubernetesLauncher().find(one.launcher.expected(one.spec)) == one.handle
+    one.cancel()
+    assert one.wait().state is JobState.LOST
+    waits = job(nodes=1, resources={"cpu": "64"}).start()  # of which events tell
+    waits.until(lambda: "waits for room" in waits.status().reason, "tried by the scheduler")
 
 
 @pytest.mark.parametrize(
