@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ _ENDINGS = {
     "tried again, if the script goes on from its checkpoints",
 }
 _ENDED = frozenset(("COMPLETED", "FAILED", *_ENDINGS))
+_BY_SLURM = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 # Reasons of pending jobs that waiting does not mend; Slurm accepts such a job all the same, unless
 # EnforcePartLimits is set.
 _NEVER = {
@@ -295,9 +297,11 @@ def _quoted(option: str) -> str:
 def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     status = ranks_status(handle, running=False)
     failure = status.failure
-    # What a rank did by itself says more than that Slurm then ended the rest.
+    # What a rank did by itself says more than that Slurm then ended the rest. A signal is Slurm's:
+    # a script may have ended by it before its shim had heard of it.
     known = status.state is JobState.SUCCEEDED or status.apart
-    if known or (failure and failure.exit_code is not None):
+    by_itself = failure and failure.exit_code not in (None, *_BY_SLURM)
+    if known or by_itself or (failure and failure.exit_code and state not in _ENDINGS):
         return status
     if state in _ENDINGS:
         why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."

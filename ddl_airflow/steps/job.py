@@ -369,6 +369,8 @@ class ScheduledJob(RunningJob):
         self._handle = started.handle
         try:
             status = self._follow(started, status)
+            if status.permanent:  # it may still wait, or run
+                self._launcher.cancel(started.handle, GRACE_S)
             if error is not None:
                 raise error
             self._conclude(started, status)

@@ -121,11 +121,12 @@ class Hosts:
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host, counted from 0."""
-        pid = self._hosts[host].pid
+        return [*self._inside(self._hosts[host].pid), "env", f"TMPDIR={TEMPORARY}", *command]
+
+    def _inside(self, pid: int) -> list[str]:
         return [
             *("nsenter", "--target", str(pid), "--net", "--uts", "--mount"),
             *(f"--pid=/proc/{pid}/ns/pid_for_children", f"--wd={self.folder}"),
-            *("env", f"TMPDIR={TEMPORARY}", *command),
         ]
 
     def mpirun(
@@ -181,6 +182,17 @@ class Hosts:
         """Puts it back."""
         self._run([*self._on_switch, "ip", "link", "set", f"host{host + 1}", "up"])
 
+    def cut_power(self, host: int) -> None:
+        """Ends a host at once, with all that runs there."""
+        self._hosts[host].kill()
+        self._hosts[host].wait()
+
+    def start(self, host: int) -> None:
+        """Starts it again, if it has ended."""
+        if self._hosts[host].poll() is not None:
+            self._hosts[host] = self._boot(host)
+            self._await(self.folder / f"host{host + 1}.log", "Server listening", self._hosts[host])
+
     @property
     def _on_switch(self) -> list[str]:
         assert self._switch is not None
@@ -214,31 +226,34 @@ class Hosts:
             "switch",
             "ip link add switch type bridge; ip link set switch up; echo ready; sleep infinity",
         )
-        for i, address in enumerate(self.addresses):
-            name = f"host{i + 1}"
-            config = self.folder / f"{name}.sshd"
-            config.write_text(
-                _SSHD.format(address=address, folder=self.folder, temporary=TEMPORARY)
-            )
-            host = self._spawn(
-                name,
-                f"mount -t tmpfs {name} {TEMPORARY}; hostname {name}; ip link set lo up;"
-                # What this machine's user does at each login is nothing to the hosts.
-                " [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc;"
-                " echo ready;"
-                f" until ip addr show dev eth0 2>/dev/null | grep -q {address}/;"
-                f" do sleep 0.02; done;"
-                f" exec $(command -v sshd) -D -e -f {config}",
-            )
-            self._hosts.append(host)
-            switch = [*self._on_switch, "ip", "link"]
-            pair = ["add", name, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
-            self._run([*switch, *pair])
-            self._run([*switch, "set", name, "master", "switch", "up"])
-            self._run(self.on(i, ["ip", "link", "set", "eth0", "up"]))
-            self._run(self.on(i, ["ip", "addr", "add", f"{address}/24", "dev", "eth0"]))
+        self._hosts = [self._boot(i) for i in range(len(self.addresses))]
         for i, host in enumerate(self._hosts):
             self._await(self.folder / f"host{i + 1}.log", "Server listening", host)
+
+    def _boot(self, number: int) -> subprocess.Popen[bytes]:
+        address, name = self.addresses[number], f"host{number + 1}"
+        config = self.folder / f"{name}.sshd"
+        config.write_text(_SSHD.format(address=address, folder=self.folder, temporary=TEMPORARY))
+        host = self._spawn(
+            name,
+            f"mount -t tmpfs {name} {TEMPORARY}; hostname {name}; ip link set lo up;"
+            # What this machine's user does at each login is nothing to the hosts.
+            " [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc;"
+            " echo ready;"
+            f" until ip addr show dev eth0 2>/dev/null | grep -q {address}/;"
+            f" do sleep 0.02; done;"
+            f" exec $(command -v sshd) -D -e -f {config}",
+        )
+        switch = [*self._on_switch, "ip", "link"]
+        # The address of its card stays when it starts again: others remember it.
+        card = ["name", "eth0", "address", f"02:00:00:00:00:{number + 1:02x}"]
+        pair = ["add", name, "type", "veth", "peer", *card, "netns", str(host.pid)]
+        self._run([*switch, *pair])
+        self._run([*switch, "set", name, "master", "switch", "up"])
+        own = self._inside(host.pid)
+        self._run([*own, "ip", "link", "set", "eth0", "up"])
+        self._run([*own, "ip", "addr", "add", f"{address}/24", "dev", "eth0"])
+        return host
 
     def _await(self, log: Path, said: str, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + within(START_TIMEOUT_S)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.hosts import TEMPORARY, Hosts, available
-from tests.integration.ssh_task import SshTask
+from tests.integration.launched import LaunchedJob, over_ssh
 
 pytestmark = pytest.mark.integration
 # Host 0 has the task.
@@ -170,13 +170,13 @@ class Fault:
 FAULTS = tuple(name for name in vars(Fault) if not name.startswith("_"))
 
 
-def _look(hosts: Hosts) -> SshTask:
+def _look(hosts: Hosts) -> LaunchedJob:
     """Workspaces are hosts' own: what ails one is not what ails all."""
     number = next(_numbers)
     root = Path(TEMPORARY, f"run-{number}")
     names = [hosts.addresses[at] for at in RANKS]
-    return SshTask(
-        hosts, f"look/{number}", root, names=names, nodes=4, min_nodes=3, only_looks=True
+    return over_ssh(
+        hosts, f"look/{number}", root, hosts=names, nodes=4, min_nodes=3, only_looks=True
     )
 
 

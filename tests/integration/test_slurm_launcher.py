@@ -145,15 +145,6 @@ def test_ranks_run_on_all_nodes_and_find_the_same_as_on_one_host(job, slurm, mon
     assert isinstance(one.launcher, Scheduler)
 
 
-def test_a_failed_rank_is_named_and_ends_the_others(job):
-    script = (
-        "import os, sys, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    sys.exit(41)\n"
-    )
-    status = job(script + "time.sleep(600)").start().wait()
-    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
-    assert (status.failure.exit_code, status.failure.permanent) == (41, False)
-
-
 def test_cancel_lets_ranks_end_and_may_come_twice(job, slurm):
     one = job(SLEEP).start().up()
     assert one.status().state is JobState.RUNNING

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.hosts import Hosts, available
-from tests.integration.ssh_task import SCRIPT, SshTask, task_environment
+from tests.integration.launched import SCRIPT, LaunchedJob, over_ssh, task_environment
 from tests.limits import within
 
 pytestmark = pytest.mark.integration
@@ -31,13 +31,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def task(hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., SshTask]]:
+def task(hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
     """task(script, hosts=, …): a job that has begun. Ends it."""
-    made: list[SshTask] = []
+    made: list[LaunchedJob] = []
 
-    def make(script: str, **asked: Any) -> SshTask:
+    def make(script: str, **asked: Any) -> LaunchedJob:
         root = asked.pop("root", tmp_path / "run")
-        made.append(SshTask(hosts, f"{tmp_path.name}/train-{len(made)}", root, script, **asked))
+        made.append(over_ssh(hosts, f"{tmp_path.name}/train-{len(made)}", root, script, **asked))
         return made[-1]
 
     yield make
@@ -50,8 +50,8 @@ def task(hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., SshTask]]:
 def test_ranks_run_on_the_hosts_and_find_the_same_as_on_one(task) -> None:
     one = task(WHERE, slots=2, env={"PARAM_NOTE": "a mark of this test"})
     assert one.ended() == ["", "", 2], one.said()
-    logs = [(one.root / "log_dir" / f"rank-{rank}.log").read_text().split() for rank in range(4)]
-    folder = str(one.root / "folder")
+    logs = [(one.root / "logs" / f"rank-{rank}.log").read_text().split() for rank in range(4)]
+    folder = str(one.root / "code")
     assert logs == [[f"host{1 + n // 2 + 1}", folder, str(n // 2 + 1)] for n in range(4)]
     assert "a mark of this test" not in one.said()
     assert f"ranks go to 2 host(s): {', '.join(['10.99.0.2', '10.99.0.3'])}" in one.said()
@@ -75,7 +75,7 @@ if rank == 0:
     root = Path("/mnt/work/runs/a run")
     places = {"DATA_DIR": "data", "RESULT_DIR": "result"}
     env = {name: str(root / folder) for name, folder in places.items()}
-    env["DDL_PROGRESS"] = str(root / "progress.jsonl")
+    env["DDL_PROGRESS"] = str(root / "ddl" / "progress.jsonl")
     files = {"../../cache/ab/blob": "of the data", "result/checkpoint": "of a try before"}
     one = task(
         script, root=root, env=env, files=files, links={"data/a file.txt": "../../../cache/ab/blob"}
@@ -89,7 +89,7 @@ if rank == 0:
         ).stdout
 
     for rank in range(2):
-        said = on_task("cat", f"{root}/log_dir/rank-{rank}.log")
+        said = on_task("cat", f"{root}/logs/rank-{rank}.log")
         assert said == f"{rank} of the data\nbefore: ['checkpoint']\n"
     assert on_task("cat", f"{root}/result/made") == "by rank 0"
     assert on_task("ls", f"{root}/result").split() == ["checkpoint", "made"]  # no link
@@ -103,18 +103,11 @@ if rank == 0:
         assert left.stdout.split() == ["/mnt/work/cache/ab/blob"]
 
 
-def test_a_failed_rank_is_named_with_its_host(task) -> None:
-    one = task("import os, sys, time\nif os.environ['LEARNER_ID'] == '2': sys.exit(41)\n" + WAIT)
-    kind, said, again = one.ended()
-    assert (kind, again) == ("JobFailed", True), one.said()
-    assert said.startswith("rank 1 of 2 on host3 exited with code 41")
-
-
 def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_it(
     task, hosts
 ) -> None:
     names = hosts.addresses[1:4]
-    one = task(WAIT, names=names)
+    one = task(WAIT, hosts=names)
     one.until("rank 0 | up")
     hosts.cut(2)
     began = time.monotonic()
@@ -124,7 +117,7 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
         assert (kind, again) == ("JobLost", True), one.said()
         assert "10.99.0.3: it does not answer" in said
         assert took < within(15)
-        two = task(WHERE, names=names)
+        two = task(WHERE, hosts=names)
         assert two.ended() == ["", "", 2], two.said()
         assert "10.99.0.3 is left out: it does not answer" in two.said()
         assert "ranks go to 2 host(s): 10.99.0.2, 10.99.0.4" in two.said()
@@ -139,30 +132,6 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
         hosts.connect(2)
     five = task(WHERE)
     assert five.ended() == ["", "", 2], five.said()
-
-
-def test_ranks_that_ran_elsewhere_than_asked_end_the_training(task, tmp_path) -> None:
-    """An mpirun that does not see its hosts starts all of them beside itself."""
-    blind = tmp_path / "blind"
-    blind.mkdir()
-    real = Path(sys.executable)
-    (blind / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
-    (blind / "mpirun").write_text(
-        f"#!/bin/bash\nwords=()\n"
-        'while [ $# -gt 0 ]; do case "$1" in\n'
-        '--host) [[ "$*" == *preflight* ]] && words+=("$1" "$2"); shift 2;;\n'
-        '--map-by) [[ "$*" == *preflight* ]] && words+=("$1" "$2") || words+=(--oversubscribe);'
-        " shift 2;;\n"
-        '*) words+=("$1"); shift;; esac; done\n'
-        f'exec {real.parent / "mpirun"} "${{words[@]}}"\n'
-    )
-    for name in ("python", "mpirun"):
-        (blind / name).chmod(0o755)
-    one = task(WAIT, python=str(blind / "python"))
-    kind, said, again = one.ended()
-    assert (kind, again) == ("JobLost", False), one.said()
-    assert "2 hosts with 1 rank(s) each were asked for" in said
-    assert "ranks 0 and 1 on host1" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -194,10 +163,10 @@ def _has(hosts: Hosts, host: int, name: str) -> bool:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"names": ["10.99.0.2", "nowhere.invalid"]}, "nowhere.invalid: its name is not known"),
-        ({"names": ["10.99.0.2:1", "10.99.0.3"], "slots": 2}, "fewer slots have 10.99.0.2:1"),
-        ({"names": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
-        ({"names": ["10.99.0.2", "host2.alias"]}, "it is host2, as 10.99.0.2 is. Name it once"),
+        ({"hosts": ["10.99.0.2", "nowhere.invalid"]}, "nowhere.invalid: its name is not known"),
+        ({"hosts": ["10.99.0.2:1", "10.99.0.3"], "slots": 2}, "fewer slots have 10.99.0.2:1"),
+        ({"hosts": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
+        ({"hosts": ["10.99.0.2", "host2.alias"]}, "it is host2, as 10.99.0.2 is. Name it once"),
         ({"ssh_config": "/dev/null"}, "10.99.0.2: its key is not the one in known_hosts"),
     ],
 )

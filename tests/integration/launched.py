@@ -1,4 +1,4 @@
-"""A task whose job has its ranks on other hosts: on the first of the hosts in namespaces."""
+"""Jobs that a process of its own launches and follows, as a task of Airflow does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.integration.hosts import Hosts
 from tests.limits import within
 
-SCRIPT = Path(__file__).resolve().parent / "scripts" / "ssh_job.py"
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "launched_job.py"
 
 
 def task_environment() -> dict[str, str]:
@@ -24,31 +25,33 @@ def task_environment() -> dict[str, str]:
     return found | {"PYTHONPATH": os.pathsep.join(sources)}
 
 
-class SshTask:
-    """Begins with a job on the first host; its ranks go to others.
+class LaunchedJob:
+    """A job that a process of its own has launched, and follows, as a task does.
 
     Args:
-        hosts: the first has the task, and the next two the ranks, unless ``names`` says so.
+        around: put in front of the command of that process, which may run elsewhere.
+        folder: for what the process is asked and says; it sees it too.
         job_id: of the job.
-        root: folder of the run; on /mnt nothing is shared.
+        root: folder of the run.
+        kind: the launcher's.
         script: what ranks run.
-        names: hosts of the launcher.
         slots, nodes, env: of the job.
         files: more files of the run, by their paths beneath its root, with their texts.
         links: symbolic links, with what they point to.
         only_looks: whether it ends before ranks start.
         python: the ranks'.
-        settings: further ones of the launcher.
+        settings: of the launcher.
     """
 
     def __init__(
         self,
-        hosts: Hosts,
+        around: Callable[[list[str]], list[str]],
+        folder: Path,
         job_id: str,
         root: Path,
+        kind: str,
         script: str = "",
         *,
-        names: list[str] | None = None,
         slots: int = 1,
         nodes: int = 2,
         env: dict[str, str] | None = None,
@@ -60,6 +63,8 @@ class SshTask:
     ) -> None:
         self.root = root
         asked = {
+            "kind": kind,
+            "settings": settings,
             "job": {
                 "job_id": job_id,
                 "command": "python main.py",
@@ -68,40 +73,42 @@ class SshTask:
                 "env": env or {},
             },
             "root": str(root),
-            "launcher": {
-                "hosts": hosts.addresses[1:3] if names is None else names,
-                "network": "10.99.0.0/24",
-                "ssh_config": str(hosts.ssh_config),
-                **settings,
-            },
-            "files": {"folder/main.py": script, **(files or {})},
+            "files": {"code/main.py": script, **(files or {})},
             "links": links or {},
             "only_looks": only_looks,
             "python": python,
         }
-        self._said = hosts.folder / f"{job_id.replace('/', '-')}.said"
+        self._said = folder / f"{job_id.replace('/', '-')}.said"
         question = self._said.with_suffix(".json")
         question.write_text(json.dumps(asked))
-        with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
-                hosts.on(0, [sys.executable, str(SCRIPT), str(question)]),
+        self._command = around([sys.executable, str(SCRIPT), str(question)])
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._said.open("ab") as said:
+            return subprocess.Popen(
+                self._command,
                 env=task_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
             )
 
+    def start_again(self) -> None:
+        """The same process once more, as a next try."""
+        self.process = self._start()
+
     def said(self) -> str:
+        """What the process has said so far."""
         return self._said.read_text(errors="replace")
 
-    def until(self, words: str, count: int = 1) -> float:
-        """Waits until it has said that; the seconds it took."""
+    def until(self, words: str, count: int = 1) -> None:
+        """Waits until it has said that."""
         began = time.monotonic()
         while self.said().count(words) < count:
             waited = time.monotonic() - began
             assert waited < within(60) and self.process.poll() is None, self.said()
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def ended(self) -> list[Any]:
         """The error's name, its message, and whether it is tried again; or '', '' and the nodes."""
@@ -109,3 +116,21 @@ class SshTask:
         last = self.said().splitlines()[-1]
         assert last.startswith("ended: "), self.said()
         return json.loads(last.removeprefix("ended: "))
+
+
+def over_ssh(lab: Hosts, job_id: str, root: Path, script: str = "", **asked: Any) -> LaunchedJob:
+    """One whose process is on the first host, and whose ranks are on the next two."""
+    settings = {
+        "hosts": lab.addresses[1:3],
+        "network": "10.99.0.0/24",
+        "ssh_config": str(lab.ssh_config),
+    }
+    return LaunchedJob(
+        lambda command: lab.on(0, command),
+        lab.folder,
+        job_id,
+        root,
+        "ssh",
+        script,
+        **{**settings, **asked},
+    )
