@@ -20,6 +20,7 @@ from ddl_airflow.demo.site import AirflowSite, EmbeddedObjectStore, running
 from tests.integration import planted
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.databases import PostgreSql
+from tests.integration.kubernetes import KubernetesCluster
 from tests.integration.mail import Mailbox
 from tests.integration.slurm import SlurmCluster
 from tests.limits import PatientSite, calibrate, within
@@ -147,6 +148,17 @@ def slurm(slurm_folder: Path) -> Iterator[SlurmCluster]:
         pytest.skip(reason)
     with SlurmCluster(slurm_folder) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def kubernetes_cluster() -> Iterator[KubernetesCluster]:
+    """A Kubernetes cluster of two nodes on this host."""
+    if reason := KubernetesCluster.missing():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="kubernetes-"))
+    with KubernetesCluster(folder) as cluster:
+        yield cluster
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from tests.limits import within
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/ddl-test:1"
 NODES = ("node-1", "node-2")
+SPACE = "vision"
 # Beside what is asked for, what Python and Open MPI of this machine are linked with.
 PROGRAMS = ("sh", "env", "sleep", "ssh", "sshd")
 
@@ -40,7 +41,10 @@ def _shared() -> Path:
 
 
 class KubernetesCluster:
-    """Started by ``with``. ``kubeconfig`` is its administrator's."""
+    """Started by ``with``. ``kubeconfig`` is its administrator's.
+
+    It has a namespace ``SPACE``, and a class of priority ``urgent``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,6 +66,9 @@ class KubernetesCluster:
         try:
             self._run("cluster_up.sh", "2", str(free_port()), KUBE_APISERVER_XZ=str(archive))
             self._load_image()
+            self.kubectl("create", "namespace", SPACE)
+            priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+            self.apply(priority | {"metadata": {"name": "urgent"}, "value": 1000})
         except BaseException:
             self.__exit__()
             raise

@@ -59,12 +59,12 @@ class LaunchedJob:
         links: dict[str, str] | None = None,
         only_looks: bool = False,
         python: str = sys.executable,
-        **settings: Any,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.root = root
         asked = {
             "kind": kind,
-            "settings": settings,
+            "settings": settings or {},
             "job": {
                 "job_id": job_id,
                 "command": "python main.py",
@@ -118,19 +118,24 @@ class LaunchedJob:
         return json.loads(last.removeprefix("ended: "))
 
 
-def over_ssh(lab: Hosts, job_id: str, root: Path, script: str = "", **asked: Any) -> LaunchedJob:
+def over_ssh(
+    lab: Hosts,
+    job_id: str,
+    root: Path,
+    script: str = "",
+    *,
+    settings: dict[str, Any] | None = None,
+    **asked: Any,
+) -> LaunchedJob:
     """One whose process is on the first host, and whose ranks are on the next two."""
-    settings = {
+    usual = {
         "hosts": lab.addresses[1:3],
         "network": "10.99.0.0/24",
         "ssh_config": str(lab.ssh_config),
     }
     return LaunchedJob(
         lambda command: lab.on(0, command),
-        lab.folder,
-        job_id,
-        root,
-        "ssh",
-        script,
-        **{**settings, **asked},
+        *(lab.folder, job_id, root, "ssh", script),
+        settings={**usual, **(settings or {})},
+        **asked,
     )

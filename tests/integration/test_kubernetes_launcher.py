@@ -9,8 +9,6 @@ import json
 import os
 import pwd
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +20,7 @@ import yaml
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers.base import Scheduler
-from tests.integration.kubernetes import IMAGE, NODES, ROOT, KubernetesCluster, ours, python
+from tests.integration.kubernetes import IMAGE, NODES, ROOT, SPACE, KubernetesCluster, ours, python
 from tests.limits import until, within
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
@@ -32,7 +30,6 @@ from ddl_airflow.launchers.kubernetes_objects import name_of, worker_name
 pytestmark = pytest.mark.integration
 
 _WAIT_S = 60.0
-SPACE = "vision"
 SECRET = "ZGRsIGlzIG5vdCBiYXNlNjQ"
 SLEEP = """\
 import os, signal, sys, time
@@ -101,17 +98,9 @@ class Job:
         return "\n".join([*said, self.cluster.kubectl(*pods, check=False)])
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KubernetesCluster]:
-    if reason := KubernetesCluster.missing():
-        pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="ddl-kubernetes-"))
-    with KubernetesCluster(folder) as one:
-        one.kubectl("create", "namespace", SPACE)
-        priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
-        one.apply(priority | {"metadata": {"name": "urgent"}, "value": 1000})
-        yield one
-    shutil.rmtree(folder)
+@pytest.fixture
+def cluster(kubernetes_cluster: KubernetesCluster) -> KubernetesCluster:
+    return kubernetes_cluster
 
 
 @pytest.fixture

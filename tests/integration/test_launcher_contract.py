@@ -1,7 +1,7 @@
 """One contract for all launchers: each way in which a job can end, on the real thing.
 
-``local`` on this host, ``ssh`` between hosts in namespaces, ``slurm`` on a cluster of two nodes. A
-table of what was tried, and how it ended, is printed at the end.
+``local`` on this host, ``ssh`` between hosts in namespaces, ``slurm`` and ``kubernetes`` on
+clusters of two nodes. A table of what was tried, and how it ended, is printed at the end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 
+from ddl_airflow.launchers.kubernetes_objects import name_of, worker_name
 from ddl_airflow.launchers.processes import marked
 from tests.integration.hosts import Hosts, available
+from tests.integration.kubernetes import IMAGE, ROOT, SPACE, KubernetesCluster, ours
+from tests.integration.kubernetes import python as ranks_python
 from tests.integration.launched import LaunchedJob, over_ssh
 from tests.integration.slurm import SlurmCluster
 from tests.limits import until, within
@@ -43,11 +46,14 @@ if not any("preflight" in word for word in words):
 env = {{n: text for n, text in os.environ.items() if n[:6] != "SLURM_"}}
 os.execve("{mpirun}", ["{mpirun}", *words], env)
 """
+NODE_LOST = {"ssh": "does not answer", "slurm": "a node failed", "kubernetes": "node"}
 # Cases that a launcher does not have, and why.
 NOT_THERE = {
     ("local", "node lost"): "its only host is the task's",
     ("local", "cut link"): "there is none",
     ("local", "wrong hosts"): "it has one",
+    ("kubernetes", "cut link"): "to the cluster it is a node that is lost",
+    ("kubernetes", "wrong hosts"): "its hostfile is made in the launcher's pod",
     ("slurm", "cut link"): "both nodes of the cluster are on this host",
 }
 
@@ -142,6 +148,44 @@ class Slurm(Bench):
         self._cluster.wait_for_nodes()
 
 
+class Kubernetes(Bench):
+    kind = "kubernetes"
+    has_scheduler = True
+
+    def __init__(self, folder: Path, cluster: KubernetesCluster) -> None:
+        self._folder = folder
+        self._cluster = cluster
+        self._seen_of = ""
+
+    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
+        workspace = {"host_path": str(root.parent), "mount_path": str(root.parent)}
+        self._seen_of = job_id
+        settings = {
+            **{"image": IMAGE, "namespace": SPACE, "grace_s": 3.0, "keep_finished_s": 60.0},
+            **{"python": asked.pop("python", ranks_python()), "volumes": [*ours(), workspace]},
+        }
+        sources = {"PYTHONPATH": str(ROOT / "ops_lib" / "python")}
+        return LaunchedJob(
+            lambda words: ["env", f"KUBECONFIG={self._cluster.kubeconfig}", *words],
+            *(self._folder, job_id, root, self.kind, script),
+            env=sources,
+            settings=settings,
+            **asked,
+        )
+
+    def _second(self) -> str:
+        pod = worker_name(name_of(self._seen_of), 1)
+        words = ("-n", SPACE, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
+        return self._cluster.kubectl(*words)
+
+    def lose_node(self) -> None:
+        self._lost = self._second()
+        self._cluster.cut_power(self._lost)
+
+    def mend(self) -> None:
+        self._cluster.start(self._lost)
+
+
 @pytest.fixture(scope="module")
 def table() -> Iterator[dict[tuple[str, str], str]]:
     """How each case ended on each launcher; printed at the end."""
@@ -154,7 +198,7 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
         print(" | ".join([case, *(told.get((kind, case), "not run") for kind in kinds)]))
 
 
-@pytest.fixture(scope="module", params=["local", "ssh", "slurm"])
+@pytest.fixture(scope="module", params=["local", "ssh", "slurm", "kubernetes"])
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
@@ -163,6 +207,8 @@ def bench(
         yield Local(folder)
     elif request.param == "slurm":
         yield Slurm(folder, request.getfixturevalue("slurm"))
+    elif request.param == "kubernetes":
+        yield Kubernetes(folder, request.getfixturevalue("kubernetes_cluster"))
     else:
         if reason := available():
             pytest.skip(reason)
@@ -269,7 +315,7 @@ def test_node_lost(case: Case, bench: Bench) -> None:
     case.up()
     bench.lose_node()
     try:
-        case.ends("JobLost", "does not answer" if bench.kind == "ssh" else "a node failed")
+        case.ends("JobLost", NODE_LOST[bench.kind])
     finally:
         bench.mend()
 

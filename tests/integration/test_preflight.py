@@ -176,7 +176,12 @@ def _look(hosts: Hosts) -> LaunchedJob:
     root = Path(TEMPORARY, f"run-{number}")
     names = [hosts.addresses[at] for at in RANKS]
     return over_ssh(
-        hosts, f"look/{number}", root, hosts=names, nodes=4, min_nodes=3, only_looks=True
+        hosts,
+        f"look/{number}",
+        root,
+        nodes=4,
+        only_looks=True,
+        settings={"hosts": names, "min_nodes": 3},
     )
 
 

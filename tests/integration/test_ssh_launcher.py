@@ -107,7 +107,7 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
     task, hosts
 ) -> None:
     names = hosts.addresses[1:4]
-    one = task(WAIT, hosts=names)
+    one = task(WAIT, settings={"hosts": names})
     one.until("rank 0 | up")
     hosts.cut(2)
     began = time.monotonic()
@@ -117,7 +117,7 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
         assert (kind, again) == ("JobLost", True), one.said()
         assert "10.99.0.3: it does not answer" in said
         assert took < within(15)
-        two = task(WHERE, hosts=names)
+        two = task(WHERE, settings={"hosts": names})
         assert two.ended() == ["", "", 2], two.said()
         assert "10.99.0.3 is left out: it does not answer" in two.said()
         assert "ranks go to 2 host(s): 10.99.0.2, 10.99.0.4" in two.said()
@@ -125,7 +125,7 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
         kind, said, again = three.ended()
         assert (kind, again) == ("SubmitFailed", True)
         assert said.startswith("1 of 2 host(s) are well, and 2 are needed. 10.99.0.3: it does not")
-        four = task(WHERE, min_nodes=1)
+        four = task(WHERE, settings={"min_nodes": 1})
         assert four.ended() == ["", "", 1], four.said()
         assert "ranks go to 1 host(s) in place of 2: 10.99.0.2" in four.said()
     finally:
@@ -164,14 +164,15 @@ def _has(hosts: Hosts, host: int, name: str) -> bool:
     ("settings", "words"),
     [
         ({"hosts": ["10.99.0.2", "nowhere.invalid"]}, "nowhere.invalid: its name is not known"),
-        ({"hosts": ["10.99.0.2:1", "10.99.0.3"], "slots": 2}, "fewer slots have 10.99.0.2:1"),
+        ({"hosts": ["10.99.0.2:0x1", "10.99.0.3"]}, "is no host. Write name or"),
+        ({"hosts": ["10.99.0.2:1", "10.99.0.3"]}, "fewer slots have 10.99.0.2:1"),
         ({"hosts": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
         ({"hosts": ["10.99.0.2", "host2.alias"]}, "it is host2, as 10.99.0.2 is. Name it once"),
         ({"ssh_config": "/dev/null"}, "10.99.0.2: its key is not the one in known_hosts"),
     ],
 )
 def test_what_cannot_start_says_why(task, settings, words) -> None:
-    kind, said, _ = task(WHERE, **settings).ended()
+    kind, said, _ = task(WHERE, slots=2, settings=settings).ended()
     assert kind == "SubmitFailed"
     assert words in said
 
