@@ -353,3 +353,52 @@ def test_airflow_image_runs_and_its_healthchecks_say_so(airflow, hosts, settings
             one.terminate()
         for one in started.values():
             one.wait(within(60))
+
+
+@pytest.fixture(scope="module")
+def worker(source, airflow, trainers, shared, keys, hosts) -> Iterator[Container]:
+    """With ssh's configuration where docker/compose.yaml mounts it."""
+    mounts = yaml.safe_load((source / "docker" / "compose.yaml").read_text())["services"]["worker"]
+    (place,) = [one.split(":")[1] for one in mounts["volumes"] if "ssh_config" in one]
+    took = images.build(
+        source,
+        "docker/airflow/Dockerfile",
+        "ddl-worker",
+        "worker",
+        TRAINER_IMAGE="localhost/ddl-trainer",
+        VERSION=__version__,
+        REVISION="abc",
+    )
+    one = Container("ddl-worker", shared, keys)
+    print(f"\nddl-worker: built in {took:.0f} s, {one.size / 1e6:.0f} MB")
+    shutil.copy(source / "docker" / "trainer" / "ssh_config", one.root / place.lstrip("/"))
+    yield one
+    hosts.stop()
+    one.remove()
+
+
+@pytest.mark.usefixtures("sshds")
+def test_a_worker_takes_the_whole_road_with_ranks_on_two_trainers(worker, hosts, source, shared):
+    check_labels(worker, "ddl-worker")
+    folder = shared / "mnist-two-hosts"
+    shutil.copytree(source / "docker" / "trainings" / folder.name, folder)
+    manifest = folder / "manifest.yml"
+    text = manifest.read_text()
+    for name, address in zip(("trainer-1", "trainer-2"), hosts.addresses, strict=False):
+        assert name in text
+        text = text.replace(name, address)
+    manifest.write_text(text)
+    write_digits(shared / "digits")
+    os.chown(folder, UID, 0)
+    road = ["ddl-airflow", "run", f"/workspace/{folder.name}/manifest.yml"]
+    run = worker.run([*road, "--data", "/workspace/digits"])
+    run[run.index("/opt/airflow")] = f"/workspace/{folder.name}"  # where it works
+    done = subprocess.run(
+        hosts.on(AIRFLOW, run), capture_output=True, text=True, timeout=within(600)
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    print(printed)
+    assert f"ranks go to 2 host(s): {', '.join(hosts.addresses[:2])}" in printed
+    published = folder / ".ddl-run" / "results"
+    assert list(published.rglob("saved_model.pb")), printed

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ddl_airflow import __version__
+from ddl_airflow.core.manifest import load_manifest
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -226,6 +227,7 @@ def test_the_example_for_two_hosts_is_the_example_with_another_launcher(prepared
     hosts = [host.partition(":")[0] for host in launcher["hosts"]]
     assert launcher["kind"] == "ssh" and set(hosts) <= set(SERVICES)
     assert len(hosts) == after["model_definition"]["execution"]["compute_configuration"]["nodes"]
+    assert load_manifest(folder / "manifest.yml").dag_id == "mnist-two-hosts"
     keys = SERVICES["keys"]["command"][-1]
     assert f"for host in {' '.join(hosts)}; do" in keys
 
