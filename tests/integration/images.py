@@ -38,6 +38,7 @@ _ENTER = """\
 root=$1 shared=$2 keys=$3
 if ! mountpoint -q "$root/proc"; then
     mount -t proc proc "$root/proc"
+    mount -t sysfs -o ro sysfs "$root/sys"
     mount --rbind /dev "$root/dev"
     mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
     mount -t tmpfs -o mode=1777 tmp "$root/tmp"
@@ -151,7 +152,9 @@ class Container:
             environment: beside that of the image.
             user: ``uid:gid``; by default the image's.
         """
-        set_ = [*self.config["Env"], *(f"{k}={v}" for k, v in (environment or {}).items())]
+        # In a container tini is the first process, and need not be told to reap.
+        set_ = [*self.config["Env"], "TINI_SUBREAPER=1"]
+        set_ += [f"{name}={value}" for name, value in (environment or {}).items()]
         argv = [*self.config["Entrypoint"], *(command or self.config["Cmd"] or [])]
         return [
             *("sh", "-euc", _ENTER, "sh", str(self.root), str(self._shared)),

@@ -63,6 +63,7 @@ def shared(tmp_path_factory) -> Path:
     """What all containers see as /workspace."""
     folder = tmp_path_factory.mktemp("workspace")
     os.chown(folder, UID, 0)
+    folder.chmod(0o755)
     for above in folder.parents:  # of pytest: for its user alone
         if str(above).startswith(str(tmp_path_factory.getbasetemp().parent)):
             above.chmod(0o711)
@@ -91,23 +92,36 @@ def keys(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory) -> Iterator[Hosts]:
+def containers(source, shared, keys) -> Iterator[dict[str, Container]]:
+    """All images are built; of the trainer's there are two."""
+    labels = {"VERSION": __version__, "REVISION": "abc"}
+    airflow = "docker/airflow/Dockerfile"
+    trainer = {"TRAINER_IMAGE": "localhost/ddl-trainer"}
+    made = {}
+    for name, dockerfile, target, more in (
+        ("ddl-trainer", "docker/trainer/Dockerfile", "", {}),
+        ("ddl-airflow", airflow, "airflow", {}),
+        ("ddl-worker", airflow, "worker", trainer),
+    ):
+        took = images.build(source, dockerfile, name, target, **labels, **more)
+        made[name] = Container(name, shared, None if name == "ddl-airflow" else keys)
+        print(f"\n{name}: built in {took:.0f} s, {made[name].size / 1e6:.0f} MB")
+    made["second"] = Container("ddl-trainer", shared, keys)
+    yield made
+    for one in made.values():
+        one.remove()
+
+
+@pytest.fixture(scope="module")
+def hosts(containers, tmp_path_factory) -> Iterator[Hosts]:
+    """Made after the containers: what is mounted later is not seen there."""
     with Hosts(tmp_path_factory.mktemp("hosts"), 3) as three:
         yield three
 
 
 @pytest.fixture(scope="module")
-def trainers(source, shared, keys, hosts) -> Iterator[list[Container]]:
-    """Two containers of the trainer image; the first on the first host, sshd in both."""
-    took = images.build(
-        source, "docker/trainer/Dockerfile", "ddl-trainer", VERSION=__version__, REVISION="abc"
-    )
-    both = [Container("ddl-trainer", shared, keys) for _ in range(2)]
-    print(f"\nddl-trainer: built in {took:.0f} s, {both[0].size / 1e6:.0f} MB")
-    yield both
-    hosts.stop()
-    for one in both:
-        one.remove()
+def trainers(containers) -> list[Container]:
+    return [containers["ddl-trainer"], containers["second"]]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +184,7 @@ def check_contents(container: Container, secrets: list[bytes]) -> None:
                 continue
             status = path.stat()
             assert not status.st_mode & 0o6000, path
-            assert not path.name.startswith((".env", "ssh_host_", "id_")), path
+            assert not re.match(r"\.env|ssh_host_|id_(rsa|ecdsa|ed25519)", path.name), path
             # Libraries that parse keys have the words; a key is in a small file.
             if status.st_size < 100_000 and path.suffix not in (".py", ".pyc", ".so"):
                 content = path.read_bytes()
@@ -277,17 +291,12 @@ def test_a_host_of_another_key_and_a_key_that_is_not_known_are_refused(trainers,
 
 
 @pytest.fixture(scope="module")
-def airflow(source, shared, hosts) -> Iterator[Container]:
-    arguments = {"VERSION": __version__, "REVISION": "abc"}
-    took = images.build(source, "docker/airflow/Dockerfile", "ddl-airflow", "airflow", **arguments)
-    one = Container("ddl-airflow", shared)
-    print(f"\nddl-airflow: built in {took:.0f} s, {one.size / 1e6:.0f} MB")
-    for folder in (ROOT / "dags").iterdir():
-        if folder.is_dir() and folder.name != "__pycache__":
-            shutil.copytree(folder, one.root / "opt/airflow/trainings" / folder.name)
-    yield one
-    hosts.stop()
-    one.remove()
+def airflow(containers) -> Container:
+    one = containers["ddl-airflow"]
+    for manifest in (ROOT / "dags").glob("*/manifest.yml"):
+        name = manifest.parent.name
+        shutil.copytree(manifest.parent, one.root / "opt/airflow/trainings" / name)
+    return one
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +327,9 @@ def test_airflow_image_makes_dags_and_has_no_tensorflow(airflow, hosts, secrets)
     validated = said(hosts, AIRFLOW, airflow, "ddl-airflow", "validate", "/opt/airflow/trainings")
     assert "DAG mnist-keras, 2 ranks" in validated
     provided = said(hosts, AIRFLOW, airflow, "airflow", "providers", "list", "--output", "json")
-    assert "ddl-airflow" in {row["package_name"] for row in json.loads(provided)}
+    assert "ddl-airflow" in {
+        row["package_name"] for row in json.loads(provided[provided.index("[{") :])
+    }
 
 
 def test_airflow_image_runs_and_its_healthchecks_say_so(airflow, hosts, settings):
@@ -345,7 +356,7 @@ def test_airflow_image_runs_and_its_healthchecks_say_so(airflow, hosts, settings
             listed = said(
                 hosts, AIRFLOW, airflow, "airflow", "dags", "list", "-o", "json", **settings
             )
-            if "mnist-keras" in {row["dag_id"] for row in json.loads(listed)}:
+            if "mnist-keras" in {row["dag_id"] for row in json.loads(listed[listed.index("[{") :])}:
                 break
             assert time.monotonic() < deadline, listed
     finally:
@@ -356,25 +367,13 @@ def test_airflow_image_runs_and_its_healthchecks_say_so(airflow, hosts, settings
 
 
 @pytest.fixture(scope="module")
-def worker(source, airflow, trainers, shared, keys, hosts) -> Iterator[Container]:
+def worker(containers, source) -> Container:
     """With ssh's configuration where docker/compose.yaml mounts it."""
-    mounts = yaml.safe_load((source / "docker" / "compose.yaml").read_text())["services"]["worker"]
-    (place,) = [one.split(":")[1] for one in mounts["volumes"] if "ssh_config" in one]
-    took = images.build(
-        source,
-        "docker/airflow/Dockerfile",
-        "ddl-worker",
-        "worker",
-        TRAINER_IMAGE="localhost/ddl-trainer",
-        VERSION=__version__,
-        REVISION="abc",
-    )
-    one = Container("ddl-worker", shared, keys)
-    print(f"\nddl-worker: built in {took:.0f} s, {one.size / 1e6:.0f} MB")
-    shutil.copy(source / "docker" / "trainer" / "ssh_config", one.root / place.lstrip("/"))
-    yield one
-    hosts.stop()
-    one.remove()
+    services = yaml.safe_load((source / "docker" / "compose.yaml").read_text())["services"]
+    mounted = [one for one in services["worker"]["volumes"] if "ssh_config" in one]
+    place = mounted[0].split(":")[1].lstrip("/")
+    shutil.copy(source / "docker" / "trainer" / "ssh_config", containers["ddl-worker"].root / place)
+    return containers["ddl-worker"]
 
 
 @pytest.mark.usefixtures("sshds")
