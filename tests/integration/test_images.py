@@ -185,10 +185,10 @@ def check_contents(container: Container, secrets: list[bytes]) -> None:
             status = path.stat()
             assert not status.st_mode & 0o6000, path
             assert not re.match(r"\.env|ssh_host_|id_(rsa|ecdsa|ed25519)", path.name), path
-            # Libraries that parse keys have the words; a key is in a small file.
-            if status.st_size < 100_000 and path.suffix not in (".py", ".pyc", ".so"):
+            if status.st_size < 100_000:
                 content = path.read_bytes()
-                assert not KEYS.search(content), path
+                # Libraries have examples of keys, and the words.
+                assert "site-packages" in path.parts or not KEYS.search(content), path
                 assert not [one for one in secrets if one in content], path
     for name in ("Env", "Cmd", "Entrypoint", "Labels"):
         text = json.dumps(container.config[name])
@@ -286,7 +286,9 @@ def test_a_host_of_another_key_and_a_key_that_is_not_known_are_refused(trainers,
     assert "usage: ddl-run" in ssh().stdout
     unknown = ssh("-o", "UserKnownHostsFile=/dev/null")
     assert unknown.returncode == 255 and "Host key verification failed" in unknown.stderr
-    other = ssh("-o", "IdentityFile=/etc/ddl/ssh/host_key", "-o", "IdentitiesOnly=yes")
+    # Without the image's configuration, whose key would be tried as well.
+    known = ("-o", "UserKnownHostsFile=/etc/ddl/ssh/known_hosts", "-p", "2222", "-l", "trainer")
+    other = ssh("-F", "none", *known, "-o", "BatchMode=yes", "-i", "/etc/ddl/ssh/host_key")
     assert other.returncode == 255 and "Permission denied" in other.stderr
 
 
@@ -356,7 +358,7 @@ def test_airflow_image_runs_and_its_healthchecks_say_so(airflow, hosts, settings
             listed = said(
                 hosts, AIRFLOW, airflow, "airflow", "dags", "list", "-o", "json", **settings
             )
-            if "mnist-keras" in {row["dag_id"] for row in json.loads(listed[listed.index("[{") :])}:
+            if re.search(r'"dag_id": *"mnist-keras"', listed):
                 break
             assert time.monotonic() < deadline, listed
     finally:
