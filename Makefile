@@ -4,12 +4,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINE ?= docker
+VARIANT ?= cpu
 OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test test-airflow fuzz test-gpu soak bench bench-mpi bench-peers
-.PHONY: bench-dags bench-overhead bench-training wheels check check-nccl format lock clean
+.PHONY: help install ops demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
+.PHONY: bench-peers bench-dags bench-overhead bench-training wheels images check check-nccl format
+.PHONY: lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +42,9 @@ test: install  ## All tests; says loudly what it has to skip
 
 test-airflow: install  ## The Airflow side with each tested Airflow, or VERSION=3.3.0; most of an hour
 	@scripts/test_airflow $(BIN) $(VERSION)
+
+test-images: install  ## Build the images by buildah, as root on Debian, and train in them on two hosts
+	@DDL_TEST_IMAGES=1 $(BIN)/python -m pytest -s tests/integration/test_images.py
 
 fuzz: install  ## 10,000 generated bad manifests; some minutes
 	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest
@@ -71,6 +77,9 @@ bench-training: install  ## Measure training against Horovod and one rank alone;
 wheels: install  ## Both wheels in dist, and the time from them to a first model; PYTHONS="3.12 3.13" tries others
 	@scripts/wheels $(BIN) dist
 	@$(BIN)/python -m benchmarks.first_model dist $(PYTHONS)
+
+images:  ## Images of trainer, Airflow, worker and example, by ENGINE=docker; VARIANT=cuda for GPUs
+	@scripts/images $(ENGINE) $(VARIANT)
 
 check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)
