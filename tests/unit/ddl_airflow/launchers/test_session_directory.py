@@ -31,10 +31,10 @@ def test_next_run_removes_what_nobody_was_left_to_remove(tmp_path: Path) -> None
 def test_settings_of_a_site_stay() -> None:
     place = Path("/there")
     assert session_directory.settings(place, {}) == {
-        "PRTE_MCA_prte_tmpdir_base": "/there",
+        "PRTE_MCA_prte_local_tmpdir_base": "/there",
         "OMPI_MCA_btl_sm_backing_directory": "/there",
     }
     site = {"OMPI_MCA_btl_vader_backing_directory": "/fast"}
-    assert session_directory.settings(place, site) == {"PRTE_MCA_prte_tmpdir_base": "/there"}
+    assert session_directory.settings(place, site) == {"PRTE_MCA_prte_local_tmpdir_base": "/there"}
     site = {"OMPI_MCA_btl_sm_backing_directory": "/fast", "PRTE_MCA_prte_tmpdir_base": "/big"}
     assert session_directory.settings(place, site) == {}
