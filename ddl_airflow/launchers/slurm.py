@@ -59,6 +59,15 @@ _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
 
+# Slurm tells the steps of a job that it is to make room, by SIGTERM, and neither the batch script
+# nor mpirun in it: a step of ours passes that on. Open MPI starts its daemons on the other nodes as
+# a step, which are told as well and would end their ranks at once: SIGTERM is blocked for them.
+_TOLD = (
+    "export PRTE_MCA_prte_launch_agent='{python} -m ddl_ops.slurm_step prted'",
+    'srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --mpi=none '
+    "{python} -m ddl_ops.slurm_step --tell $$ &",
+)
+
 # Job states, squeue(1). Unknown ones count as running: a job is only ended if Slurm says so.
 _PENDING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"))
 # What the end of a job means that its ranks know nothing of.
@@ -74,6 +83,8 @@ _ENDINGS = {
     "TIMEOUT": "it took longer than its time limit. Raise launcher.time_limit; or let it be "
     "tried again, if the script goes on from its checkpoints",
 }
+# Ends of a job for which its ranks were asked to end as well, by a person or a limit.
+_NO_ROOM_MADE = frozenset(("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "TIMEOUT"))
 _ENDED = frozenset(("COMPLETED", "FAILED", *_ENDINGS))
 _BY_SLURM = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 # Reasons of pending jobs that waiting does not mend; Slurm accepts such a job all the same, unless
@@ -161,6 +172,8 @@ class SlurmLauncher:
             keep = ["--keep", *map(str, job.keep)] if job.keep else []
             locked = [job.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
             argv = [*locked, *argv]
+        python = Path(job.python).name if os.path.isabs(job.python) else job.python
+        lines += [line.format(python=shlex.quote(python)) for line in _TOLD]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"
         return Submission(job, ("sbatch", "--parsable", "--no-requeue"), env, script)
@@ -178,6 +191,7 @@ class SlurmLauncher:
             "chdir": job.folder,
             "output": output,
             "open-mode": "append",
+            "begin": f"now+{math.ceil(job.delay_s)}" if job.delay_s else "",
         }
         asked = [f"--{name}={value}" for name, value in options.items() if value != ""]
         return [_quoted(option) for option in (*asked, *self._options)]
@@ -301,7 +315,12 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     # a script may have ended by it before its shim had heard of it.
     known = status.state is JobState.SUCCEEDED or status.apart
     by_itself = failure and failure.exit_code not in (None, *_BY_SLURM)
-    if known or by_itself or (failure and failure.exit_code and state not in _ENDINGS):
+    if known or (status.state is JobState.PREEMPTED and state not in _NO_ROOM_MADE):
+        return status
+    if state == "PREEMPTED":
+        why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."
+        return JobStatus(JobState.PREEMPTED, reason=why)
+    if by_itself or (failure and failure.exit_code and state not in _ENDINGS):
         return status
     if state in _ENDINGS:
         why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."
