@@ -1,7 +1,7 @@
 """How often a training had to make room, over all its tries, and what that cost.
 
-In ``airflow/preemptions.json`` of the run's folder, so that whoever goes on with the training knows:
-a job that was preempted is no try of Airflow's, and its number is not in Airflow's books.
+In ``airflow/preemptions.json`` of the run's folder, so that whoever goes on with the training
+knows: a job that was preempted is no try of Airflow's, which so does not count it.
 """
 
 from __future__ import annotations

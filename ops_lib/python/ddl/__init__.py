@@ -125,7 +125,8 @@ def on_preempt(save: Callable[[int], None], *, every_rank: bool = False) -> None
 def end_of_step(step: int) -> None:
     """Ends all ranks here, once all is saved, if any of them has been asked to end. Collective.
 
-    To be called by all ranks after each step. Costs a reduction of 32 bytes.
+    To be called by all ranks after each step. Costs a reduction of 32 bytes. Rank 0 also reports
+    the step, at most once in a second.
 
     Args:
         step: so many steps are done, the same on all ranks.

@@ -14,11 +14,14 @@ Imports no TensorFlow.
 
 from __future__ import annotations
 
+import atexit
 import json
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,7 +29,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ddl_ops import arrays
+from ddl_ops import arrays, progress
 from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.lifecycle import initialised
 from ddl_ops.rank_record import preemption_file
@@ -34,6 +37,7 @@ from ddl_ops.rank_record import preemption_file
 # Of a step's number, a second sum: ranks at 1, 2 and 3 have the mean of ranks that are all at 2.
 _SPREAD = 2_654_435_761
 _MODULO = 2**31
+_REPORT_S = 1.0
 
 
 # Called with the step after which the ranks end, and the rank that saves for all.
@@ -46,6 +50,8 @@ class _State:
     listening = False
     asked = False
     save: Save | None = None
+    done: int | None = None  # not reported yet
+    reported_at = -math.inf
     present = 1  # ranks that had not joined when they agreed to end
 
 
@@ -82,6 +88,7 @@ def on_preempt(save: Callable[[int], None], *, every_rank: bool = False) -> None
             save(step)
 
     save_by(save_here)
+    atexit.register(_report)
 
 
 def save_by(save: Save) -> None:
@@ -94,8 +101,20 @@ def end_of_step(step: int) -> None:
     """See ``ddl.end_of_step``."""
     if _State.save is None:
         raise RuntimeError("ddl.end_of_step() before ddl.on_preempt(save): say what saves.")
+    if PLACEMENT.rank == 0:
+        _State.done = step
+        if time.monotonic() - _State.reported_at >= _REPORT_S:
+            _report()
     if wanted(step):
         end(step)
+
+
+def _report() -> None:
+    """Shows where the training is, by the steps that are done in all tries."""
+    if _State.done is not None:
+        progress.append({"step": _State.done}, source="script")
+        _State.reported_at = time.monotonic()
+        _State.done = None
 
 
 def wanted(step: int) -> bool:

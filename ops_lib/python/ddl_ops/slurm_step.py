@@ -3,16 +3,17 @@
 Slurm sends SIGTERM to all processes of a job's steps then, and SIGKILL when the partition's
 GraceTime is over. It does not tell the batch script, nor what runs in it, as mpirun does.
 
-``python -m ddl_ops.slurm_step --tell PID`` is a step that waits for that signal, and passes SIGURG to
-mpirun, which passes it on to all ranks. ``python -m ddl_ops.slurm_step PROGRAM …`` is PROGRAM with
-SIGTERM blocked: for mpirun's daemons on other nodes, which would end their ranks. mpirun ends them
-by a message, and Slurm by SIGKILL.
+``python -m ddl_ops.slurm_step --tell PID`` is a step that waits for that signal, and passes SIGURG
+to mpirun, which passes it on to all ranks. ``python -m ddl_ops.slurm_step PROGRAM …`` is PROGRAM
+with SIGTERM blocked: for mpirun's daemons on other nodes, which would end their ranks. mpirun ends
+them by a message, and Slurm by SIGKILL.
 
 Standard library only: it runs before the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,10 +26,8 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] != "--tell":
         os.execvp(argv[0], list(argv))
     signal.sigwait({signal.SIGTERM})
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.kill(int(argv[1]), signal.SIGURG)
-    except ProcessLookupError:
-        pass  # it has ended by itself
     return 0
 
 

@@ -1,8 +1,8 @@
 """A training that can be asked to end, in one of the ways; the same steps whenever it goes on.
 
-Arguments: WAY (loop, keras, joins or tf1) FOLDER STEPS [HOOK=STEP ...]. Rank 0 appends each step that it has done to
-FOLDER/steps, and at the end leaves FOLDER/final.npz. With a hook at a step, this rank asks itself
-to end in the named place: see `ask`.
+Arguments: WAY (loop, joins, keras or tf1) FOLDER STEPS [PLACE=STEP@RANK ...]. One rank appends each
+step that it has done to FOLDER/steps, and rank 0 leaves FOLDER/final.npz at the end. At a step, in
+the named place, a rank (or `all`) asks itself to end: see `ask`. `slowly=SECONDS` of a step.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def ask(place: str, step: int, rank: int) -> None:
 
 
 def done(step: int) -> None:
+    time.sleep(float(WHEN.get("slowly", 0)))
     with (FOLDER / "steps").open("a") as file:
         file.write(f"{step}\n")
 
