@@ -457,6 +457,11 @@ def _saw_another_die(record: dict[str, Any]) -> bool:
     return record.get("exception", {}).get("type") in _CONSEQUENCES
 
 
+def is_consequence(failure: RankFailure) -> bool:
+    """Whether the rank failed because it saw another one end."""
+    return failure.exit_code is None or failure.exception in _CONSEQUENCES
+
+
 def _failed_at(record: dict[str, Any]) -> float | None:
     if "released" in record:
         return None

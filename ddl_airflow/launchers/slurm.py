@@ -28,7 +28,7 @@ from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
-from ddl_airflow.launchers.base import Told, ranks_status
+from ddl_airflow.launchers.base import Told, is_consequence, ranks_status
 from ddl_airflow.launchers.local import (
     make_folders,
     rank_argv,
@@ -64,9 +64,12 @@ _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
 # a step, which are told as well and would end their ranks at once: SIGTERM is blocked for them.
 _TOLD = (
     "export PRTE_MCA_prte_launch_agent='{python} -m ddl_ops.slurm_step prted'",
-    'srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --mpi=none '
-    "{python} -m ddl_ops.slurm_step --tell $$ &",
+    '[ -z "$SLURMD_NODENAME" ] || srun --overlap --nodes=1 --ntasks=1 '
+    '--nodelist="$SLURMD_NODENAME" --mpi=none {python} -m ddl_ops.slurm_step --tell $$ {note} &',
 )
+
+# In the folder of the ranks' records: Slurm has told the job, by SIGTERM to its steps.
+MAKE_ROOM = "make-room"
 
 # Job states, squeue(1). Unknown ones count as running: a job is only ended if Slurm says so.
 _PENDING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"))
@@ -173,7 +176,8 @@ class SlurmLauncher:
             locked = [job.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
             argv = [*locked, *argv]
         python = Path(job.python).name if os.path.isabs(job.python) else job.python
-        lines += [line.format(python=shlex.quote(python)) for line in _TOLD]
+        note = shlex.quote(str(job.record_dir / MAKE_ROOM))
+        lines += [line.format(python=shlex.quote(python), note=note) for line in _TOLD]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"
         return Submission(job, ("sbatch", "--parsable", "--no-requeue"), env, script)
@@ -317,8 +321,10 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     by_itself = failure and failure.exit_code not in (None, *_BY_SLURM)
     if known or (status.state is JobState.PREEMPTED and state not in _NO_ROOM_MADE):
         return status
-    if state == "PREEMPTED":
-        why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."
+    # Ranks that did not listen, or not yet, ended within the grace: then Slurm says COMPLETED.
+    told = state not in _NO_ROOM_MADE and (handle.record_dir / MAKE_ROOM).exists()
+    if state == "PREEMPTED" or (told and (failure is None or is_consequence(failure))):
+        why = f"Slurm ended job {handle.number} (PREEMPTED): {_ENDINGS['PREEMPTED']}."
         return JobStatus(JobState.PREEMPTED, reason=why)
     if by_itself or (failure and failure.exit_code and state not in _ENDINGS):
         return status

@@ -3,10 +3,11 @@
 Slurm sends SIGTERM to all processes of a job's steps then, and SIGKILL when the partition's
 GraceTime is over. It does not tell the batch script, nor what runs in it, as mpirun does.
 
-``python -m ddl_ops.slurm_step --tell PID`` is a step that waits for that signal, and passes SIGURG
-to mpirun, which passes it on to all ranks. ``python -m ddl_ops.slurm_step PROGRAM …`` is PROGRAM
-with SIGTERM blocked: for mpirun's daemons on other nodes, which would end their ranks. mpirun ends
-them by a message, and Slurm by SIGKILL.
+``python -m ddl_ops.slurm_step --tell PID NOTE`` is a step that waits for that signal, leaves the
+file NOTE, and passes SIGURG to mpirun, which passes it on to all ranks: again and again, for a
+script may not listen yet. ``python -m ddl_ops.slurm_step PROGRAM …`` is PROGRAM with SIGTERM
+blocked: for mpirun's daemons on other nodes, which would end their ranks. mpirun ends them by a
+message, and Slurm by SIGKILL.
 
 Standard library only: it runs before the ranks.
 """
@@ -17,17 +18,27 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
+
+_EVERY_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0 when it has told; else becomes the program."""
+    """Returns 0 when who was to be told has ended; else becomes the program."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if argv[0] != "--tell":
         os.execvp(argv[0], list(argv))
+    pid, note = int(argv[1]), Path(argv[2])
     signal.sigwait({signal.SIGTERM})
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-        os.kill(int(argv[1]), signal.SIGURG)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the next one ends this
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        note.touch(exist_ok=False)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, signal.SIGURG)
+            time.sleep(_EVERY_S)
     return 0
 
 

@@ -123,6 +123,7 @@ def by_keras() -> None:
             if step != self.before and ddl.rank() == 0:
                 done(step)
             ask("step", step, ddl.rank())
+            ask("shim", step, ddl.rank())
 
         def on_epoch_end(self, epoch, logs=None):
             if ddl.rank() == 0:
@@ -173,15 +174,17 @@ def by_hook() -> None:
     with tf.train.MonitoredTrainingSession(
         scaffold=restore, hooks=[ddl.EpochHook(), ddl.PreemptionHook()]
     ) as session:
-        now = session.run_step_fn(lambda context: context.session.run(step))
+        now = session.run_step_fn(lambda step_context: step_context.session.run(step))
         while now < STEPS:
             rows_x, rows_y = rows(now, ddl.rank())
             _, now = session.run([train, step], {x: rows_x, y: rows_y})
-            now = session.run_step_fn(lambda context: context.session.run(step))
+            now = session.run_step_fn(lambda step_context: step_context.session.run(step))
             if ddl.rank() == 0:
                 done(now)
-            ask("step", int(now) + 1, ddl.rank())
-        final = session.run_step_fn(lambda context: context.session.run(tf.trainable_variables()))
+            ask("step", int(now), ddl.rank())  # the hook sees it after the next step
+        final = session.run_step_fn(
+            lambda step_context: step_context.session.run(tf.trainable_variables())
+        )
     if ddl.rank() == 0:
         np.savez(FOLDER / "final.npz", *final)
 
