@@ -143,6 +143,7 @@ class Train(ScriptTry[TrainStep]):
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.restart()
                 layout.restart_requested.unlink()
+                job = self._job_of()  # what had to make room before does not count
             if job.averages:
                 job = replace(job, trained_before=self._trained_before(job))
             begin_training(layout)
@@ -253,8 +254,10 @@ class Train(ScriptTry[TrainStep]):
             # killed here finds a job that has ended, and starts the next one.
             try:
                 self._make_room(started.handle, preempted)
-            finally:
+            except JobLost:  # once too often
                 job.drop_note()
+                raise
+            job.drop_note()
             return self.run()
         result = self._result(started.handle, job.progress)
         job.drop_note()

@@ -114,4 +114,4 @@ def test_keras_goes_on_in_the_middle_of_an_epoch(compared):
 
 def test_a_session_of_tensorflow_1(compared):
     preempted, training = compared(2, "tf1", 9, "step=3@1")
-    assert preempted == [4], training.said
+    assert preempted == [3], training.said

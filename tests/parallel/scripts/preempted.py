@@ -171,17 +171,21 @@ def by_hook() -> None:
     found = tf.train.latest_checkpoint(folder)
     saver = tf.train.Saver()
     restore = tf.train.Scaffold(init_fn=lambda _s, session: found and saver.restore(session, found))
-    with tf.train.MonitoredTrainingSession(
-        scaffold=restore, hooks=[ddl.EpochHook(), ddl.PreemptionHook()]
-    ) as session:
+
+    class Watch(tf.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            now = int(run_context.session.run(step))
+            if ddl.rank() == 0:
+                done(now)
+            ask("step", now, ddl.rank())
+
+    hooks = [ddl.EpochHook(), Watch(), ddl.PreemptionHook()]
+    with tf.train.MonitoredTrainingSession(scaffold=restore, hooks=hooks) as session:
         now = session.run_step_fn(lambda step_context: step_context.session.run(step))
         while now < STEPS:
             rows_x, rows_y = rows(now, ddl.rank())
-            _, now = session.run([train, step], {x: rows_x, y: rows_y})
+            session.run(train, {x: rows_x, y: rows_y})
             now = session.run_step_fn(lambda step_context: step_context.session.run(step))
-            if ddl.rank() == 0:
-                done(now)
-            ask("step", int(now), ddl.rank())  # the hook sees it after the next step
         final = session.run_step_fn(
             lambda step_context: step_context.session.run(tf.trainable_variables())
         )
