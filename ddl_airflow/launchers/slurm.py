@@ -322,7 +322,7 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     if known or (status.state is JobState.PREEMPTED and state not in _NO_ROOM_MADE):
         return status
     # Ranks that did not listen, or not yet, ended within the grace: then Slurm says COMPLETED.
-    told = state not in _NO_ROOM_MADE and (handle.record_dir / MAKE_ROOM).exists()
+    told = state in ("COMPLETED", "FAILED") and (handle.record_dir / MAKE_ROOM).exists()
     if state == "PREEMPTED" or (told and (failure is None or is_consequence(failure))):
         why = f"Slurm ended job {handle.number} (PREEMPTED): {_ENDINGS['PREEMPTED']}."
         return JobStatus(JobState.PREEMPTED, reason=why)

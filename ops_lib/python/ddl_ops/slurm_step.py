@@ -33,12 +33,14 @@ def main(argv: Sequence[str]) -> int:
     pid, note = int(argv[1]), Path(argv[2])
     signal.sigwait({signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the next one ends this
-    with contextlib.suppress(FileExistsError, FileNotFoundError):
-        note.touch(exist_ok=False)
     with contextlib.suppress(ProcessLookupError):
+        # Slurm ends this step, too, when mpirun has ended by itself: then there is nobody to tell.
+        os.kill(pid, signal.SIGURG)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            note.touch(exist_ok=False)
         while True:
-            os.kill(pid, signal.SIGURG)
             time.sleep(_EVERY_S)
+            os.kill(pid, signal.SIGURG)
     return 0
 
 

@@ -163,7 +163,7 @@ def by_hook() -> None:
 
     tf.disable_v2_behavior()
     x, y = tf.placeholder(tf.float32, [None, 3]), tf.placeholder(tf.float32, [None, 1])
-    weights = tf.get_variable("w", [3, 1])
+    weights = tf.get_variable("w", [3, 1], initializer=tf.zeros_initializer())
     step = tf.train.get_or_create_global_step()
     loss = tf.reduce_mean((tf.matmul(x, weights) - y) ** 2)
     train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=step)

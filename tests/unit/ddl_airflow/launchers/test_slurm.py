@@ -381,6 +381,7 @@ def test_the_manifest_in_the_documentation_is_one():
         ("COMPLETED", False, True, "preempted"),  # none listened
         ("FAILED", False, True, "preempted"),
         ("CANCELLED", False, True, "lost"),
+        ("", False, True, "lost"),  # forgotten: it may have been cancelled
         ("COMPLETED", False, False, "lost"),
     ],
 )
