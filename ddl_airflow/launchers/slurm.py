@@ -318,12 +318,13 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     # What a rank did by itself says more than that Slurm then ended the rest. A signal is Slurm's:
     # a script may have ended by it before its shim had heard of it.
     known = status.state is JobState.SUCCEEDED or status.apart
-    by_itself = failure and failure.exit_code not in (None, *_BY_SLURM)
+    by_itself = failure is not None and failure.exit_code not in (None, *_BY_SLURM)
     if known or (status.state is JobState.PREEMPTED and state not in _NO_ROOM_MADE):
         return status
     # Ranks that did not listen, or not yet, ended within the grace: then Slurm says COMPLETED.
     told = state in ("COMPLETED", "FAILED") and (handle.record_dir / MAKE_ROOM).exists()
-    if state == "PREEMPTED" or (told and (failure is None or is_consequence(failure))):
+    for_it = failure is None or not by_itself or is_consequence(failure)
+    if state == "PREEMPTED" or (told and for_it):
         why = f"Slurm ended job {handle.number} (PREEMPTED): {_ENDINGS['PREEMPTED']}."
         return JobStatus(JobState.PREEMPTED, reason=why)
     if by_itself or (failure and failure.exit_code and state not in _ENDINGS):

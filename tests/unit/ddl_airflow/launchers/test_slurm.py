@@ -401,5 +401,18 @@ def test_a_job_that_makes_room_is_told_from_one_that_is_cancelled(
     assert status.step == (9 if saved and expected == "preempted" else None)
 
 
+def test_a_script_that_ended_by_the_signal_before_its_shim_heard_of_it_made_room(handle):
+    handle.record_dir.mkdir(parents=True, exist_ok=True)
+    (handle.record_dir / MAKE_ROOM).touch()
+    for rank, code in enumerate((143, 1)):
+        record = {"rank": rank, "host": "n", "started": 1.0, "ended": 3.0, "exit_code": code}
+        if code == 1:  # it saw the other one end
+            raised = {"t": 3.0, "type": "FailedPreconditionError", "message": "", "file": ""}
+            record |= {"exception": raised}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    known = {"JobState": "FAILED", "JobName": handle.job_id}
+    assert SlurmLauncher().conclude(handle, known).state is JobState.PREEMPTED
+
+
 def test_a_job_that_is_to_wait_asks_slurm_to():
     assert "#SBATCH --begin=now+31\n" in SlurmLauncher().render(replace(SPEC, delay_s=30.2)).script
