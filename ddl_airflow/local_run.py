@@ -24,6 +24,7 @@ from typing import Any
 
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
+from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
 from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
@@ -361,11 +362,16 @@ def _do(
 
 
 def _waited_for(work: StepTry[Any]) -> dict[str, Any]:
+    started: StartedJob | None = None
     try:
-        return work.run()
-    except WaitForJob as waits:
-        assert isinstance(work, Train)
-        return work.settle(waits.started, None)
+        while True:
+            try:
+                if started is None:
+                    return work.run()
+                assert isinstance(work, Train)
+                return work.settle(started, None)
+            except WaitForJob as waits:  # once more, if the job had to make room
+                started = waits.started
     except WaitForExperiment as waits:
         raise SettingInvalid(
             f"another training works in experiment {waits.experiment.name}. Try again when it has "

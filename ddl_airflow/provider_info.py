@@ -246,6 +246,16 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "version_added": "0.1.0",
                     },
+                    "preemptions": {
+                        "description": (
+                            "How often a training may have to make room for others before it "
+                            "fails. Each time it is started again, without an attempt."
+                        ),
+                        "type": "integer",
+                        "default": "100",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
                     "transfer_workers": {
                         "description": "Objects fetched or published at the same time, per task.",
                         "type": "integer",

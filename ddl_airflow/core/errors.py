@@ -20,6 +20,7 @@
     │   ├── JobFailed            a rank failed
     │   ├── TrainedApart         all ended well, and averaged nothing   permanent
     │   └── JobLost              nobody knows how the ranks ended
+    │       └── JobPreempted     they had to make room
     ├── EvaluationError          the model against what is asked of it
     │   ├── EvaluationInvalid    nobody measured what may decide        permanent
     │   └── QualityTooLow        measured, and not good enough          permanent
@@ -195,6 +196,18 @@ class TrainedApart(LaunchError):
 
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
+
+
+class JobPreempted(JobLost):
+    """It had to make room for others. Tried again without one of Airflow's attempts.
+
+    Attributes:
+        step: at which all its ranks have saved; None: they did not, or not all.
+    """
+
+    def __init__(self, message: str, *, step: int | None) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class EvaluationError(DdlError):

@@ -40,6 +40,7 @@ class JobSpec:
             ``apart``; empty if none has. This one may find nothing left to train.
         hosts: where its ranks are placed, ``slots`` on each, in their order; empty where that is
             not the caller's to say.
+        delay_s: seconds that it is to wait before it starts.
     """
 
     job_id: str
@@ -60,6 +61,7 @@ class JobSpec:
     averages: bool = False
     trained_before: str = ""
     hosts: tuple[str, ...] = ()
+    delay_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -174,6 +176,7 @@ class JobStatus:
         reason: what its scheduler says of it: why it waits, where it runs, or why it was ended.
         permanent: it would end the same way again, whatever its ranks did.
         apart: its ranks ended well and trained apart; ``reason`` says which, and what to do.
+        step: of one that was preempted: at which all its ranks have saved, if they did.
     """
 
     state: JobState
@@ -181,6 +184,7 @@ class JobStatus:
     reason: str = ""
     permanent: bool = False
     apart: bool = False
+    step: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -200,7 +204,8 @@ class JobStatus:
             RankFailure(**failure) if failure else None,
             told["reason"],
             told["permanent"],
-            told.get("apart", False),  # not in what an earlier version dumped
+            told.get("apart", False),  # neither was in what an earlier version dumped
+            told.get("step"),
         )
 
 

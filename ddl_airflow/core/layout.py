@@ -188,9 +188,22 @@ class RunLayout:
     def replaced(self) -> Path:
         return self.root / "replaced"
 
-    def records(self, try_number: int) -> Path:
-        """Where the ranks of one try leave their records."""
-        return self.state / f"{_TRY}{try_number}"
+    def records(self, try_number: int, preempted: int = 0) -> Path:
+        """Where the ranks of one job leave their records.
+
+        Args:
+            try_number: Airflow's.
+            preempted: how many jobs of that try had to make room before this one.
+        """
+        return self.state / f"{_TRY}{try_number}{f'.{preempted}' if preempted else ''}"
+
+    def all_records(self) -> list[Path]:
+        """Those that are there, in the order of their jobs."""
+        found = []
+        for path in self.state.glob(f"{_TRY}*"):  # ranks may write there, too
+            if match := re.fullmatch(rf"{_TRY}(\d+)(?:\.(\d+))?", path.name):
+                found.append((int(match[1]), int(match[2] or 0), path))
+        return [path for *_, path in sorted(found)]
 
     @property
     def restart_requested(self) -> Path:
@@ -201,6 +214,11 @@ class RunLayout:
     def scheduled_job(self) -> Path:
         """What is known of the job that a scheduler runs for the training."""
         return self.kept / "job.json"
+
+    @property
+    def preemptions(self) -> Path:
+        """Which jobs of the training had to make room, since it last began from its start."""
+        return self.kept / "preemptions.json"
 
     @property
     def failure(self) -> Path:
@@ -295,6 +313,7 @@ class RunLayout:
             self.restart_requested.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)
         tries = self.state.glob(f"{_TRY}*")
+        self.preemptions.unlink(missing_ok=True)
         for path in (self.result, self.progress, *tries, *own):
             if (self.replaced / path.name).exists():  # moved before; this is an empty folder
                 shutil.rmtree(path, ignore_errors=True)

@@ -216,6 +216,11 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
     if isinstance(wrote := said.get("wrote"), list):
         names = [_text(one) for one in wrote[:_MOST_FILES] if isinstance(one, str)]
         record["wrote"] = list(dict.fromkeys(names))
+    record["listens"] = said.get("listens") is True
+    if isinstance(preempted := said.get("preempted"), dict):
+        step = preempted.get("step")
+        if type(step) is int and 0 <= step <= _LARGEST:
+            record["preempted"] = step
     if isinstance(ddl := said.get("ddl"), dict):
         record["ddl"] = {name: ddl.get(name) is True for name in _AVERAGING}
     return record
@@ -245,7 +250,8 @@ def _text(value: object) -> str:
 def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     """The state of a job from what its ranks left on disk.
 
-    Every rank must have reached its end: exit code 0 in each of ``world_size`` records, or that it
+    Where all ranks saved at one step and ended because they were asked to, it is preempted. Else
+    every rank must have reached its end: exit code 0 in each of ``world_size`` records, or that it
     was released, as parameter servers are when all others have done their work. And where they are
     to train one model, they must not have trained apart.
 
@@ -260,6 +266,8 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     if running:
         return JobStatus(JobState.RUNNING)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
+    if len(ended) == handle.world_size and all(map(_made_room, ended.values())):
+        return _preempted(handle, {r["preempted"] for r in ended.values()})
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
         if handle.averages and (reason := _apart(ended, handle.trained_before)):
             return JobStatus(JobState.FAILED, reason=reason, permanent=True, apart=True)
@@ -397,9 +405,29 @@ def _named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def _made_room(record: dict[str, Any]) -> bool:
+    return record["exit_code"] == 0 and "preempted" in record
+
+
+def _preempted(handle: JobHandle, steps: set[int]) -> JobStatus:
+    if handle.averages and len(steps) > 1:
+        why = (
+            "The ranks were asked to end, and saved after different steps: "
+            f"{', '.join(map(str, sorted(steps)[:8]))}. Give ddl.end_of_step() the number of steps "
+            "that all ranks have done."
+        )
+        return JobStatus(JobState.FAILED, reason=why)
+    step = min(steps)
+    return JobStatus(JobState.PREEMPTED, reason=f"all ranks saved after step {step}", step=step)
+
+
 def _did_its_work(record: dict[str, Any]) -> bool:
-    # One that was asked to end stopped before its work was done, however well it took it.
-    return "released" in record or (record["exit_code"] == 0 and "asked_to_end" not in record)
+    # One that was asked to end stopped before its work was done, however well it took it; unless
+    # it listens, and came to its end first.
+    if "released" in record:
+        return True
+    undisturbed = "asked_to_end" not in record or record.get("listens", False)
+    return bool(record["exit_code"] == 0 and undisturbed and "preempted" not in record)
 
 
 def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> RankFailure | None:
@@ -427,6 +455,11 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
 
 def _saw_another_die(record: dict[str, Any]) -> bool:
     return record.get("exception", {}).get("type") in _CONSEQUENCES
+
+
+def is_consequence(failure: RankFailure) -> bool:
+    """Whether the rank failed because it saw another one end."""
+    return failure.exit_code is None or failure.exception in _CONSEQUENCES
 
 
 def _failed_at(record: dict[str, Any]) -> float | None:

@@ -9,6 +9,12 @@ from pathlib import Path
 
 from ddl_airflow.core.errors import SubmitFailed
 
+# What mpirun passes on to the ranks: what it does by itself, and SIGURG, which asks them to make
+# room (ddl_ops.preemption). SIGTERM it cannot pass on: it ends the ranks, and kills them 1 s later.
+# Source: prterun(1), --forward-signals; the parameter's own default, in prte_info --all.
+_FORWARD = "PRTE_MCA_ess_base_forward_signals"
+_FORWARDED = "SIGURG,SIGTSTP,SIGUSR1,SIGUSR2,SIGABRT,SIGALRM,SIGCONT"
+
 
 def find_python(python: str) -> str:
     """The path of the ranks' Python, which may be named as it is on PATH.
@@ -89,8 +95,10 @@ class OpenMpi:
 
     def environment(self) -> Mapping[str, str]:
         """What mpirun itself wants to find."""
+        told = {} if _FORWARD in os.environ else {_FORWARD: _FORWARDED}
         if os.geteuid() != 0:
-            return {}
+            return told
         # Open MPI refuses root to protect a shared system; whoever runs Airflow (or a container)
         # as root has already decided.
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return {**allowed, **told}

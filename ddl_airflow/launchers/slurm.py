@@ -28,7 +28,7 @@ from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
-from ddl_airflow.launchers.base import Told, ranks_status
+from ddl_airflow.launchers.base import Told, is_consequence, ranks_status
 from ddl_airflow.launchers.local import (
     make_folders,
     rank_argv,
@@ -59,6 +59,18 @@ _NO_SUCH_JOB = "Invalid job id specified"
 # Of this host, not of the nodes; Slurm sets there what it has given to the job.
 _NOT_THERE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR")
 
+# Slurm tells the steps of a job that it is to make room, by SIGTERM, and neither the batch script
+# nor mpirun in it: a step of ours passes that on. Open MPI starts its daemons on the other nodes as
+# a step, which are told as well and would end their ranks at once: SIGTERM is blocked for them.
+_TOLD = (
+    "export PRTE_MCA_prte_launch_agent='{python} -m ddl_ops.slurm_step prted'",
+    '[ -z "$SLURMD_NODENAME" ] || srun --overlap --nodes=1 --ntasks=1 '
+    '--nodelist="$SLURMD_NODENAME" --mpi=none {python} -m ddl_ops.slurm_step --tell $$ {note} &',
+)
+
+# In the folder of the ranks' records: Slurm has told the job, by SIGTERM to its steps.
+MAKE_ROOM = "make-room"
+
 # Job states, squeue(1). Unknown ones count as running: a job is only ended if Slurm says so.
 _PENDING = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"))
 # What the end of a job means that its ranks know nothing of.
@@ -74,6 +86,8 @@ _ENDINGS = {
     "TIMEOUT": "it took longer than its time limit. Raise launcher.time_limit; or let it be "
     "tried again, if the script goes on from its checkpoints",
 }
+# Ends of a job for which its ranks were asked to end as well, by a person or a limit.
+_NO_ROOM_MADE = frozenset(("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "TIMEOUT"))
 _ENDED = frozenset(("COMPLETED", "FAILED", *_ENDINGS))
 _BY_SLURM = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 # Reasons of pending jobs that waiting does not mend; Slurm accepts such a job all the same, unless
@@ -161,6 +175,9 @@ class SlurmLauncher:
             keep = ["--keep", *map(str, job.keep)] if job.keep else []
             locked = [job.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
             argv = [*locked, *argv]
+        python = Path(job.python).name if os.path.isabs(job.python) else job.python
+        note = shlex.quote(str(job.record_dir / MAKE_ROOM))
+        lines += [line.format(python=shlex.quote(python), note=note) for line in _TOLD]
         lines.append(f"exec {shlex.join(argv)}")
         script = "\n".join(lines) + "\n"
         return Submission(job, ("sbatch", "--parsable", "--no-requeue"), env, script)
@@ -178,6 +195,7 @@ class SlurmLauncher:
             "chdir": job.folder,
             "output": output,
             "open-mode": "append",
+            "begin": f"now+{math.ceil(job.delay_s)}" if job.delay_s else "",
         }
         asked = [f"--{name}={value}" for name, value in options.items() if value != ""]
         return [_quoted(option) for option in (*asked, *self._options)]
@@ -300,8 +318,16 @@ def _ended(handle: JobHandle, state: str, reason: str) -> JobStatus:
     # What a rank did by itself says more than that Slurm then ended the rest. A signal is Slurm's:
     # a script may have ended by it before its shim had heard of it.
     known = status.state is JobState.SUCCEEDED or status.apart
-    by_itself = failure and failure.exit_code not in (None, *_BY_SLURM)
-    if known or by_itself or (failure and failure.exit_code and state not in _ENDINGS):
+    by_itself = failure is not None and failure.exit_code not in (None, *_BY_SLURM)
+    if known or (status.state is JobState.PREEMPTED and state not in _NO_ROOM_MADE):
+        return status
+    # Ranks that did not listen, or not yet, ended within the grace: then Slurm says COMPLETED.
+    told = state in ("COMPLETED", "FAILED") and (handle.record_dir / MAKE_ROOM).exists()
+    for_it = failure is None or not by_itself or is_consequence(failure)
+    if state == "PREEMPTED" or (told and for_it):
+        why = f"Slurm ended job {handle.number} (PREEMPTED): {_ENDINGS['PREEMPTED']}."
+        return JobStatus(JobState.PREEMPTED, reason=why)
+    if by_itself or (failure and failure.exit_code and state not in _ENDINGS):
         return status
     if state in _ENDINGS:
         why = f"Slurm ended job {handle.number} ({state}): {_ENDINGS[state]}."

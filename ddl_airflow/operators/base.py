@@ -96,6 +96,7 @@ def site() -> Site:
         secret=secret_of,
         ranks_user=ranks_user(),
         transfer_workers=conf.getint("ddl", "transfer_workers", fallback=8),
+        most_preemptions=conf.getint("ddl", "preemptions", fallback=100),
     )
 
 

@@ -62,6 +62,7 @@ class Site:
         secret: the value that a connection, by its id, has; raises ConnectionInvalid.
         ranks_user: the user that ranks run as; empty for this process's.
         transfer_workers: threads that move data.
+        most_preemptions: how often a training may have to make room before it fails.
     """
 
     python: str
@@ -69,6 +70,7 @@ class Site:
     secret: Callable[[str], str]
     ranks_user: str = ""
     transfer_workers: int = 8
+    most_preemptions: int = 100
 
 
 @dataclass

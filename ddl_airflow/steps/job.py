@@ -27,6 +27,7 @@ from ddl_airflow.core.errors import (
     FileRefused,
     JobFailed,
     JobLost,
+    JobPreempted,
     LaunchError,
     TrainedApart,
 )
@@ -143,8 +144,10 @@ class RunningJob:
             JobFailed: a rank failed; says which, where and how, with its last lines in the log.
             TrainedApart: none did, and they did not train one model.
             JobLost: the ranks are gone and none says why; or it was cancelled.
+            JobPreempted: it had to make room.
         """
         submission = self._prepare(job)
+        self._wait(job)
         sizes, progress = _sizes(job), _end_of(progress_path)
         self._handle = self._launcher.submit(submission)
         started = StartedJob(self._handle, time.time(), sizes, progress)
@@ -166,6 +169,14 @@ class RunningJob:
         self._cancelled = True
         if self._handle is not None:
             self._launcher.cancel(self._handle, GRACE_S)
+
+    def _wait(self, job: JobSpec) -> None:
+        """For as long as the job is to wait, unless it is cancelled meanwhile."""
+        deadline = time.monotonic() + job.delay_s
+        while time.monotonic() < deadline and not self._cancelled:
+            time.sleep(_POLL_S)
+        if self._cancelled:
+            raise JobLost(f"job {job.job_id} was cancelled before it started")
 
     def _prepare(self, job: JobSpec) -> Submission:
         shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
@@ -229,6 +240,8 @@ class RunningJob:
             )
         if status.state is JobState.SUCCEEDED:
             return
+        if status.state is JobState.PREEMPTED:
+            raise JobPreempted(f"{status.reason} {survivors}".rstrip(), step=status.step)
         if status.apart:
             raise TrainedApart(f"{status.reason} {survivors}".rstrip())
         failure = status.failure
@@ -374,6 +387,8 @@ class ScheduledJob(RunningJob):
             if error is not None:
                 raise error
             self._conclude(started, status)
+        except JobPreempted:  # its caller notes that first
+            raise
         except DdlError:
             self.drop_note()
             raise

@@ -20,6 +20,8 @@ from ddl_airflow.core.errors import (
     ConnectionInvalid,
     DdlError,
     FileRefused,
+    JobLost,
+    JobPreempted,
     LaunchError,
     PlaceTaken,
 )
@@ -45,6 +47,7 @@ from ddl_airflow.lineage.record import (
 )
 from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
 from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job
+from ddl_airflow.steps.preemptions import Preemptions, goodput, goodput_line
 from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
@@ -69,6 +72,8 @@ class Train(ScriptTry[TrainStep]):
 
     Where the launcher has a scheduler, the step submits the job and raises ``WaitForJob``. Whatever
     is killed meanwhile, whoever comes next goes on with the same job.
+
+    A job that has to make room is followed by another one of the same try.
     """
 
     def rehearse(self) -> str:
@@ -89,15 +94,18 @@ class Train(ScriptTry[TrainStep]):
 
     def _job_of(self) -> JobSpec:
         layout, step = self.layout, self.step
+        number, preemptions = self.context.try_number, Preemptions(layout)
+        # Each job of a try has an id of its own, by which its scheduler and its records are found.
+        before = preemptions.of_try(number)
         servers = step.distribution == "parameter_server"
         return JobSpec(
-            job_id=f"{layout.training_id}/train-{self.context.try_number}",
+            job_id=f"{layout.training_id}/train-{number}{f'.{before}' if before else ''}",
             command=step.command,
             nodes=step.nodes,
             slots=step.slots,
             python=self.python,
             folder=layout.code,
-            record_dir=layout.records(self.context.try_number),
+            record_dir=layout.records(number, before),
             log_dir=layout.logs,
             env=self.environment(trained=False) | environment.of_training(step),
             cluster=parameter_servers(step.nodes, step.slots) if servers else None,
@@ -106,6 +114,7 @@ class Train(ScriptTry[TrainStep]):
             keep=(layout.experiment, layout.experiment_copy) if layout.experiment_id else None,
             user=self.site.ranks_user,
             averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
+            delay_s=preemptions.wait_s if before else 0.0,
         )
 
     def run(self) -> dict[str, Any]:
@@ -134,6 +143,7 @@ class Train(ScriptTry[TrainStep]):
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.restart()
                 layout.restart_requested.unlink()
+                job = self._job_of()  # what had to make room before does not count
             if job.averages:
                 job = replace(job, trained_before=self._trained_before(job))
             begin_training(layout)
@@ -142,26 +152,60 @@ class Train(ScriptTry[TrainStep]):
             self._leave_whole_checkpoints()
             if not isinstance(chosen, Scheduler):
                 self.context.job = running = RunningJob(chosen, self.log)
-                handle = running.run(replace(job, inherits=(lock,)), layout.progress)
+                handle = self._run_here(running, replace(job, inherits=(lock,)))
                 self._keep_experiment()
                 return self._result(handle, running.progress)
         # From here on the job holds the place itself, while it runs.
         self.context.job = scheduled = self._scheduled(chosen)
         raise WaitForJob(scheduled.submit(job, layout.progress))
 
+    def _run_here(self, running: RunningJob, job: JobSpec) -> JobHandle:
+        """Runs the job, and again while it has to make room."""
+        while True:
+            try:
+                return running.run(job, self.layout.progress)
+            except JobPreempted as preempted:
+                self._make_room(job.handle(self.step.launcher, 0), preempted)
+            again = self._job_of()
+            job = replace(
+                job, job_id=again.job_id, record_dir=again.record_dir, delay_s=again.delay_s
+            )
+            self._leave_whole_checkpoints()
+            self.context.job = running
+
+    def _make_room(self, job: JobHandle, preempted: JobPreempted) -> None:
+        """Notes that a job was preempted; raises JobLost if that was once too often."""
+        before, most = Preemptions(self.layout), self.site.most_preemptions
+        before.add(job, self.context.try_number, preempted.step)
+        if len(before) > most:
+            raise JobLost(
+                f"{preempted}. The training had to make room {len(before)} times, more often than "
+                f"[ddl] preemptions allows ({most}). Raise that, or ask for a place that is not "
+                "taken away.",
+                retryable=False,
+            )
+        delay_s = before.wait_s
+        self.log.warning(
+            "preempted, for the %d. time: %s. It is started again, and this is no attempt%s",
+            len(before),
+            preempted,
+            f"; in {delay_s:.0f} s, for it got nowhere" if delay_s else "",
+        )
+
     def _trained_before(self, job: JobSpec) -> str:
         """As ``JobSpec`` has it, of the tries since the training last started again."""
         layout = self.layout
         if trained_with_other_code(layout):
             return ""
-        for number in reversed(range(1, self.context.try_number)):
-            records = layout.records(number)
+        for records in reversed(layout.all_records()):
+            if records == job.record_dir:
+                continue  # of a deleted run of that id
             try:
                 before = read_records(
                     JobHandle("", job.job_id, 0, job.world_size, records, layout.logs)
                 )
             except LaunchError as error:
-                self.log.warning("try %d: %s", number, error)
+                self.log.warning("%s: %s", records.name, error)
                 continue
             if how := how_trained(before):
                 return how
@@ -196,13 +240,25 @@ class Train(ScriptTry[TrainStep]):
 
         Args:
             started: the job.
-            status: how it ended; None: it is waited for here.
+            status: how it ended; None: it is waited for here. Where it had to make room, the next
+                one is submitted: raises WaitForJob.
             error: why it was ended, where that is known better than it is to the scheduler.
         """
         with suppress(ConnectionInvalid):  # it may be gone meanwhile
             self.environment()  # so that this process masks the script's secrets, too
         self.context.job = job = self._scheduled(launcher(started.handle.kind))
-        job.finish(started, status, error)
+        try:
+            job.finish(started, status, error)
+        except JobPreempted as preempted:
+            # First the note that it was, then none that it runs: who comes after a process that is
+            # killed here finds a job that has ended, and starts the next one.
+            try:
+                self._make_room(started.handle, preempted)
+            except JobLost:  # once too often
+                job.drop_note()
+                raise
+            job.drop_note()
+            return self.run()
         result = self._result(started.handle, job.progress)
         job.drop_note()
         return result
@@ -231,6 +287,9 @@ class Train(ScriptTry[TrainStep]):
         told = everything_told(layout.progress, layout.workspace)
         lost = self._say_not_finite(told.measurements)
         metrics = finite(told.measurements)
+        steps = told.step if progress.step is None else progress.step
+        used = goodput(layout, len(Preemptions(layout)), steps)
+        self.log.info("goodput | %s", goodput_line(used))
         write_part(
             layout,
             "train",
@@ -240,7 +299,8 @@ class Train(ScriptTry[TrainStep]):
                     "metrics": metrics,
                     "measurements": [one.dump() for one in told.measurements],
                     **({"not_finite": lost} if lost else {}),
-                    "steps": told.step if progress.step is None else progress.step,
+                    "steps": steps,
+                    "goodput": used,
                     "wrote_model": layout.model.exists(),
                 },
                 "tries": {"train": self.context.tries},

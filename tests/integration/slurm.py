@@ -18,13 +18,13 @@ from types import TracebackType
 from ddl_airflow.demo.site import Service, free_port
 from tests.limits import within
 
-PROGRAMS = ("munged", "sbatch", "scancel", "scontrol", "slurmctld", "slurmd", "squeue")
+PROGRAMS = ("munged", "sbatch", "scancel", "scontrol", "slurmctld", "slurmd", "squeue", "srun")
 HOW_TO_GET = "apt-get install -y --no-install-recommends munge slurm-wlm"
 START_TIMEOUT_S = 30
 NODES = ("n1", "n2")
 
 # The nodes claim more cores than this host has, so that ranks need not wait for them. jobcomp.txt
-# gets a line for each job that ends.
+# gets a line for each job that ends. Jobs of the partition "spare" make room for all others.
 CONF = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -56,15 +56,24 @@ KillWait=5
 MinJobAge=3600
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
-PartitionName=cpu Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=cpu Nodes=n1,n2 Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=spare Nodes=n1,n2 MaxTime=120 State=UP PriorityTier=1 GraceTime={grace_s}
 """
 
 
 class SlurmCluster:
-    """Started by ``with``. Slurm's commands find it by SLURM_CONF=<folder>/slurm.conf."""
+    """Started by ``with``. Slurm's commands find it by SLURM_CONF=<folder>/slurm.conf.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for all its files; a short path.
+        grace_s: in which jobs of the partition "spare" make room.
+    """
+
+    def __init__(self, folder: Path, grace_s: int = 60) -> None:
         self.folder = folder
+        self._grace_s = grace_s
         self._daemons: list[Service] = []
 
     @staticmethod
@@ -90,6 +99,7 @@ class SlurmCluster:
             host=socket.gethostname().partition(".")[0],
             user=getpass.getuser(),
             ports=[free_port() for _ in range(3)],
+            grace_s=self._grace_s,
         )
         (folder / "slurm.conf").write_text(text)
         munge = {name: folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
@@ -125,10 +135,11 @@ class SlurmCluster:
             daemon.stop()
         self._daemons.clear()
 
-    def ask(self, *argv: str, check: bool = True) -> str:
+    def ask(self, *argv: str, check: bool = True, timeout_s: float = 60) -> str:
         """What one of Slurm's commands says."""
+        limit_s = within(timeout_s)
         done = subprocess.run(
-            argv, env=self._env, capture_output=True, text=True, check=False, timeout=within(60)
+            argv, env=self._env, capture_output=True, text=True, check=False, timeout=limit_s
         )
         if check and done.returncode:
             raise RuntimeError(f"{argv}: {done.stderr}")
@@ -141,6 +152,16 @@ class SlurmCluster:
     def wait_for_nodes(self) -> None:
         """Until both nodes can take jobs; one that was down comes back by itself."""
         self._await(lambda: self.ask("sinfo", "-h", "-o", "%t", check=False).strip() == "idle")
+
+    def take_all(self) -> None:
+        """Has a job of the better partition take both nodes, for a moment; waits for its end."""
+        words = ["--partition=cpu", "--exclusive", "--nodes=2", "--output=/dev/null"]
+        number = int(self.ask("sbatch", "--parsable", "--job-name=better", *words, "--wrap=true"))
+        deadline = time.monotonic() + within(300)
+        while self.jobs("better")[number] != "COMPLETED":
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no room for job {number}: {self.ask('squeue')}")
+            time.sleep(0.2)
 
     def jobs(self, name: str) -> dict[int, str]:
         """The state of each job of that name that Slurm remembers, by its number."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from ddl_ops import (
     equal_weights,
     gradients,
     lifecycle,
+    preemption,
     progress,
     tf1_hooks,
     written_files,
@@ -28,22 +29,26 @@ from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
 
 __all__ = [
     "EpochHook",
+    "PreemptionHook",
     "allgather",
     "allreduce",
     "allreduce_n",
     "barrier",
     "bcast",
+    "end_of_step",
     "grads_reduce",
     "init",
     "join",
     "local_rank",
     "num_hosts",
+    "on_preempt",
     "rank",
     "report",
     "size",
 ]
 
 EpochHook = tf1_hooks.EpochHook
+PreemptionHook = tf1_hooks.PreemptionHook
 
 
 def rank() -> int:
@@ -99,6 +104,37 @@ def join() -> int:
     ddl_ops.collectives.join for errors.
     """
     return collectives.join()
+
+
+def on_preempt(save: Callable[[int], None], *, every_rank: bool = False) -> None:
+    """From here on SIGTERM does not end this rank: all ranks save at the end of one step, and end.
+
+    For a loop of the script's own, which calls end_of_step(); before it begins, on every rank and
+    in the main thread. A handler of SIGTERM that the script itself installs, before or after, goes
+    before: then only SIGURG asks.
+
+    Args:
+        save: called with the number of steps done, when all ranks are to end; what it has saved is
+            what the next start of the script has to go on from.
+        every_rank: whether all ranks call it; else rank 0 does, or, where it has joined, one that
+            has not.
+    """
+    preemption.on_preempt(save, every_rank=every_rank)
+
+
+def end_of_step(step: int) -> None:
+    """Ends all ranks here, once all is saved, if any of them has been asked to end. Collective.
+
+    To be called by all ranks after each step. Costs a reduction of 32 bytes. Rank 0 also reports
+    the step, at most once in a second.
+
+    Args:
+        step: so many steps are done, the same on all ranks.
+
+    Raises SystemExit where the ranks end; RuntimeError before on_preempt(), and on ranks that are
+    to end and are at different steps; as barrier() if a rank does not come.
+    """
+    preemption.end_of_step(step)
 
 
 def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ddl_ops import mid_epoch
 from ddl_ops.checkpoints import newest_model
 from ddl_ops.keras_callbacks import (
     BroadcastCallback,
@@ -23,6 +24,7 @@ from ddl_ops.keras_callbacks import (
     broadcast_variables,
 )
 from ddl_ops.keras_optimizer import distribute as DistributedOptimizer
+from ddl_ops.keras_preemption import PreemptionCallback
 
 __all__ = [
     "BroadcastCallback",
@@ -30,6 +32,7 @@ __all__ = [
     "DistributedOptimizer",
     "JoinCallback",
     "MetricAverageCallback",
+    "PreemptionCallback",
     "ProgressCallback",
     "broadcast_variables",
     "newest_checkpoint",
@@ -39,12 +42,15 @@ __all__ = [
 def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:
     """The newest model-<epoch>.keras to go on from, and its epoch; None and 0 in the first try.
 
-    The optimizer of a model that is loaded has to be distributed again.
+    The optimizer of a model that is loaded has to be distributed again. Where PreemptionCallback
+    has saved in the middle of a later epoch, the epoch is that one, from whose middle it goes on.
 
     Args:
         folder: to look in; None: CHECKPOINT_DIR, and no checkpoint without that.
     """
-    found = (
-        newest_model(Path(folder)) if (folder := folder or os.getenv("CHECKPOINT_DIR")) else None
-    )
-    return (found.path, found.step or 0) if found else (None, 0)
+    if not (folder := folder or os.getenv("CHECKPOINT_DIR")):
+        return None, 0
+    found = newest_model(Path(folder))
+    path, done = (found.path, found.step or 0) if found else (None, 0)
+    middle = mid_epoch.newest(Path(folder))
+    return path, max(done, middle[1].epoch) if middle else done

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
-from ddl_ops import arrays
+from ddl_ops import arrays, preemption
 from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
@@ -221,7 +221,10 @@ def barrier(name: str, hint: str = "") -> None:
 def join() -> int:
     """For a rank without data: contributes zeros until all ranks have joined. Not for graphs.
 
-    See ddl_ops.arrays.join, whose result and errors these are.
+    See ddl_ops.arrays.join, whose result and errors these are. Raises SystemExit where the others
+    were asked to end meanwhile (ddl_ops.preemption).
     """
     _require_initialised("ddl.join()")
-    return arrays.join()
+    last = arrays.join()
+    preemption.after_join(last)
+    return last

@@ -100,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Who ends the job ends all its processes. This one waits for the command, which writes last
     # checkpoints. A function, unlike SIG_IGN, is not inherited.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    code = subprocess.call(given.command, close_fds=False)  # it inherits the lock
+    running = subprocess.Popen(given.command, close_fds=False)  # it inherits the lock
+    signal.signal(signal.SIGURG, lambda *_: running.send_signal(signal.SIGURG))
+    code = running.wait()
     if code == 0:
         keep(*given.keep)
     sys.exit(code if code >= 0 else 128 - code)

@@ -9,6 +9,9 @@ The script's output goes to ``$LOG_DIR/rank-<n>.log``; with ``DDL_OUTPUT`` (``dd
 whoever listens there, stdout and stderr apart. Without ``DDL_RECORD_DIR`` nothing is recorded and
 the output goes where mpirun sends it.
 
+SIGTERM, SIGINT, SIGUSR1 and SIGURG go to the script. SIGURG asks it to make room, if it listens
+(``ddl_ops.preemption``), and nothing else happens.
+
 SIGUSR2 releases: the script's work is done though it does not end by itself, as that of a parameter
 server. It is ended, and the rank has succeeded.
 
@@ -297,7 +300,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         return code
 
     def forward(signum: int, _frame: FrameType | None) -> None:
-        if signum != signal.SIGUSR1:
+        if signum not in (signal.SIGUSR1, signal.SIGURG):
             # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
             record.write(asked_to_end=time.time())
         child.send_signal(signum)
@@ -321,7 +324,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
             record.write(asked_to_end=time.time())
             end_child()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGURG):
         signal.signal(number, forward)
     if task is None:
         # An mpirun that is killed cannot end its ranks, and theirs may notice only when they talk.

@@ -35,6 +35,11 @@ def writes_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.writes"
 
 
+def preemption_file(directory: Path, rank: int) -> Path:
+    """Where the script's ddl says whether it can be asked to end, and at which step it did."""
+    return directory / f"rank-{rank}.preemption.json"
+
+
 def _gpus() -> list[str]:
     """Models of the GPUs that this host's NVIDIA driver shows; reading files starts no CUDA."""
     models = []
@@ -81,6 +86,7 @@ class RankRecord:
         self._exception = exception_file(directory, rank) if directory else None
         self._written = writes_file(directory, rank) if directory else None
         self._ddl = averaging.file_of(directory, rank) if directory else None
+        self._preemption = preemption_file(directory, rank) if directory else None
         self._writes = 0
         self._facts: dict[str, object] = {
             "rank": rank,
@@ -106,6 +112,11 @@ class RankRecord:
             self._facts["wrote"] = _whole_lines(self._written)
         if self._ddl.exists():
             self._facts["ddl"] = json.loads(self._ddl.read_text("utf-8"))
+        if self._preemption is not None and self._preemption.exists():
+            told = json.loads(self._preemption.read_text("utf-8"))
+            self._facts["listens"] = told.get("listens", False)
+            if "step" in told:
+                self._facts["preempted"] = {"step": told["step"]}
         if self._exception is not None and self._exception.exists():
             self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
         # A signal may come while this writes, and its handler write as well.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +20,7 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
 
-from ddl_ops import lifecycle
+from ddl_ops import lifecycle, preemption
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
@@ -167,22 +168,17 @@ class EpochHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self) -> None:
         self._epoch = 0
         self._steps = 0
-        self._collective: dict[tuple[str, ...], bool] = {}
+        self._known = _Steps()
 
     def begin(self) -> None:
         """A session begins."""
         self._epoch += 1
         self._steps = 0
-        self._collective.clear()
+        self._known = _Steps()
 
     def before_run(self, run_context: Any) -> None:
         """It is about to run something."""
-        graph = run_context.session.graph
-        fetches = tf.nest.flatten(run_context.original_args.fetches, expand_composites=True)
-        names = tuple(graph.as_graph_element(fetch).name for fetch in fetches)
-        if names not in self._collective:
-            self._collective[names] = _hold_collectives(graph, names)
-        if self._collective[names]:
+        if self._known.is_one(run_context):
             self._steps += 1
             self._meet(f"step {self._steps} of epoch {self._epoch}")
 
@@ -198,6 +194,69 @@ class EpochHook(tf.compat.v1.train.SessionRunHook):
                 "Give all ranks the same number of steps in each epoch: dataset.take(), or "
                 "StopAtStepHook.",
             )
+
+
+class PreemptionHook(tf.compat.v1.train.SessionRunHook):
+    """For hooks= of a MonitoredTrainingSession or an Estimator: saves where ranks are asked to end.
+
+    After the run at whose end any rank has been asked, rank 0 saves `model.ckpt-<global step>`,
+    which tf.train.latest_checkpoint finds, and all ranks end. Each run that holds collectives is a
+    step; place it after EpochHook.
+
+    Args:
+        folder: to save in; None: CHECKPOINT_DIR.
+
+    Raises ValueError if there is neither.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        if not (place := folder or os.environ.get("CHECKPOINT_DIR")):
+            raise ValueError(
+                "PreemptionHook: CHECKPOINT_DIR is not set, which the train task does. Pass a "
+                "folder: PreemptionHook('checkpoints')."
+            )
+        self._prefix = os.path.join(os.fspath(place), "model.ckpt")
+        self._saver: Any = None
+        self._steps = _Steps()
+
+    def begin(self) -> None:
+        """A session begins, and its graph can still be added to."""
+        self._steps = _Steps()
+        self._saver = tf.compat.v1.train.Saver()
+        self._global_step = tf.compat.v1.train.get_or_create_global_step()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Its variables have their values."""
+
+        def save(step: int, saver: int) -> None:
+            if PLACEMENT.rank == saver:
+                os.makedirs(os.path.dirname(self._prefix), exist_ok=True)
+                self._saver.save(session, self._prefix, step)
+
+        preemption.save_by(save)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """It has run something."""
+        if not self._steps.is_one(run_context):
+            return
+        step = int(run_context.session.run(self._global_step))
+        if preemption.wanted(step):
+            preemption.end(step)
+
+
+class _Steps:
+    """Which runs of a session are steps: those that hold collectives."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], bool] = {}
+
+    def is_one(self, run_context: Any) -> bool:
+        graph = run_context.session.graph
+        fetches = tf.nest.flatten(run_context.original_args.fetches, expand_composites=True)
+        names = tuple(graph.as_graph_element(fetch).name for fetch in fetches)
+        if names not in self._known:
+            self._known[names] = _hold_collectives(graph, names)
+        return self._known[names]
 
 
 def _hold_collectives(graph: Any, names: Iterable[str]) -> bool:

@@ -283,9 +283,16 @@ class FakeScheduler:
         """How a job goes: a value of JobState."""
         return str(self._read(number)["state"])
 
-    def set(self, number: int, state: str, reason: str = "", output: str = "") -> None:
+    def set(
+        self,
+        number: int,
+        state: str,
+        reason: str = "",
+        output: str = "",
+        step: int | None = None,
+    ) -> None:
         """Says how a job goes from now on: a value of JobState; when it succeeds, ranks say so."""
-        told = self._read(number) | {"state": state, "reason": reason}
+        told = self._read(number) | {"state": state, "reason": reason, "step": step}
         self._write(number, told)
         if state == JobState.SUCCEEDED.value:
             handle = told["handle"]
@@ -305,7 +312,7 @@ class FakeScheduler:
         if not (number := self.find(handle).number):
             return JobStatus(JobState.LOST)
         told = self._read(number)
-        return JobStatus(JobState(told["state"]), reason=told["reason"])
+        return JobStatus(JobState(told["state"]), reason=told["reason"], step=told.get("step"))
 
     def ask(self, handles: Sequence[JobHandle]) -> list[dict[str, str]]:
         """Nothing: ``status`` knows."""

@@ -23,6 +23,7 @@ RETRYABLE = {
     "SubmitFailed": True,
     "JobFailed": True,
     "JobLost": True,
+    "JobPreempted": True,
     "TrainedApart": False,
     "EvaluationError": False,
     "EvaluationInvalid": False,

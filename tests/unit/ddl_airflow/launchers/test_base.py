@@ -155,6 +155,45 @@ def test_ranks_that_were_asked_to_end_did_not_do_their_work_however_they_ended(t
     assert status_of(tmp_path, GOOD, asked) == JobStatus(JobState.LOST)
 
 
+SAVED = GOOD | {"asked_to_end": 4.0, "listens": True, "preempted": {"step": 7}}
+
+
+def test_ranks_that_all_saved_at_one_step_made_room(tmp_path):
+    # One alone may have been told.
+    alone = GOOD | {"listens": True, "preempted": {"step": 7}}
+    status = status_of(tmp_path, SAVED, alone, averages=True)
+    assert (status.state, status.step) == (JobState.PREEMPTED, 7)
+    assert JobStatus.load(status.dump()) == status
+
+
+def test_ranks_that_saved_at_different_steps_cannot_go_on_together(tmp_path):
+    other = SAVED | {"preempted": {"step": 8}}
+    status = status_of(tmp_path, SAVED, other, averages=True)
+    assert status.state is JobState.FAILED and "different steps: 7, 8" in status.reason
+    apart = status_of(tmp_path, SAVED, other, averages=False)
+    assert (apart.state, apart.step) == (JobState.PREEMPTED, 7)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        GOOD,
+        SAVED | {"exit_code": 137},  # killed while it ended
+        {"asked_to_end": 4.0, "preempted": {"step": 7}},
+        SAVED | {"preempted": {"step": "7"}},
+        SAVED | {"preempted": 7},
+        None,
+    ],
+)
+def test_ranks_of_which_not_all_saved_are_not_preempted(tmp_path, other):
+    assert status_of(tmp_path, SAVED, other).state is not JobState.PREEMPTED
+
+
+def test_a_rank_that_listens_and_came_to_its_end_first_did_its_work(tmp_path):
+    first = {"asked_to_end": 4.0, "listens": True} | GOOD
+    assert status_of(tmp_path, GOOD, first) == JobStatus(JobState.SUCCEEDED)
+
+
 def test_released_parameter_server_has_succeeded_however_it_ended(tmp_path):
     released = {"task": "ps 0", "released": 4.0, "ended": 4.1, "exit_code": 143}
     assert status_of(tmp_path, GOOD, released) == JobStatus(JobState.SUCCEEDED)

@@ -51,4 +51,7 @@ def test_the_environment_of_these_tests_has_an_mpirun():
 def test_only_root_asks_to_be_let_in(monkeypatch, uid, asks):
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} if asks else set()
+    forwards = "PRTE_MCA_ess_base_forward_signals"
+    assert set(OpenMpi("mpirun").environment()) == names | {forwards}
+    monkeypatch.setenv(forwards, "SIGUSR1")  # a site's own choice
     assert set(OpenMpi("mpirun").environment()) == names

@@ -21,7 +21,7 @@ from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Starte
 from ddl_airflow.core.manifest import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
-from ddl_airflow.launchers.slurm import SlurmLauncher
+from ddl_airflow.launchers.slurm import MAKE_ROOM, SlurmLauncher
 
 SPEC = JobSpec(
     job_id="digits-manual-1a2b/train-1",
@@ -252,6 +252,8 @@ def test_a_host_without_slurm_says_so(tmp_path, says):
         ("FAILED JobLaunchFailure", "lost", "must be a file system that all"),
         ("TIMEOUT TimeLimit", "lost", "Raise launcher.time_limit"),
         ("OUT_OF_MEMORY OutOfMemory", "lost", "--mem=16G"),
+        ("PREEMPTED None", "preempted", "had to make room"),
+        ("NODE_FAIL None", "lost", "a node failed"),
     ],
 )
 def test_states(says, handle, told, state, reason):
@@ -365,3 +367,52 @@ def test_the_manifest_in_the_documentation_is_one():
     asked = ("nodes=2", "gres=gpu:4", "partition=gpu", "account=vision", "time=720", "mem=64G")
     for option in asked:
         assert f"#SBATCH --{option}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("state", "saved", "told", "expected"),
+    [
+        ("COMPLETED", True, True, "preempted"),
+        ("PREEMPTED", True, True, "preempted"),
+        ("", True, False, "preempted"),  # forgotten: the ranks know
+        ("CANCELLED", True, True, "lost"),  # a person's wish
+        ("TIMEOUT", True, True, "lost"),
+        ("NODE_FAIL", True, False, "lost"),
+        ("COMPLETED", False, True, "preempted"),  # none listened
+        ("FAILED", False, True, "preempted"),
+        ("CANCELLED", False, True, "lost"),
+        ("", False, True, "lost"),  # forgotten: it may have been cancelled
+        ("COMPLETED", False, False, "lost"),
+    ],
+)
+def test_a_job_that_makes_room_is_told_from_one_that_is_cancelled(
+    handle, state, saved, told, expected
+):
+    handle.record_dir.mkdir(parents=True, exist_ok=True)
+    if told:
+        (handle.record_dir / MAKE_ROOM).touch()
+    for rank in range(handle.world_size):
+        record = {"rank": rank, "host": "n", "started": 1.0, "asked_to_end": 2.0, "ended": 3.0}
+        ended = {"exit_code": 0, "preempted": {"step": 9}} if saved else {"exit_code": 143}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record | ended))
+    known = {"JobState": state, "JobName": handle.job_id} if state else {}
+    status = SlurmLauncher().conclude(handle, known)
+    assert status.state.value == expected
+    assert status.step == (9 if saved and expected == "preempted" else None)
+
+
+def test_a_script_that_ended_by_the_signal_before_its_shim_heard_of_it_made_room(handle):
+    handle.record_dir.mkdir(parents=True, exist_ok=True)
+    (handle.record_dir / MAKE_ROOM).touch()
+    for rank, code in enumerate((143, 1)):
+        record = {"rank": rank, "host": "n", "started": 1.0, "ended": 3.0, "exit_code": code}
+        if code == 1:  # it saw the other one end
+            raised = {"t": 3.0, "type": "FailedPreconditionError", "message": "", "file": ""}
+            record |= {"exception": raised}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    known = {"JobState": "FAILED", "JobName": handle.job_id}
+    assert SlurmLauncher().conclude(handle, known).state is JobState.PREEMPTED
+
+
+def test_a_job_that_is_to_wait_asks_slurm_to():
+    assert "#SBATCH --begin=now+31\n" in SlurmLauncher().render(replace(SPEC, delay_s=30.2)).script

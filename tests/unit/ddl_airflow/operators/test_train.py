@@ -31,7 +31,8 @@ from ddl_airflow.operators.base import layout_of
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
-from ddl_airflow.steps.job import kept_job
+from ddl_airflow.steps.job import ScheduledJob, kept_job
+from ddl_airflow.steps.preemptions import Preemptions
 from ddl_airflow.storage.filesystem import alone_in
 from ddl_airflow.triggers.experiment import ExperimentTrigger
 from tests.limits import within
@@ -812,6 +813,95 @@ def test_a_task_cleared_after_its_end_trains_again(scheduled, layout, cluster, c
     scheduled.execute_complete(context_of("training", 1), ended(wish.trigger))
     deferred(scheduled, context_of("training", 1))
     assert cluster.numbers() == [1, 2]
+
+
+def preempted(task, context, wish, cluster, number, step):
+    """The task, deferred again: its job had to make room."""
+    cluster.set(number, "preempted", "all ranks saved", step=step)
+    with pytest.raises(TaskDeferred) as caught:
+        task.execute_complete(context, ended(wish.trigger))
+    return caught.value
+
+
+def test_a_job_that_makes_room_is_followed_by_another_of_the_same_try(
+    scheduled, layout, cluster, context_of, capsys
+):
+    context = context_of("training", 1)
+    second = preempted(scheduled, context, deferred(scheduled, context), cluster, 1, 40)
+    third = preempted(scheduled, context, second, cluster, 2, 90)
+    handles = [StartedJob.load(wish.trigger.job).handle for wish in (second, third)]
+    assert [handle.job_id.rpartition("/")[2] for handle in handles] == ["train-1.1", "train-1.2"]
+    assert [handle.record_dir.name for handle in handles] == ["try-1.1", "try-1.2"]
+    assert "preempted, for the 2. time: all ranks saved" in capsys.readouterr().out
+    cluster.set(3, "succeeded")
+    scheduled.execute_complete(context, ended(third.trigger))
+    result = read_part(layout, "train")["result"]
+    assert result["goodput"]["preemptions"] == 2
+    assert read_part(layout, "train")["tries"] == {"train": 1}
+    assert cluster.numbers() == [1, 2, 3]
+    deferred(scheduled, context)  # cleared after its end: begins anew
+    assert StartedJob.load(kept_job(layout.scheduled_job).dump()).handle.job_id.endswith("train-1")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_whoever_is_killed_as_a_job_makes_room_neither_loses_nor_doubles_it(
+    scheduled, layout, cluster, context_of, monkeypatch, noted
+):
+    context = context_of("training", 1)
+    wish = deferred(scheduled, context)
+    cluster.set(1, "preempted", "all ranks saved", step=40)
+    event = ended(wish.trigger)
+    place = ScheduledJob if noted else Preemptions
+    with monkeypatch.context() as patch:
+        patch.setattr(place, "drop_note" if noted else "add", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            scheduled.execute_complete(context, event)
+    assert kept_job(layout.scheduled_job).handle.number == 1
+    again = deferred(scheduled, context_of("training", 2))
+    assert StartedJob.load(again.trigger.job).handle.job_id.endswith("train-2")
+    assert cluster.numbers() == [1, 2]
+    # As the process that was killed would have, had it come once more.
+    assert preempted(scheduled, context_of("training", 2), again, cluster, 2, 50)
+    assert cluster.numbers() == [1, 2, 3]
+
+
+def _killed(*_words):
+    raise KeyboardInterrupt
+
+
+def test_a_training_that_gets_nowhere_waits_longer_each_time_and_fails_in_the_end(
+    scheduled, layout, cluster, context_of, monkeypatch
+):
+    monkeypatch.setenv("AIRFLOW__DDL__PREEMPTIONS", "4")
+    context = context_of("training", 1)
+    wish, delays = deferred(scheduled, context), []
+    for number, step in enumerate((40, 40, None, 80), 1):
+        wish = preempted(scheduled, context, wish, cluster, number, step)
+        delays.append(job_of(scheduled, context).delay_s)
+    assert delays == [0, 15, 30, 0]
+    cluster.set(5, "preempted", step=90)
+    with pytest.raises(AirflowFailException, match="make room 5 times.*preemptions allows .4."):
+        scheduled.execute_complete(context, ended(wish.trigger))
+    assert not layout.scheduled_job.exists()
+
+
+def test_ranks_here_that_make_room_are_started_again(train, layout, context_of, capsys):
+    script = """
+        import json, os
+        rank = os.environ["OMPI_COMM_WORLD_RANK"]
+        step = os.environ["RESULT_DIR"] + "/step-" + rank
+        done = int(open(step).read()) if os.path.exists(step) else 0
+        print("from", done)
+        if done < 20:
+            open(step, "w").write(str(done + 10))
+            told = os.environ["DDL_RECORD_DIR"] + "/rank-" + rank + ".preemption.json"
+            open(told, "w").write(json.dumps({"listens": True, "step": done + 10}))
+    """
+    train(script).execute(context_of("training", 1))
+    assert (layout.logs / "rank-1.log").read_text() == "from 0\nfrom 10\nfrom 20\n"
+    said = capsys.readouterr().out
+    assert "preempted, for the 2. time: all ranks saved after step 20" in said
+    assert "goodput | " in said and "2 preemptions" in said
 
 
 def test_airflows_task_runner_makes_it_a_deferred_task(scheduled, run_task):

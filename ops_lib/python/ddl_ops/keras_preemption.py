@@ -1,0 +1,140 @@
+"""The Keras callback that lets ranks be asked to end in the middle of an epoch, and go on there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import keras  # noqa: TID253
+
+from ddl_ops import mid_epoch, preemption
+from ddl_ops.arrays import barrier
+from ddl_ops.environment import PLACEMENT
+from ddl_ops.lifecycle import initialised
+
+
+class PreemptionCallback(keras.callbacks.Callback):
+    """Saves after the step at which any rank was asked to end, ends all ranks, and goes on there.
+
+    The next try takes weights, optimizer, the ranks' random generators of Keras, and metrics of the
+    epoch as they were, and passes over the batches of the epoch that are done: the input is read,
+    and nothing is trained. So each step is done once. The weights are those of a training that
+    nobody interrupted, bit for bit, if an epoch's batches are the same whenever it begins: files in
+    their order, ``shuffle=False``, or an order that depends on seed and epoch. Not kept is what
+    other callbacks count (EarlyStopping, ReduceLROnPlateau), and generators that are not Keras's.
+
+    Pass ``initial_epoch`` to fit() as ``ddl.keras.newest_checkpoint()`` gives it. For one fit() in
+    a script.
+
+    Args:
+        folder: where it is saved; None: CHECKPOINT_DIR.
+
+    Raises ValueError if there is neither; fit() raises ValueError if what was saved is of another
+    model, and RuntimeError if it begins with an epoch that was done.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        if not (place := folder or os.environ.get("CHECKPOINT_DIR")):
+            raise ValueError(
+                "PreemptionCallback: CHECKPOINT_DIR is not set, which the train task does. Pass a "
+                "folder that all ranks see: PreemptionCallback('checkpoints')."
+            )
+        self._folder = Path(place)
+        self._epoch = 0
+        self._batch = 0
+        self._step_before_epoch = 0
+        self._first = True
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._first = True
+        preemption.save_by(self._save)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch, self._batch = epoch, 0
+        self._step_before_epoch = int(self.model.optimizer.iterations)
+        if self._first:
+            self._first = False
+            self._go_on(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._batch = batch + 1
+        step = self._step_before_epoch + self._batch
+        if preemption.wanted(step):
+            preemption.end(step)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        # The next fit() of this script, or the model it saves, goes on from more than that.
+        if PLACEMENT.rank == 0:
+            mid_epoch.remove(self._folder)
+
+    def _own(self) -> list[Any]:
+        """What differs by rank: random generators and metrics."""
+        common = {id(variable) for variable in self.model.weights}
+        others = [one for one in self.model.variables if id(one) not in common]
+        known = {id(one) for one in others}
+        return others + [one for one in self.model.metrics_variables if id(one) not in known]
+
+    def _common(self) -> list[Any]:
+        return [*self.model.weights, *self.model.optimizer.variables]
+
+    def _save(self, step: int, saver: int) -> None:
+        partial = mid_epoch.begin(self._folder, step)
+        if PLACEMENT.rank == saver:
+            place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
+            mid_epoch.write_model(partial, place, self._common())
+        mid_epoch.write_own(partial, PLACEMENT.rank, self._own())
+        if PLACEMENT.size > 1 and initialised():
+            barrier(f"all have written in {partial.name}")
+        if PLACEMENT.rank == saver:
+            mid_epoch.finish(partial, self._folder, step)
+
+    def _go_on(self, epoch: int) -> None:
+        """Takes what was saved, if that is newer than what the script has begun with."""
+        if (found := mid_epoch.newest(self._folder)) is None:
+            return
+        path, place = found
+        if place.epoch < epoch:
+            return  # a checkpoint of a later epoch is there
+        if place.epoch > epoch:
+            raise RuntimeError(
+                f"fit() begins with epoch {epoch + 1}, and {path.name} has epoch {place.epoch} "
+                "done. Give fit() the epoch: "
+                "path, done = ddl.keras.newest_checkpoint(); model.fit(initial_epoch=done)."
+            )
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        mid_epoch.read_model(path, self._common())
+        self._step_before_epoch = place.step - place.batch
+        if place.size != PLACEMENT.size:
+            if PLACEMENT.rank == 0:
+                print(
+                    f"ddl: goes on from step {place.step} at the begin of epoch {epoch + 1}: there "
+                    f"were {place.size} ranks, which had done {place.batch} batches of it.",
+                    flush=True,
+                )
+            self._step_before_epoch = place.step
+            return
+        if PLACEMENT.rank == 0:
+            print(f"ddl: goes on from step {place.step}", flush=True)
+        self._pass_over(path, place)
+
+    def _pass_over(self, path: Path, place: mid_epoch.Place) -> None:
+        """Has fit() read the batches that are done, and train with those after them."""
+        train = self.model.train_function
+        left = place.batch
+
+        def read_only(iterator: Any) -> dict[str, Any]:
+            nonlocal left
+            for _ in range(min(left, self.model.steps_per_execution)):
+                next(iterator)
+                left -= 1
+            if left:
+                return {}
+            self.model.train_function = train
+            mid_epoch.read_own(path, PLACEMENT.rank, self._own())
+            return dict(self.model.get_metrics_result())
+
+        if left:
+            self.model.train_function = read_only

@@ -1,0 +1,127 @@
+"""Where a Keras training was when its ranks were asked to end: all that the next try goes on from.
+
+A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs and batches done,
+number of ranks), ``model.npz`` with the weights and the optimizer's state, the same for all ranks,
+and of each rank ``rank-<n>.npz`` with its random generators and its metrics of the epoch so far. It
+has that name when all of it is there.
+
+No Keras and no TensorFlow: variables are what has ``value``, ``shape``, ``dtype`` and ``assign``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_NAME = "preempted-"
+_PLACE, _MODEL = "place.json", "model.npz"
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a training is.
+
+    Attributes:
+        step: steps done in all.
+        epoch: epochs done.
+        batch: batches of the next one done.
+        size: ranks that did them.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    size: int
+
+
+def newest(folder: Path) -> tuple[Path, Place] | None:
+    """The newest such folder in ``folder``; None if there is none."""
+    found = [
+        (int(match[1]), path)
+        for path in folder.glob(f"{_NAME}*")
+        if (match := re.fullmatch(rf"{_NAME}(\d+)", path.name))
+    ]
+    if not found:
+        return None
+    _, path = max(found)
+    return path, Place(**json.loads((path / _PLACE).read_text("utf-8")))
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Where the ranks write before it has its name."""
+    return folder / f".partial-{_NAME}{step}"
+
+
+def write_model(partial: Path, place: Place, variables: Sequence[Any]) -> None:
+    """What one rank writes for all."""
+    partial.mkdir(parents=True, exist_ok=True)
+    _write(partial / _MODEL, variables)
+    (partial / _PLACE).write_text(json.dumps(asdict(place)), "utf-8")
+
+
+def write_own(partial: Path, rank: int, variables: Sequence[Any]) -> None:
+    """What each rank writes of its own."""
+    partial.mkdir(parents=True, exist_ok=True)
+    _write(partial / f"rank-{rank}.npz", variables)
+
+
+def finish(partial: Path, folder: Path, step: int) -> None:
+    """Gives it its name, and removes older ones. By one rank, when all have written."""
+    final = folder / f"{_NAME}{step}"
+    if final.exists():  # asked to end again, with no step done meanwhile
+        shutil.rmtree(partial)
+    else:
+        os.replace(partial, final)
+    remove(folder, but=final)
+
+
+def remove(folder: Path, but: Path | None = None) -> None:
+    """Removes all of them, also unfinished ones, but for one."""
+    for path in [*folder.glob(f"{_NAME}*"), *folder.glob(f".partial-{_NAME}*")]:
+        if path != but:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_model(path: Path, variables: Sequence[Any]) -> None:
+    """Gives variables the values that they had. Raises ValueError if they are others."""
+    _read(path / _MODEL, variables)
+
+
+def read_own(path: Path, rank: int, variables: Sequence[Any]) -> None:
+    """As ``read_model``; nothing for a rank that was not there."""
+    if (file := path / f"rank-{rank}.npz").exists():
+        _read(file, variables)
+
+
+def _write(path: Path, variables: Sequence[Any]) -> None:
+    # As bytes: NumPy's format has not all of TensorFlow's dtypes.
+    values = [np.ascontiguousarray(variable.value) for variable in variables]
+    arrays = {f"{n}": value.reshape(-1).view(np.uint8) for n, value in enumerate(values)}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _read(path: Path, variables: Sequence[Any]) -> None:
+    with np.load(path) as arrays:
+        if len(arrays.files) != len(variables):
+            raise ValueError(
+                f"{path} has {len(arrays.files)} variables, and the model {len(variables)}: it is "
+                "of another model or optimizer. Remove its folder to go on from a checkpoint."
+            )
+        for number, variable in enumerate(variables):
+            now = np.asarray(variable.value)
+            value = arrays[f"{number}"]
+            if value.nbytes != now.nbytes:
+                raise ValueError(
+                    f"{path}: {getattr(variable, 'path', number)} has {value.nbytes} bytes there, "
+                    f"and {now.nbytes} in the model. Remove its folder to go on from a checkpoint."
+                )
+            variable.assign(value.view(now.dtype).reshape(now.shape))

@@ -1,0 +1,219 @@
+"""Ends all ranks together where their place is wanted: what was saved is gone on from.
+
+SIGTERM (Kubernetes, a spot host), or SIGURG, which nobody else minds, asks a rank to end. It may
+reach one rank alone, at any moment. So the ranks agree, at the end of each step, whether any of
+them has been asked, and save at one and the same step.
+
+A rank tells whoever started the job what became of that, in
+``$DDL_RECORD_DIR/rank-<n>.preemption.json``, which the rank shim puts into its record:
+
+    {"listens": whether SIGTERM asks it, and does not end it, "step": at which it has been saved}
+
+Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ddl_ops import arrays, progress
+from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.lifecycle import initialised
+from ddl_ops.rank_record import preemption_file
+
+# Of a step's number, a second sum: ranks at 1, 2 and 3 have the mean of ranks that are all at 2.
+_SPREAD = 2_654_435_761
+_MODULO = 2**31
+_REPORT_S = 1.0
+
+
+# Called with the step after which the ranks end, and the rank that saves for all.
+Save = Callable[[int, int], None]
+
+
+class _State:
+    """What this process knows. Signal handlers run in the main thread, too."""
+
+    listening = False
+    asked = False
+    save: Save | None = None
+    done: int | None = None  # not reported yet
+    reported_at = -math.inf
+    present = 1  # ranks that had not joined when they agreed to end
+
+
+def listen() -> None:
+    """From here on a signal asks this rank to end; it ends at the next end of a step.
+
+    A handler of SIGTERM that the script has installed stays, and so does one that it installs
+    later: then SIGTERM is the script's, and SIGURG alone asks. What the rank starts or forks is
+    ended by SIGTERM as ever.
+
+    Raises RuntimeError beside the main thread, where Python sets no handlers.
+    """
+    if _State.listening or child_of_rank():
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "ddl can be told to end in the main thread only: call ddl.on_preempt() there, before "
+            "the training begins."
+        )
+    mine = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, _hear)
+    signal.signal(signal.SIGURG, _hear)
+    os.register_at_fork(after_in_child=_forget)
+    _State.listening = True
+    _tell({"listens": mine})
+
+
+def on_preempt(save: Callable[[int], None], *, every_rank: bool = False) -> None:
+    """See ``ddl.on_preempt``."""
+
+    def save_here(step: int, saver: int) -> None:
+        if every_rank or PLACEMENT.rank == saver:
+            save(step)
+
+    save_by(save_here)
+    atexit.register(_report)
+
+
+def save_by(save: Save) -> None:
+    """From here on the ranks can be asked to end, and each calls ``save`` before it does."""
+    _State.save = save
+    listen()
+
+
+def end_of_step(step: int) -> None:
+    """See ``ddl.end_of_step``."""
+    if _State.save is None:
+        raise RuntimeError("ddl.end_of_step() before ddl.on_preempt(save): say what saves.")
+    if PLACEMENT.rank == 0:
+        _State.done = step
+        if time.monotonic() - _State.reported_at >= _REPORT_S:
+            _report()
+    if wanted(step):
+        end(step)
+
+
+def _report() -> None:
+    """Shows where the training is, by the steps that are done in all tries."""
+    if _State.done is not None:
+        progress.append({"step": _State.done}, source="script")
+        _State.reported_at = time.monotonic()
+        _State.done = None
+
+
+def wanted(step: int) -> bool:
+    """Whether the ranks are to end now, after so many steps: the same on all. Collective.
+
+    Raises RuntimeError if ranks are to end and are at different steps; else as a barrier.
+    """
+    if not _together():
+        return _State.asked
+    present, asked, *of_steps = _sums(int(_State.asked), step)
+    if not asked:
+        return False
+    if of_steps != [present * one for one in _of_step(step)]:
+        raise RuntimeError(
+            f"the ranks are to end, and are not at the same step: rank {PLACEMENT.rank} is at "
+            f"{step}. Give ddl.end_of_step() the number of steps that all ranks have done."
+        )
+    _State.present = present
+    return True
+
+
+def end(step: int) -> NoReturn:
+    """After ``wanted`` was true: saves, and ends this process with the others, by SystemExit."""
+    saver = 0
+    if _together() and _State.present < PLACEMENT.size:
+        # Lets those return that have joined, and come to after_join. The weights of rank 0 may be
+        # old, if it is one of them: whoever joins last has not joined before.
+        saver = arrays.join()
+        _sums(1, step)
+    _end(step, saver)
+
+
+def after_join(last: int) -> None:
+    """For a rank that has joined: ends it where the others agreed to end while it waited.
+
+    Args:
+        last: the rank that joined last.
+    """
+    if not _State.listening or not _together():
+        return
+    _, ending, of_steps, _ = _sums(0, 0)
+    if ending:
+        _end(of_steps // ending, last)
+
+
+def _end(step: int, saver: int) -> NoReturn:
+    if _State.save is not None:
+        _State.save(step, saver)
+    if _together():
+        arrays.barrier(f"all have saved after step {step}")
+    _tell({"step": step})
+    if PLACEMENT.rank == 0:
+        print(f"ddl: asked to make room: saved after step {step}, all ranks end", flush=True)
+    raise SystemExit(0)
+
+
+def _together() -> bool:
+    return PLACEMENT.size > 1 and initialised()
+
+
+def _of_step(step: int) -> list[int]:
+    return [step, step * _SPREAD % _MODULO]
+
+
+def _sums(flag: int, step: int) -> list[int]:
+    """Sums over the ranks that have not joined: how many they are, flags, numbers of the step."""
+    values = np.array([1, flag, *_of_step(step)], np.int64)
+    try:
+        arrays.add("whether the ranks are to end", values)
+    except RuntimeError as error:
+        if "tensorflow" not in sys.modules:
+            raise
+        # As the ops say it of a rank that has left: a consequence of what ended that one.
+        raise sys.modules["tensorflow"].errors.FailedPreconditionError(
+            None, None, str(error)
+        ) from None
+    return [int(one) for one in values]
+
+
+def _hear(_signum: int, _frame: FrameType | None) -> None:
+    _State.asked = True
+
+
+def _forget() -> None:
+    """In a fork: nobody looks at the flag there, so SIGTERM has to end it."""
+    for number in (signal.SIGTERM, signal.SIGURG):
+        if signal.getsignal(number) is _hear:
+            signal.signal(number, signal.SIG_DFL)
+    _State.listening = _State.asked = False
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    if not (directory := os.environ.get("DDL_RECORD_DIR")):
+        return
+    path = preemption_file(Path(directory), PLACEMENT.rank)
+    try:
+        known = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        known = {}
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps(known | facts), "utf-8")
+    partial.replace(path)
