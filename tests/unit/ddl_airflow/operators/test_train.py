@@ -207,6 +207,9 @@ def test_ranks_run_in_the_runs_folder_and_metrics_come_back(train, layout, conte
         assert (layout.logs / f"rank-{rank}.log").read_text() == f"step 5 loss= 0.2{rank}\n"
     assert (layout.state / "try-2" / "rank-1.json").is_file()
     part = json.loads((layout.kept / "lineage" / "train.json").read_text())
+    used = part["result"].pop("goodput")
+    assert (used["steps"], used["preemptions"], used["between_s"]) == (5, 0, 0)
+    assert used["steps_per_held_s"] == pytest.approx(5 / used["held_s"], rel=0.01)
     assert part["result"] == {
         **{"metrics": {"loss": 0.2}, "steps": 5, "wrote_model": False},
         "measurements": [{"metric": "loss", "value": 0.2, "source": "output"}],
