@@ -46,7 +46,8 @@ if not any("preflight" in word for word in words):
 env = {{n: text for n, text in os.environ.items() if n[:6] != "SLURM_"}}
 os.execve("{mpirun}", ["{mpirun}", *words], env)
 """
-NODE_LOST = {"ssh": "does not answer", "slurm": "a node failed", "kubernetes": "node"}
+# While a host goes down its port may still be answered for.
+NODE_LOST = {"ssh": "10.99.0.3: ", "slurm": "a node failed", "kubernetes": "node"}
 # Cases that a launcher does not have, and why.
 NOT_THERE = {
     ("local", "node lost"): "its only host is the task's",
