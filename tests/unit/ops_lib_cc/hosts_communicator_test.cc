@@ -368,7 +368,8 @@ void CancelOnce(const std::vector<int>& ranks_on, int late, int canceller) {
       arrival.cancelled = &cancelled;
       std::thread other;
       while (group.rank() == late && cancellations <= step) std::this_thread::yield();
-      if (group.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      // Long, for a busy machine: the word of it takes several steps, and looks at flags between.
+      if (group.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       if (group.rank() == canceller) {
         other = std::thread([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
