@@ -1,11 +1,11 @@
 """Real handwriting for the examples, in MNIST's file format and under MNIST's file names.
 
 ``python -m ddl_airflow.demo.digits FOLDER`` writes the four files there. The pictures are the 1797
-digits that scikit-learn carries (8x8, 17 grey levels), so nothing is downloaded. Put the real MNIST
-files in their place and everything that reads them goes on working.
+of digits.txt (8x8, 17 grey levels), so nothing is downloaded. Put the real MNIST files in their
+place and everything that reads them goes on working.
 
-Source: UCI "Optical Recognition of Handwritten Digits", as bundled in ``sklearn.datasets``; file
-format by the MNIST page of LeCun, Cortes and Burges ("the IDX file format").
+Source: UCI "Optical Recognition of Handwritten Digits"; file format by the MNIST page of LeCun,
+Cortes and Burges ("the IDX file format").
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 TRAIN_IMAGES = "train-images-idx3-ubyte.gz"
 TRAIN_LABELS = "train-labels-idx1-ubyte.gz"
@@ -36,7 +35,7 @@ _IDX_UINT8 = 0x08
 def write_digits(folder: str | Path) -> dict[str, int]:
     """Write the four files and return how many pictures each part holds.
 
-    The bytes written depend on nothing but the installed scikit-learn and zlib.
+    The bytes written depend on nothing but digits.txt and the installed zlib.
 
     Args:
         folder: made if it is not there; files of these names are replaced.
@@ -62,8 +61,7 @@ def write_digits(folder: str | Path) -> dict[str, int]:
 
 def _handwriting() -> tuple[np.ndarray, np.ndarray]:
     """All digits as uint8 [1797, 28, 28], 0 (paper) to 255 (ink), and their labels uint8 [1797]."""
-    bundled = load_digits()
-    small = bundled.images.astype(np.int64)  # [n, 8, 8], 0..16
+    small, labels = _digits()
     weights, scale = _bilinear_weights(small.shape[1], BOX)
     # Whole numbers throughout: the bytes are the same whatever the machine's floating point does.
     ink = np.einsum("ij,njk,lk->nil", weights, small, weights) * 255
@@ -71,7 +69,16 @@ def _handwriting() -> tuple[np.ndarray, np.ndarray]:
     large = np.zeros((len(small), SIDE, SIDE), np.uint8)
     edge = (SIDE - BOX) // 2
     large[:, edge : edge + BOX, edge : edge + BOX] = (ink + full_ink // 2) // full_ink
-    return large, bundled.target.astype(np.uint8)
+    return large, labels
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """The pictures as they are in digits.txt, int64 [1797, 8, 8], and their labels uint8 [1797]."""
+    text = Path(__file__).with_name("digits.txt").read_text("utf-8")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    pixels = [[int(pixel, 17) for pixel in picture] for _, picture in lines]
+    labels = [int(label) for label, _ in lines]
+    return np.array(pixels, np.int64).reshape(-1, 8, 8), np.array(labels, np.uint8)
 
 
 def _bilinear_weights(small: int, large: int) -> tuple[np.ndarray, int]:
@@ -113,7 +120,7 @@ def _idx(array: np.ndarray) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m ddl_airflow.demo.digits",
-        description="Write scikit-learn's handwritten digits as the four files of MNIST.",
+        description="Write handwritten digits as the four files of MNIST.",
     )
     parser.add_argument("folder", type=Path)
     print(json.dumps(write_digits(parser.parse_args().folder)))

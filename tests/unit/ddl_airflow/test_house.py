@@ -288,7 +288,7 @@ def test_examples_import_no_airflow():
         ("ddl_airflow.launchers.kubernetes", "airflow tensorflow kubernetes urllib3 cryptography"),
         ("ddl_airflow.core.manifest.sections.launchers.kubernetes", "airflow kubernetes"),
         ("ddl_airflow.launchers.fake, ddl_airflow.run", "airflow tensorflow pydantic yaml"),
-        ("ddl_airflow.cli", "airflow tensorflow boto3 moto sklearn"),
+        ("ddl_airflow.cli", "airflow tensorflow boto3 moto numpy"),
         ("ddl_airflow.provider_info", "airflow tensorflow"),
         ("ddl_ops.rank, ddl_ops.progress", "airflow ddl_airflow tensorflow keras numpy mpi4py"),
     ],

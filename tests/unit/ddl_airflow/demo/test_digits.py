@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from ddl_airflow.demo import digits
 
@@ -41,6 +40,16 @@ def parts(folder: Path) -> list[np.ndarray]:
     return [read_idx(folder / name) for name in NAMES]
 
 
+def test_the_collection_is_whole():
+    """As UCI publishes it: so many of each digit; the digest is that of scikit-learn's copy."""
+    pictures, labels = digits._digits()
+    assert list(np.bincount(labels)) == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    rows = np.column_stack([pictures.reshape(-1, 64), labels]).astype(np.uint8)
+    assert hashlib.sha256(rows.tobytes()).hexdigest() == (
+        "68aea062d35a127749050fa0e52dca09d6569ac08092c925610e0954e172dde2"
+    )
+
+
 def test_files_are_mnists_and_no_others(folder, parts):
     assert {path.name for path in folder.iterdir()} == set(NAMES)
     train, train_labels, held_out, held_out_labels = parts
@@ -61,7 +70,7 @@ def test_bytes_are_the_same_each_time(folder, tmp_path):
 
 
 def test_every_digit_is_held_out_in_the_same_share(parts):
-    bundled = np.bincount(load_digits().target)
+    bundled = np.bincount(digits._digits()[1])
     held_out = np.bincount(parts[3])
     assert held_out.sum() + len(parts[1]) // 9 == bundled.sum() == 1797
     share = held_out / bundled
@@ -89,16 +98,16 @@ def test_pictures_look_like_mnists(parts):
 
 
 def test_a_picture_keeps_its_own_label_and_place(parts):
-    """Shrunk back to 8x8, a held-out picture is one of scikit-learn's with that label."""
-    bundled = load_digits()
+    """Shrunk back to 8x8, a held-out picture is one of the collection with that label."""
+    pictures, labels = digits._digits()
     box = parts[2][:, 4:24, 4:24].astype(float)
     # Small pixel i has its middle at 2.5 i + 1.25 of the 20 pixels: look into the pixel there.
     places = np.floor(np.arange(8) * 2.5 + 1.25).astype(int)
     small = box[:, places][:, :, places] / 255 * 16
-    flat = bundled.images.reshape(len(bundled.images), -1)
+    flat = pictures.reshape(len(pictures), -1)
     for picture, label in zip(small[:40], parts[3][:40], strict=True):
         nearest = int(np.argmin(((flat - picture.reshape(-1)) ** 2).sum(axis=1)))
-        assert bundled.target[nearest] == label
+        assert labels[nearest] == label
 
 
 def test_training_holds_each_picture_at_nine_places(parts):
