@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ddl_airflow import __version__
-from ddl_airflow.commands import manifests, results, run, site, workspaces
+from ddl_airflow.commands import lineage, manifests, results, run, site, workspaces
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.output import ended_by_its_reader
 
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _called(argv: Sequence[str] | None) -> int:
-    options = _parser().parse_args(argv)
+    words = lineage.with_question(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(words)
     try:
         return int(options.run(options))
     except DdlError as error:
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddl-airflow", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for file in (run, manifests, results, workspaces, site):
+    for file in (run, manifests, lineage, results, workspaces, site):
         file.add_to(commands)
     return parser
 

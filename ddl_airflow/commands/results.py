@@ -1,4 +1,4 @@
-"""Commands on what was published: lineage, production, rollback, promote."""
+"""Commands on what serves: production, rollback, promote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import getpass
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 from ddl_airflow.commands.options import Commands
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
-    DdlError,
     NoSuchModel,
     SourceMissing,
 )
@@ -28,29 +26,18 @@ from ddl_airflow.lineage.production import (
     read_pointer,
     rollback,
 )
-from ddl_airflow.lineage.record import LINEAGE, check_files
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_by_environment
-from ddl_airflow.storage.transfer import publications
 
-# Trainings in one message.
-_MOST_NAMED = 10
+_S3 = "s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them."
 
 
 def add_to(commands: Commands) -> None:
     """Adds the commands of this file."""
-    lineage = commands.add_parser(
-        "lineage",
-        help="print which data, code, manifest and run made a model, and check its files",
-        epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
-    )
-    lineage.add_argument("uri", help="s3://bucket/training_id, or the folder")
-    lineage.set_defaults(run=_lineage)
-
     production = commands.add_parser(
         "production",
         help="print which training of a DAG is in production, and those before",
-        epilog="s3:// as for lineage.",
+        epilog=_S3,
     )
     production.add_argument(
         "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
@@ -60,7 +47,7 @@ def add_to(commands: Commands) -> None:
     back = commands.add_parser(
         "rollback",
         help="put the training before into production again",
-        epilog="s3:// as for lineage.",
+        epilog=_S3,
     )
     back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
     back.add_argument("--to", default="", metavar="TRAINING", help="one that was there before")
@@ -70,7 +57,7 @@ def add_to(commands: Commands) -> None:
     choose = commands.add_parser(
         "promote",
         help="put a published training into production, whatever is there now",
-        epilog="s3:// as for lineage.",
+        epilog=_S3,
     )
     choose.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
     choose.add_argument(
@@ -78,66 +65,6 @@ def add_to(commands: Commands) -> None:
     )
     choose.add_argument("--reason", default="", help="why, for the history")
     choose.set_defaults(run=_promote)
-
-
-def _lineage(options: argparse.Namespace) -> int:
-    store = _publication(
-        options.uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
-    )
-    try:
-        record = json.loads(store.read_bytes(LINEAGE))
-        files = [file["key"] for file in record["result"]["files"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise DdlError(
-            f"{store.uri}/{LINEAGE} is no lineage: it is damaged, or another file of that name"
-            f" ({type(error).__name__}: {error})."
-        ) from error
-    print(json.dumps(record, indent=2))
-    for metric, word in record["result"].get("not_finite", {}).items():
-        print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
-    problems = check_files(record, store)
-    for problem in problems:
-        print(f"ddl-airflow: {problem}", file=sys.stderr)
-    if not problems:
-        print(f"{len(files)} files are as recorded", file=sys.stderr)
-    return 1 if problems else 0
-
-
-def _publication(uri: str) -> ObjectStore:
-    """Where a training's lineage is: at the place itself, or in its newest publication.
-
-    Raises:
-        NoSuchModel: it is the place of a DAG, or of several trainings; the message names them.
-    """
-    store = open_place(uri)
-    if store.exists(LINEAGE):
-        return store
-    if there := publications(store):
-        return store.at(next(iter(there)))
-    listed = list(store.list())
-    pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
-    results, _, dag_id = uri.rpartition("/")
-    found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
-    if found and not results.endswith(":/"):
-        named = []
-        for name in found:
-            pointer = read_pointer(open_place(results), dag_id, name)
-            if pointer is not None:
-                named.append(f"{results}/{pointer['publication']} ({name})")
-        raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")
-    marked = sorted(
-        (one for one in listed if re.fullmatch(rf"[^/]+/[^/]+/{SUCCESS}", one.key)),
-        key=lambda one: one.modified,
-        reverse=True,
-    )
-    trainings = list(dict.fromkeys(one.key.partition("/")[0] for one in marked))
-    if trainings:
-        more = f" and {len(trainings) - _MOST_NAMED} more" * (len(trainings) > _MOST_NAMED)
-        raise NoSuchModel(
-            f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
-            f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
-        )
-    raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")
 
 
 def _production(options: argparse.Namespace) -> int:

@@ -17,7 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
+from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 from ddl_airflow.storage.transfer import restore, retire
@@ -62,6 +64,8 @@ def clean_results(
         nbytes = sum(obj.size for obj in objects.values())
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
+            if LINEAGE in objects:
+                mark_removed(store, publication)
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
             target.delete(sorted(objects, key=lambda key: key == RETIRED))
     for part in list(store.unfinished()):

@@ -13,10 +13,13 @@ from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     FileRefused,
     QualityTooLow,
+    StagingError,
     TransformError,
 )
 from ddl_airflow.core.metrics import Measurement, deciding
 from ddl_airflow.core.plan import StoreReference, UploadResultsStep
+from ddl_airflow.lineage.compare import CODE
+from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -25,13 +28,14 @@ from ddl_airflow.lineage.production import (
     made_of,
     point,
 )
-from ddl_airflow.lineage.record import LINEAGE, assemble
+from ddl_airflow.lineage.record import LINEAGE, assemble, read_part
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.storage.filesystem import FolderStore, paths_below
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 # Lines in a log, each of a file that is not published.
 _MOST_SAID = 20
+_MOST_SCRIPTS = 16 * 2**20  # bytes, of all scripts of a training
 # What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
 # no UTF-8, which Python has as halves of a character.
 _UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
@@ -75,6 +79,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         self.log.info("lineage: %s", places["lineage"])
         facts = record["result"], made_of(record)
         publication = f"{layout.training_id}/{published.name}"
+        self._index(store, record, publication)
         self._point(store, LATEST, publication, *facts)
         in_production = self.step.promote and self._point(store, PRODUCTION, publication, *facts)
         self.context.published(
@@ -125,7 +130,31 @@ class UploadResults(StepTry[UploadResultsStep]):
                 self.log.warning("%a is not published: %s.", str(path), why)
             if len(left) > _MOST_SAID:
                 self.log.warning("%d more are not published", len(left) - _MOST_SAID)
-        return files
+        return files | self._scripts()
+
+    def _scripts(self) -> dict[str, Path]:
+        """Those that ran, so that the code of two models can be compared and run again."""
+        from ddl_airflow.storage.code import digest_of  # no parse needs it
+
+        layout = self.layout
+        staged = read_part(layout, "stage_data")["code"]
+        found, _ = _files(layout.code, CODE)
+        files = {key: path for key, path in found.items() if key[len(CODE) :] in staged["files"]}
+        if sum(path.stat().st_size for path in files.values()) > _MOST_SCRIPTS:
+            why = f"they are larger than {_MOST_SCRIPTS // 2**20} MiB"
+        elif digest_of({key[len(CODE) :]: files[key] for key in files}) != staged["digest"]:
+            why = "they were changed there since"
+        else:
+            return files
+        self.log.warning("the scripts in %s are not published: %s", layout.code, why)
+        return {}
+
+    def _index(self, store: ObjectStore, record: Mapping[str, Any], publication: str) -> None:
+        """Answers come faster with the index; it is made of the records where it is not whole."""
+        try:
+            add(store, record, publication)
+        except StagingError as error:
+            self.log.warning("not in the index of the results, `_lineage`: %s", error)
 
     def _publish(
         self, store: ObjectStore, files: Mapping[str, Path]

@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,18 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
     return CodeSnapshot(f"sha256:{digest}", tuple(names), _commit(source), tuple(left_out))
 
 
+def digest_of(files: Mapping[str, Path]) -> str:
+    """What ``CodeSnapshot.digest`` is of these files, by name."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(_line(name, files[name]))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _line(name: str, file: Path) -> bytes:
+    return f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+
+
 def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
     digest, top = hashlib.sha256(), source.resolve()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +106,7 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
             target = partial / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy_file(source / name, target, top)
-            content = hashlib.sha256(target.read_bytes()).hexdigest()
-            digest.update(f"{name}\0{content}\n".encode())
+            digest.update(_line(name, target))
         shutil.rmtree(destination, ignore_errors=True)
         partial.chmod(0o755)
         partial.replace(destination)

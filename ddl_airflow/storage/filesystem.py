@@ -276,11 +276,15 @@ class FolderStore:
                 f"{folder} links to a folder above itself. Remove the link.", retryable=False
             )
         for path in folder.iterdir():
-            if path.is_dir():
-                yield from self._walk(path, parents | {here})
-            elif not path.name.startswith(PART_PREFIX):
-                self._check_within(path)
-                yield self._object(path.relative_to(self._root).as_posix(), path.stat())
+            try:
+                if path.is_dir():
+                    yield from self._walk(path, parents | {here})
+                elif not path.name.startswith(PART_PREFIX):
+                    self._check_within(path)
+                    yield self._object(path.relative_to(self._root).as_posix(), path.stat())
+            except FileNotFoundError:
+                if os.path.lexists(path):  # a link that leads nowhere
+                    raise
 
     def _check_within(self, path: Path, real: Path | None = None) -> None:
         if self._within is None:

@@ -115,11 +115,16 @@ def test_lineage_command_checks_the_published_files(site, object_store, finished
         "AWS_SECRET_ACCESS_KEY": object_store.secret_access_key,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    command = [sys.executable, "-m", "ddl_airflow.cli", "lineage", uri]
+    command = [sys.executable, "-m", "ddl_airflow.cli", "lineage", "--json", uri]
     said = subprocess.run(command, env=os.environ | keys, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["run"]["run_id"] == run_id
     assert "files are as recorded" in said.stderr
+    results = uri.removesuffix("/lineage.json").rpartition("/")[0].rpartition("/")[0]
+    command[3:] = ["lineage", "list", "--json", "--dag", "mnist-tf1", results]
+    said = subprocess.run(command, env=os.environ | keys, capture_output=True, text=True)
+    assert run_id in [one["run_id"] for one in json.loads(said.stdout)], said.stderr
+    command[3:] = ["lineage", "--json", uri]
 
     store = open_store(uri.removesuffix("/lineage.json"), object_store.client)
     original = store.read_bytes("logs/rank-1.log")

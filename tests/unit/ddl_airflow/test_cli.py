@@ -334,6 +334,17 @@ def test_plan_of_a_broken_manifest_says_what_is_wrong(call, tmp_path):
     assert "m.yml:2" in err
 
 
+RECORD = {
+    "training_id": "digits-1",
+    "manifest": {"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
+    "dataset": {"uri": "s3://b/digits", "fingerprint": "sha256:d", "files": 4, "bytes": 2**20},
+    "code": {"digest": "sha256:c", "files": ["train.py"], "git_commit": None},
+    "run": {"dag_id": "digits", "run_id": "r", "type": "manual", "parameters": {"epochs": 3}},
+    "environment": {"launcher": "local", "world_size": 2, "hosts": ["a"], "versions": {}},
+    "result": {"files": [], "metrics": {}},
+}
+
+
 @pytest.mark.parametrize("kind", ["folder", "empty"])
 def test_lineage_of_what_is_not_there_says_so(call, tmp_path, kind):
     (tmp_path / "empty").mkdir()
@@ -348,8 +359,8 @@ def test_lineage_checks_the_files_of_a_folder(call, tmp_path):
     digest = "8e4d54dbc6b1e3d6ec7cef6a7a4b0c46ee0bd1aa17ed1bd9e1f6b0a6d1ee1f00"
     file = {"key": "model/saved_model.pb", "size": 5, "sha256": digest}
     result = {"files": [file], "not_finite": {"loss": "NaN"}}
-    (tmp_path / "lineage.json").write_text(json.dumps({"result": result}))
-    code, out, err = call("lineage", tmp_path)
+    (tmp_path / "lineage.json").write_text(json.dumps(RECORD | {"result": result}))
+    code, out, err = call("lineage", "--json", tmp_path)
     assert code == 1
     assert json.loads(out)["result"]["files"] == [file]
     assert "model/saved_model.pb is not the file that was published" in err
@@ -451,7 +462,7 @@ def published(results, training, name="p-1"):
     """What upload-results leaves of a training."""
     place = results / training / name
     place.mkdir(parents=True)
-    (place / "lineage.json").write_text(json.dumps({"result": {"files": []}}))
+    (place / "lineage.json").write_text(json.dumps(RECORD))
     file = {"key": "lineage.json", "size": 1, "sha256": "", "etag": ""}
     (place / "_SUCCESS").write_text(json.dumps({"files": [file]}))
     return place
@@ -508,7 +519,7 @@ def test_a_place_of_results_that_is_not_there_is_no_manifests(call, tmp_path, mo
     )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"result": {"files": []}}'])
 def test_a_lineage_that_is_none_is_said_to_be(call, tmp_path, text):
     (tmp_path / "lineage.json").write_text(text)
     said = f"ddl-airflow: file://{tmp_path}/lineage.json is no lineage: it is damaged, or another "

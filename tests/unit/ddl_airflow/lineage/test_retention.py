@@ -80,7 +80,8 @@ def clean(store, days=0.0, *, dry_run=False):
 
 def there(store):
     """What is published, whole; and of what there are files."""
-    names = {"/".join(obj.key.split("/")[:2]) for obj in store.list() if obj.key.count("/") > 1}
+    keys = [obj.key for obj in store.list() if not obj.key.startswith("_lineage/")]
+    names = {"/".join(key.split("/")[:2]) for key in keys if key.count("/") > 1}
     return {name for name in names if not missing_from(store.at(name))}, names
 
 

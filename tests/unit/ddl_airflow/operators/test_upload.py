@@ -188,7 +188,11 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
         "logs/rank-0.log",
         "logs/rank-1.log",
     } <= there
-    assert "train.py" not in {key.rpartition("/")[2] for key in there}
+    # The scripts as they ran, and no manifest, which may hold keys.
+    scripts = {key for key in there if key.startswith("code/")}
+    assert {"code/train.py", "code/export.py"} <= scripts
+    assert not [key for key in there if key.endswith((".yml", ".yaml"))]
+    assert (training / "code" / "train.py").read_bytes() == (layout.code / "train.py").read_bytes()
 
     record = json.loads((training / "lineage.json").read_text())
     assert record["dataset"]["uri"] == (tmp_path / "dags" / "data").as_uri()
@@ -219,13 +223,13 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     capsys.readouterr()
     whole = str(training.parent)  # of which it is the newest
     for uri in (str(training), places["lineage"], places["model"], training.as_uri() + "/", whole):
-        assert cli.main(["lineage", uri]) == 0
+        assert cli.main(["lineage", "--json", uri]) == 0
         printed = capsys.readouterr()
         assert json.loads(printed.out) == record
         assert f"{len(published)} files are as recorded" in printed.err
     (training / "model" / "variables" / "v").write_text("WEIGHTS")
     (training / "model" / "saved_model.pb").unlink()
-    assert cli.main(["lineage", str(training)]) == 1
+    assert cli.main(["lineage", "--json", str(training)]) == 1
     said = capsys.readouterr().err
     assert "model/variables/v is not the file that was published" in said
     assert "model/saved_model.pb is gone" in said

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -384,3 +385,28 @@ def test_a_folder_that_can_neither_be_used_nor_made_is_told_beforehand(tmp_path)
     for path in ("file", "file/results"):
         with pytest.raises(AccessDenied, match="file is no folder. Move it away"):
             FolderStore(tmp_path / path).check_writable()
+
+
+def test_a_listing_does_without_what_goes_meanwhile(tmp_path, monkeypatch):
+    """As others clean, or merge an index; it was a listing of nothing at all."""
+    store = FolderStore(tmp_path)
+    for number in range(4):
+        store.put_bytes(f"folder-{number}/file", b"x")
+    stat = Path.stat
+
+    def slow(path, **how):
+        if path.name == "file":  # found in its folder, and another process removes it
+            path.unlink()
+            path.parent.rmdir()
+        return stat(path, **how)
+
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"y")
+    monkeypatch.setattr(Path, "stat", slow)
+    assert [obj.key for obj in store.list()] == ["kept"]
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(SourceMissing, match="link"):
+        FolderStore(tmp_path).list()

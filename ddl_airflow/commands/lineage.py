@@ -1,0 +1,301 @@
+"""``ddl-airflow lineage``: what made a model, why two differ, what data became, what there is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.commands.options import Commands
+from ddl_airflow.commands.results import open_place
+from ddl_airflow.core.errors import DdlError, NoSuchModel
+from ddl_airflow.lineage.compare import compare
+from ddl_airflow.lineage.index import Summary, read_index
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
+from ddl_airflow.lineage.record import LINEAGE, check_files
+from ddl_airflow.lineage.story import (
+    described_difference,
+    described_publications,
+    described_training,
+)
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.transfer import publications
+
+# Trainings in one message.
+_MOST_NAMED = 10
+_CONDITION = re.compile(r"\s*([^<>=\s][^<>=]*?)\s*(<=|>=|<|>|=)\s*(\S+)\s*")
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<": float.__lt__,
+    "<=": float.__le__,
+    ">": float.__gt__,
+    ">=": float.__ge__,
+    "=": float.__eq__,
+}
+
+
+def add_to(commands: Commands) -> None:
+    """Adds the commands of this file."""
+    lineage = commands.add_parser(
+        "lineage",
+        help="which data, code, manifest and run made a model, and more questions of that kind",
+        description="`ddl-airflow lineage URI` is short for `ddl-airflow lineage show URI`.",
+        epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
+    )
+    questions = lineage.add_subparsers(required=True, metavar="QUESTION")
+
+    show = questions.add_parser(
+        "show", help="what made a model; its files are checked against that"
+    )
+    show.add_argument("uri", help="s3://bucket/training_id, or the folder")
+    show.set_defaults(run=_show)
+
+    diff = questions.add_parser("diff", help="why two models differ")
+    diff.add_argument("one", help="s3://bucket/training_id, or the folder")
+    diff.add_argument("other", help="as ONE")
+    diff.set_defaults(run=_diff)
+
+    impact = questions.add_parser(
+        "impact", help="the models that were made from some data, and which are in production"
+    )
+    impact.add_argument("data", help="the dataset's URI, or that of an object or folder in it")
+    _takes_results(impact)
+    impact.set_defaults(run=_impact)
+
+    listing = questions.add_parser("list", help="what was published, the newest first")
+    _takes_results(listing)
+    listing.add_argument("--dag", default="", metavar="ID", help="of this DAG only")
+    listing.add_argument("--since", default="", metavar="DATE", help="published then or later")
+    listing.add_argument("--code", default="", metavar="DIGEST", help="digest or commit begins so")
+    listing.add_argument("--data", default="", metavar="DIGEST", help="fingerprint begins so")
+    listing.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        type=_condition,
+        help="a metric or parameter: 'accuracy>=0.98'; may be given several times",
+    )
+    listing.add_argument("--production", action="store_true", help="only what is in production now")
+    listing.add_argument("--limit", type=int, default=0, metavar="N", help="the newest N; 0: all")
+    listing.set_defaults(run=_list)
+    for question in (show, diff, impact, listing):
+        question.add_argument("--json", action="store_true", help="for programs")
+
+
+def with_question(argv: Sequence[str]) -> list[str]:
+    """The arguments, with ``show`` where somebody asks for a model by its URI alone."""
+    words = list(argv)
+    known = ("show", "diff", "impact", "list", "-h", "--help")
+    if words[:1] == ["lineage"] and len(words) > 1 and words[1] not in known:
+        words.insert(1, "show")
+    return words
+
+
+def _takes_results(question: argparse.ArgumentParser) -> None:
+    question.add_argument("results", help="where trainings are published: s3://bucket, or a folder")
+    question.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the index of the results again, of their records",
+    )
+
+
+def _show(options: argparse.Namespace) -> int:
+    store = _publication(options.uri)
+    record = _record(store)
+    problems = check_files(record, store)
+    try:
+        story = described_training(record, store.uri, _in_production(store, record))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise _no_lineage(store, error) from error
+    print(json.dumps(record, indent=2) if options.json else story)
+    for metric, word in record["result"].get("not_finite", {}).items():
+        print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
+    for problem in problems:
+        print(f"ddl-airflow: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    stores = [_publication(uri) for uri in (options.one, options.other)]
+    one, other = (_record(store) for store in stores)
+    try:
+        found = compare(one, other, (stores[0].read_bytes, stores[1].read_bytes))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DdlError(f"one of the two is no whole lineage ({error!r})") from error
+    print(json.dumps(found, indent=2) if options.json else described_difference(found))
+    return 0
+
+
+def _impact(options: argparse.Namespace) -> int:
+    store, known = _index(options)
+    wanted = options.data.rstrip("/")
+    if "://" not in wanted:
+        wanted = Path(wanted).resolve().as_uri()
+    made = []
+    for one in known:
+        uri = one["dataset"]["uri"].rstrip("/")
+        within = wanted.removeprefix(f"{uri}/")  # an object of the dataset, or a folder in it
+        if f"{uri}/".startswith(f"{wanted}/") or (within != wanted and _had(store, one, within)):
+            made.append(one)
+    _say(_with_production(store, made), options.json)
+    return 0
+
+
+def _had(store: ObjectStore, one: Summary, key: str) -> bool:
+    """Whether the dataset had such an object, or something in such a folder."""
+    try:
+        listing = _record(store.at(one["publication"]))["dataset"]["listing"]
+    except (DdlError, LookupError, TypeError):
+        return False
+    return any(obj["key"] == key or obj["key"].startswith(f"{key}/") for obj in listing)
+
+
+def _list(options: argparse.Namespace) -> int:
+    store, known = _index(options)
+    found = [
+        one
+        for one in known
+        if options.dag in ("", one["dag_id"])
+        and one["published"] >= options.since
+        and _begins((one["code"]["digest"], one["code"]["git_commit"]), options.code)
+        and _begins((one["dataset"]["fingerprint"],), options.data)
+        and all(condition(one) for condition in options.where)
+    ]
+    shown = _with_production(store, found)
+    if options.production:
+        shown = [one for one in shown if one["production"]]
+    _say(shown[: options.limit or None], options.json)
+    return 0
+
+
+def _begins(digests: Iterable[str | None], wanted: str) -> bool:
+    return any(
+        digest.startswith(wanted) or digest.removeprefix("sha256:").startswith(wanted)
+        for digest in digests
+        if digest is not None
+    )
+
+
+def _condition(text: str) -> Callable[[Summary], bool]:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 'accuracy>=0.98'")
+    name, operator, value = match.groups()
+    try:
+        number: float | None = float(value)
+    except ValueError:
+        number = None
+        if operator != "=":
+            raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is no number") from None
+
+    def holds(one: Summary) -> bool:
+        for known in (one["metrics"], one["parameters"]):
+            if name in known:
+                found = known[name]
+                if number is None or isinstance(found, str | bool):
+                    return operator == "=" and str(found).lower() == value.lower()
+                if isinstance(found, int | float):
+                    return _OPERATORS[operator](float(found), number)
+        return False
+
+    return holds
+
+
+def _index(options: argparse.Namespace) -> tuple[ObjectStore, list[Summary]]:
+    store = open_place(options.results.rstrip("/"))
+
+    def progress(done: int, of: int) -> None:
+        if sys.stderr.isatty() or done == of:
+            end = "\n" if done == of else "\r"
+            print(f"reading records: {done} of {of}", end=end, file=sys.stderr)
+
+    return store, read_index(store, rebuild=options.rebuild, progress=progress)
+
+
+def _with_production(store: ObjectStore, found: Sequence[Summary]) -> list[Summary]:
+    serving = {}
+    for dag_id in {one["dag_id"] for one in found}:
+        pointer = read_pointer(store, dag_id, PRODUCTION)
+        serving[dag_id] = pointer and pointer["publication"]
+    return [one | {"production": serving[one["dag_id"]] == one["publication"]} for one in found]
+
+
+def _say(found: Sequence[Summary], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif found:
+        print(described_publications(found))
+    else:
+        print("none", file=sys.stderr)
+
+
+def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None:
+    """Whether production names the publication; None if nobody knows."""
+    results, _, publication = store.uri.rpartition("/")
+    results, _, training = results.rpartition("/")
+    try:
+        pointer = read_pointer(open_place(results), record["run"]["dag_id"], PRODUCTION)
+    except (DdlError, LookupError, TypeError):  # a copy of it, beside which there is nothing
+        return None
+    return None if pointer is None else pointer["publication"] == f"{training}/{publication}"
+
+
+def _record(store: ObjectStore) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
+        _ = [file["key"] for file in record["result"]["files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise _no_lineage(store, error) from error
+    return record
+
+
+def _no_lineage(store: ObjectStore, error: Exception) -> DdlError:
+    return DdlError(
+        f"{store.uri}/{LINEAGE} is no lineage: it is damaged, or another file of that name "
+        f"({type(error).__name__}: {error})."
+    )
+
+
+def _publication(uri: str) -> ObjectStore:
+    """Where a training's lineage is: at the place itself, or in its newest publication.
+
+    Raises:
+        NoSuchModel: it is the place of a DAG, or of several trainings; the message names them.
+    """
+    uri = uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    store = open_place(uri)
+    if store.exists(LINEAGE):
+        return store
+    if there := publications(store):
+        return store.at(next(iter(there)))
+    listed = list(store.list())
+    pointers = {f"{name}.json": name for name in (LATEST, PRODUCTION)}
+    results, _, dag_id = uri.rpartition("/")
+    found = [name for key, name in pointers.items() if any(one.key == key for one in listed)]
+    if found and not results.endswith(":/"):
+        named = []
+        for name in found:
+            pointer = read_pointer(open_place(results), dag_id, name)
+            if pointer is not None:
+                named.append(f"{results}/{pointer['publication']} ({name})")
+        raise NoSuchModel(f"{uri} is of a DAG. Name one of its trainings: {', '.join(named)}")
+    marked = sorted(
+        (one for one in listed if re.fullmatch(rf"[^/]+/[^/]+/{SUCCESS}", one.key)),
+        key=lambda one: one.modified,
+        reverse=True,
+    )
+    trainings = list(dict.fromkeys(one.key.partition("/")[0] for one in marked))
+    if trainings:
+        more = f" and {len(trainings) - _MOST_NAMED} more" * (len(trainings) > _MOST_NAMED)
+        raise NoSuchModel(
+            f"{uri} is of several trainings. Name one, as {uri}/{trainings[0]}; there is, the "
+            f"newest first: {', '.join(trainings[:_MOST_NAMED])}{more}"
+        )
+    raise NoSuchModel(f"{uri}: nothing was published there: it has no {LINEAGE}")

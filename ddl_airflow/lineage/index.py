@@ -1,0 +1,218 @@
+"""All publications of a place of results in one file, for questions about many of them.
+
+``<results>/_lineage/index.json.gz`` has a summary of each. An upload puts its own beside it, as
+``_lineage/new/<publication>.json``, and now and then merges what has gathered there. The records
+alone count (``lineage.json``): where the index is missing or damaged it is made of them again.
+
+Who reads looks at ``new/`` first and at the index after that; who merges writes the index first and
+removes from ``new/`` after that. So no reader misses one that others merge meanwhile.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.storage.store import SUCCESS, ObjectStore
+
+SCHEMA = "ddl-airflow/index/1"
+FOLDER = "_lineage"
+_INDEX = f"{FOLDER}/index.json.gz"
+_NEW = f"{FOLDER}/new"
+_MERGED_AT = 50  # new ones, which cost a reader a request each
+_READERS = 16
+_RECORD = re.compile(rf"([^/]+/[0-9a-f]{{16}}-[0-9a-f]{{8}})/({SUCCESS}|{re.escape(LINEAGE)})")
+
+# What the index says of one publication; ``summary`` makes it.
+Summary = dict[str, Any]
+
+
+def summary(record: Mapping[str, Any], publication: str, published: str) -> Summary:
+    """What the index keeps of a record.
+
+    Args:
+        record: of the publication.
+        publication: its place in the store.
+        published: when; ISO 8601, in UTC.
+
+    Raises:
+        LookupError, TypeError: it is no record.
+    """
+    run, dataset, code, result = (record[name] for name in ("run", "dataset", "code", "result"))
+    environment = record.get("environment", {})
+    return {
+        "publication": publication,
+        "published": published,
+        "training_id": record["training_id"],
+        "dag_id": run["dag_id"],
+        "run_id": run["run_id"],
+        "triggered_by": run["triggered_by"],
+        "manifest": {name: record["manifest"].get(name) for name in ("name", "digest")},
+        "dataset": {name: dataset[name] for name in ("uri", "fingerprint", "files", "bytes")},
+        "code": {name: code.get(name) for name in ("digest", "git_commit")},
+        "parameters": run["parameters"],
+        "metrics": result["metrics"],
+        "seconds": result.get("seconds"),
+        "launcher": environment.get("launcher"),
+        "world_size": environment.get("world_size"),
+    }
+
+
+def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None:
+    """Puts a publication into the index, and merges what has gathered, if that is much.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does.
+    """
+    if not store.exists(_place(publication)):  # put by an earlier try
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        body = json.dumps(summary(record, publication, at))
+        store.put_bytes(_place(publication), body.encode())
+    if len(_listed(store)) >= _MERGED_AT:
+        new = _read_new(store)
+        # Without an index nothing is merged: only the records tell what was published before.
+        if (found := _read_index(store)) is not None:
+            _write(store, _with(found[0], new.values()), found[1], new)
+
+
+def mark_removed(store: ObjectStore, publication: str) -> None:
+    """Notes that a publication is there no more; the index goes on knowing of it.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    body = json.dumps({"publication": publication, "removed": at})
+    store.put_bytes(_place(publication, "-removed"), body.encode())
+
+
+def read_index(
+    store: ObjectStore,
+    *,
+    rebuild: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Summary]:
+    """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
+
+    Args:
+        store: of the results.
+        rebuild: to make the index of the records again.
+        progress: is called with how many records were read, and of how many.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
+    """
+    new = _read_new(store)
+    found = _read_index(store)
+    if found is None or rebuild:
+        known = _of_records(store, progress)
+        # It may be another's to write there.
+        with suppress(StagingError):
+            version = store.read_version(_INDEX)
+            _write(store, _with(known, new.values()), version and version[1], new)
+    else:
+        known = found[0]
+    together = _with(known, new.values()).values()
+    # What is only known to be gone was published before there was an index.
+    whole = (one for one in together if "published" in one)
+    return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
+
+
+def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Summary]:
+    together = dict(known)
+    for one in new:
+        name = one["publication"]
+        together[name] = one | together.get(name, {})  # when it was published first
+    return together
+
+
+def _place(publication: str, what: str = "") -> str:
+    return f"{_NEW}/{publication.replace('/', '~')}{what}.json"
+
+
+def _listed(store: ObjectStore) -> list[str]:
+    try:
+        return [obj.key for obj in store.at(_NEW).list() if obj.key.endswith(".json")]
+    except SourceMissing:
+        return []
+
+
+def _read_new(store: ObjectStore) -> dict[str, Summary]:
+    """What is not merged yet, by key."""
+    place = store.at(_NEW)
+
+    def read(key: str) -> tuple[str, Summary] | None:
+        with suppress(SourceMissing, ValueError, LookupError, TypeError):  # merged meanwhile
+            one: Summary = json.loads(place.read_bytes(key))
+            if isinstance(one["publication"], str):
+                return key, one
+        return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(one for one in pool.map(read, _listed(store)) if one is not None)
+
+
+def _read_index(store: ObjectStore) -> tuple[dict[str, Summary], str] | None:
+    """What is in the index, by publication, and its version; None if it is missing or damaged."""
+    found = store.read_version(_INDEX)
+    if found is None:
+        return None
+    try:
+        body = json.loads(gzip.decompress(found[0]))
+        if body["schema"] != SCHEMA:
+            return None
+        return {one["publication"]: one for one in body["publications"]}, found[1]
+    except (OSError, EOFError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _write(
+    store: ObjectStore,
+    known: Mapping[str, Summary],
+    version: str | None,
+    merged: Iterable[str],
+) -> None:
+    """Replaces the index, unless somebody else just did, and removes what is in it now."""
+    body = {"schema": SCHEMA, "id": uuid.uuid4().hex, "publications": list(known.values())}
+    if store.put_if(_INDEX, gzip.compress(json.dumps(body).encode(), 6), version):
+        store.at(_NEW).delete(merged)
+
+
+def _of_records(
+    store: ObjectStore, progress: Callable[[int, int], None] | None
+) -> dict[str, Summary]:
+    marked: dict[str, float] = {}
+    recorded: set[str] = set()
+    for obj in store.list():
+        if match := _RECORD.fullmatch(obj.key):
+            if match[2] == SUCCESS:
+                marked[match[1]] = obj.modified
+            else:
+                recorded.add(match[1])
+    there = sorted(recorded & marked.keys())
+
+    def read(publication: str) -> Summary | None:
+        at = datetime.fromtimestamp(marked[publication], UTC).isoformat(timespec="seconds")
+        # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
+        with suppress(SourceMissing, ValueError, LookupError, TypeError, AttributeError):
+            record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
+            return summary(record, publication, at)
+        return None
+
+    known = {}
+    with ThreadPoolExecutor(_READERS) as pool:
+        for number, one in enumerate(pool.map(read, there), 1):
+            if one is not None:
+                known[one["publication"]] = one
+            if progress is not None:
+                progress(number, len(there))
+    return known

@@ -1,0 +1,224 @@
+"""``ddl-airflow lineage`` over a folder of results: its questions, answered for people and JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from ddl_airflow import cli
+from ddl_airflow.lineage.index import add
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import publish
+
+SCRIPT = "import ddl\nepochs = 3\n"
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "results").mkdir()
+    return FolderStore(tmp_path / "results")
+
+
+@pytest.fixture
+def training(tmp_path, results):
+    """training(number, script=, data=, serves=, **facts) -> its place, published."""
+
+    def make(number, script=SCRIPT, data=(("a", 1), ("b", 2)), *, serves=False, **facts):
+        folder = tmp_path / f"of-{number}"
+        folder.mkdir()
+        files = {}
+        for key, text in {"model/saved_model.pb": f"{number}", "code/train.py": script}.items():
+            files[key] = folder / key.replace("/", "-")
+            files[key].write_text(text)
+        listing = [{"key": key, "size": size, "etag": f"{size}"} for key, size in data]
+        digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+        record = {
+            "training_id": f"digits-{number}",
+            "manifest": {"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
+            "dataset": {
+                "uri": "s3://bucket/digits",
+                "fingerprint": f"sha256:{digest}",
+                "files": len(listing),
+                "bytes": sum(size for _, size in data),
+                "listing": listing,
+            },
+            "code": {
+                "digest": "sha256:" + hashlib.sha256(script.encode()).hexdigest(),
+                "files": ["train.py"],
+                "git_commit": f"{number:040x}",
+            },
+            "run": {
+                "dag_id": "digits",
+                "run_id": f"manual-{number}",
+                "type": "manual",
+                "triggered_by": "ada",
+                "started": "2026-11-20T20:15:00+00:00",
+                "parameters": facts.get("parameters", {"epochs": 3}),
+                "tries": {"train": 2},
+            },
+            "environment": {
+                "launcher": "local",
+                "world_size": 2,
+                "hosts": ["a", "b"],
+                "versions": {"tensorflow": facts.get("tensorflow", "2.21.0"), "keras": "3.15.1"},
+            },
+            "result": {
+                "metrics": {"accuracy": 0.9 + number / 100},
+                "measurements": [
+                    {"metric": "accuracy", "value": 0.9 + number / 100, "source": "validation"}
+                ],
+                "steps": 380,
+                "seconds": 12.5,
+                "files": [
+                    {
+                        "key": key,
+                        "size": path.stat().st_size,
+                        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                    }
+                    for key, path in files.items()
+                ],
+            },
+        }
+        files["lineage.json"] = folder / "lineage.json"
+        files["lineage.json"].write_text(json.dumps(record))
+        done = publish(files, results, f"digits-{number}", marker={"dag_id": "digits"})
+        place = f"digits-{number}/{done.name}"
+        add(results, record, place)
+        for name in (LATEST, PRODUCTION) if serves else (LATEST,):
+            point(results, "digits", name, place, record["result"]["metrics"])
+        return place
+
+    return make
+
+
+@pytest.fixture
+def ask(capsys):
+    """ask(words) -> exit code, stdout, stderr."""
+
+    def call(*words):
+        code = cli.main(["lineage", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_the_story_of_a_model_names_what_made_it(ask, results, training, tmp_path):
+    place = training(1, serves=True)
+    code, out, err = ask(tmp_path / "results" / place)
+    assert (code, err) == (0, "2 files are as recorded\n")
+    for said in (
+        f"{results.uri}/{place}/model, 1 file, 0.0 MiB, in production",
+        "accuracy 0.91 (validation data)",
+        "manual-1 of digits, manual, asked for by ada",
+        "tries of train: 2",
+        "s3://bucket/digits, 2 files",
+        "train.py",
+        "commit 0000000000000000000000000000000000000001",
+        "epochs=3",
+        "local, 2 ranks, on a b, 380 steps, 12 s",
+        "tensorflow 2.21.0, keras 3.15.1",
+    ):
+        assert said in out
+    (tmp_path / "results" / place / "code" / "train.py").write_text("another")
+    code, out, err = ask("show", tmp_path / "results" / place)
+    assert code == 1 and "code/train.py is not the file that was published" in err
+
+
+def test_why_two_models_differ(ask, training, tmp_path):
+    one = training(1)
+    other = training(
+        2,
+        SCRIPT.replace("3", "5") + "done\n",
+        (("b", 3), ("c", 1)),
+        parameters={"epochs": 5},
+        tensorflow="2.22.0",
+    )
+    places = tmp_path / "results" / one, tmp_path / "results" / other
+    code, out, err = ask("diff", *places)
+    assert (code, err) == (0, "")
+    lines = [line.strip() for line in out.splitlines()]
+    assert {"+ c", "- a", "~ b", "~ train.py"} <= set(lines)
+    assert {"-epochs = 3", "+epochs = 5", "+done", "--- a/train.py"} <= set(lines)
+    assert "parameters  epochs: 3 -> 5" in lines
+    assert "environment versions.tensorflow: 2.21.0 -> 2.22.0" in lines
+    assert "metrics     accuracy (validation): 0.91 -> 0.92" in lines
+    assert "manifest    the same: sha256:v2:m" in lines
+
+    found = json.loads(ask("diff", "--json", *places)[1])
+    assert found["data"]["added"] == ["c"] and found["code"]["changed"] == ["train.py"]
+    assert found["parameters"] == {"epochs": [3, 5]} and found["manifest"]["same"]
+
+    same = ask("diff", places[0], places[0])[1]
+    assert same.count("the same") == 5 and "->" not in same and "---" not in same
+
+
+def test_what_became_of_data_and_what_of_it_serves(ask, training, tmp_path):
+    training(1)
+    serving = training(2, data=(("a", 1), ("c/d", 2)), serves=True)
+    results = tmp_path / "results"
+    for data, trainings in (
+        ("s3://bucket/digits", ["digits-2", "digits-1"]),
+        ("s3://bucket/digits/", ["digits-2", "digits-1"]),
+        ("s3://bucket", ["digits-2", "digits-1"]),
+        ("s3://bucket/digits/a", ["digits-2", "digits-1"]),
+        ("s3://bucket/digits/b", ["digits-1"]),
+        ("s3://bucket/digits/c", ["digits-2"]),
+        ("s3://bucket/digits/c/d", ["digits-2"]),
+        ("s3://bucket/digits-of-others", []),
+        ("s3://buck", []),
+        ("digits", []),
+    ):
+        code, out, _ = ask("impact", "--json", data, results)
+        found = json.loads(out)
+        assert code == 0
+        assert {one["training_id"] for one in found} == set(trainings), data
+        assert all(one["production"] == (one["publication"] == serving) for one in found)
+    assert " production  digits-2/" in ask("impact", "s3://bucket", results)[1]
+    assert ask("impact", "s3://other", results) == (0, "", "none\n")
+
+
+def test_the_list_is_filtered_and_has_the_newest_first(ask, training, tmp_path):
+    places = [training(n, parameters={"epochs": n, "mode": "fast"}, serves=n == 2) for n in (1, 2)]
+    results = tmp_path / "results"
+
+    def listed(*words):
+        code, out, _ = ask("list", results, "--json", *words)
+        assert code == 0
+        return {one["publication"] for one in json.loads(out)}
+
+    assert listed() == set(places)
+    assert listed("--where", "accuracy>=0.92") == {places[1]}
+    assert listed("--where", "accuracy<0.95", "--where", "epochs=1") == {places[0]}
+    assert listed("--where", "mode=fast") == set(places) and not listed("--where", "mode=slow")
+    assert not listed("--where", "loss<1")
+    assert listed("--production") == {places[1]}
+    assert listed("--dag", "digits", "--since", "2026-01-01") == set(places)
+    assert not listed("--dag", "digit") and not listed("--since", "2999")
+    assert listed("--code", f"{1:040x}"[:40]) == {places[0]}
+    assert len(listed("--limit", "1")) == 1
+    one = json.loads(ask("list", results, "--json")[1])[0]
+    assert listed("--data", one["dataset"]["fingerprint"][:16])
+    out = ask("list", results)[1].splitlines()
+    assert len(out) == 3 and out[0].startswith("published")
+
+
+def test_a_condition_that_is_none_is_refused(ask, capsys, tmp_path):
+    for text in ("accuracy", "accuracy>high", ">3"):
+        with pytest.raises(SystemExit):
+            ask("list", tmp_path, "--where", text)
+        assert "--where" in capsys.readouterr().err
+
+
+def test_without_the_scripts_of_one_the_files_names_are_compared(ask, training, results, tmp_path):
+    """As of what was published before scripts were."""
+    places = [training(1), training(2, SCRIPT + "more\n")]
+    path = tmp_path / "results" / places[0] / "lineage.json"
+    record = json.loads(path.read_text())
+    record["result"]["files"] = record["result"]["files"][:1]
+    path.write_text(json.dumps(record))
+    out = ask("diff", *(tmp_path / "results" / place for place in places))[1]
+    assert "the scripts were not published with one of the two" in out
