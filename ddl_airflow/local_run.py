@@ -17,6 +17,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_o
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.core.plan import Plan, ScriptStep, Step, StoreReference, TrainStep, plan
-from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part
+from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_so_far
 from ddl_airflow.steps.base import (
     Site,
     StepContext,
@@ -355,10 +356,36 @@ def _do(
             if dry_run:
                 context.log.info("dry run | %s", work.rehearse())
                 return {}
-            return _waited_for(work)
-    except KeyboardInterrupt:
+            done = _waited_for(work)
+            state = "published" if name == "upload_results" else "running"
+            keep_so_far(layout, context.run, {"state": state, "step": name})
+            return done
+    except KeyboardInterrupt as error:
         context.cancel()
+        _keep_failure(context, step, name, error)
         raise
+    except DdlError as error:
+        _keep_failure(context, step, name, error)
+        raise
+
+
+def _keep_failure(context: StepContext, step: Step, name: str, error: BaseException) -> None:
+    if not context.layout.kept.is_dir():
+        return
+    message = str(error)
+    for conn in step.secrets.values() if isinstance(step, ScriptStep) else ():
+        with suppress(ConnectionInvalid):
+            message = message.replace(context.site.secret(conn), "***")
+    outcome = {
+        "state": "cancelled" if isinstance(error, KeyboardInterrupt) else "failed",
+        "step": name,
+        "try": context.try_number,
+        "error": type(error).__name__,
+        "message": message,
+        "rank": getattr(error, "rank", None),
+    }
+    with suppress(DdlError, OSError):  # what it failed of is said all the same
+        keep_so_far(context.layout, context.run, outcome)
 
 
 def _waited_for(work: StepTry[Any]) -> dict[str, Any]:

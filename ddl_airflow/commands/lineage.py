@@ -16,10 +16,11 @@ from ddl_airflow.core.errors import DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
-from ddl_airflow.lineage.record import LINEAGE, check_files
+from ddl_airflow.lineage.record import LINEAGE, SO_FAR, check_files
 from ddl_airflow.lineage.story import (
     described_difference,
     described_publications,
+    described_run,
     described_training,
 )
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
@@ -50,7 +51,11 @@ def add_to(commands: Commands) -> None:
     show = questions.add_parser(
         "show", help="what made a model; its files are checked against that"
     )
-    show.add_argument("uri", help="s3://bucket/training_id, or the folder")
+    show.add_argument(
+        "uri",
+        help="s3://bucket/training_id, or the folder; of a run that failed or works, its own one "
+        "in the workspace",
+    )
     show.set_defaults(run=_show)
 
     diff = questions.add_parser("diff", help="why two models differ")
@@ -105,6 +110,8 @@ def _takes_results(question: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if (so_far := Path(options.uri, "airflow", SO_FAR)).is_file():
+        return _show_run(so_far, as_json=options.json)
     store = _publication(options.uri)
     record = _record(store)
     problems = check_files(record, store)
@@ -120,6 +127,17 @@ def _show(options: argparse.Namespace) -> int:
     if not problems:
         print(f"{len(record['result']['files'])} files are as recorded", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _show_run(so_far: Path, *, as_json: bool) -> int:
+    """Of a run's folder in the workspace, whatever has become of it."""
+    try:
+        record = json.loads(so_far.read_bytes())
+        story = described_run(record)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DdlError(f"{so_far} is damaged ({type(error).__name__}: {error}).") from error
+    print(json.dumps(record, indent=2) if as_json else story)
+    return 0
 
 
 def _diff(options: argparse.Namespace) -> int:

@@ -20,7 +20,8 @@
         ddl/                      progress.jsonl, stats.json, transform.json, evaluation.json,
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
-                                  training.json, job.json, failure.json, lineage/, lineage.json
+                                  training.json, job.json, failure.json, lineage/, record.json,
+                                  lineage.json
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
 the site and the run alone.

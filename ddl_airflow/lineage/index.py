@@ -61,7 +61,7 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
         "code": {name: code.get(name) for name in ("digest", "git_commit")},
         "parameters": run["parameters"],
         "metrics": result["metrics"],
-        "seconds": result.get("seconds"),
+        "held_s": result.get("goodput", {}).get("held_s"),
         "launcher": environment.get("launcher"),
         "world_size": environment.get("world_size"),
     }

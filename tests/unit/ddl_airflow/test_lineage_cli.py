@@ -71,7 +71,7 @@ def training(tmp_path, results):
                     {"metric": "accuracy", "value": 0.9 + number / 100, "source": "validation"}
                 ],
                 "steps": 380,
-                "seconds": 12.5,
+                "goodput": {"held_s": 12.5},
                 "files": [
                     {
                         "key": key,

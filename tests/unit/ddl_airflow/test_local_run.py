@@ -97,6 +97,12 @@ def run_folder(tmp_path) -> Path:
     return found
 
 
+def told(folder):
+    """What `lineage` says of a run's folder."""
+    words = [*CALL, "lineage", folder]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     path = manifest(
         """
@@ -116,6 +122,10 @@ def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     assert hint == f"to go on with this run: ddl-airflow run dags/manifest.yml {steps}"
     assert sentence.startswith("ddl-airflow: rank ") and "no idea" in sentence
     assert failed.stdout == "airflow []\n"
+    story = told(run_folder(tmp_path))
+    assert "state       failed, train failed" in story
+    assert "why         JobFailed in try 1, rank " in story and "no idea" in story
+    assert "data " in story and "rate=0.25" in story
     text = path.with_name("train.py").read_text()
     path.with_name("train.py").write_text(text.replace("raise", "#"))
     again = call(path, "--step", "stage-data", "--step", "train")
@@ -124,6 +134,7 @@ def test_a_run_that_failed_goes_on_when_it_is_mended(call, manifest, tmp_path):
     assert "train | rank 0 | goes on 0.5" in again.stderr
     records = sorted(one.name for one in (run_folder(tmp_path) / "ddl").glob("try-*"))
     assert records == ["try-1", "try-2"]
+    assert "state       running, train done" in told(run_folder(tmp_path))
     assert (tmp_path / again.stdout.splitlines()[1].removeprefix("logs: ")).is_dir()
 
 
@@ -143,6 +154,7 @@ def test_ctrl_c_ends_the_ranks(manifest, tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=within(60))
     assert process.returncode == 130, said
+    assert "state       cancelled, train cancelled" in told(run_folder(tmp_path))
     assert "Traceback" not in said and "--step train" in said
     record = run_folder(tmp_path) / "ddl" / "try-1"
     assert marked("DDL_RECORD_DIR", str(record)) == []
