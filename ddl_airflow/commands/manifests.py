@@ -23,6 +23,7 @@ from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.scripts import CURE, will_train_apart
+from ddl_airflow.lineage.record import lineage_schema
 
 
 def add_to(commands: Commands) -> None:
@@ -45,7 +46,10 @@ def add_to(commands: Commands) -> None:
     takes_compute(validate)
     validate.set_defaults(run=_validate)
 
-    schema = commands.add_parser("schema", help="print the JSON Schema of manifests, for editors")
+    schema = commands.add_parser(
+        "schema", help="print the JSON Schema of manifests, for editors; or that of lineage.json"
+    )
+    schema.add_argument("of", nargs="?", choices=_SCHEMAS, default="manifest")
     schema.set_defaults(run=_schema)
 
     convert = commands.add_parser(
@@ -186,8 +190,11 @@ def _report_github(looks: Sequence[_Look]) -> None:
 _REPORTS = {"text": _report_text, "json": _report_json, "github": _report_github}
 
 
+_SCHEMAS = {"manifest": json_schema, "lineage": lineage_schema}
+
+
 def _schema(options: argparse.Namespace) -> int:
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(_SCHEMAS[options.of](), indent=2))
     return 0
 
 

@@ -47,7 +47,7 @@ _CONSEQUENCES = frozenset({"AbortedError", "FailedPreconditionError", "Unavailab
 _COMMAND_NOT_FOUND = 127
 # Fields of a rank's record, by what they hold; docs/process-contract.md.
 _TIMES = ("started", "ended", "asked_to_end", "released")
-_TEXTS = ("host", "task", "reason", "python")
+_TEXTS = ("host", "task", "reason", "python", "cpu")
 _LARGEST = 2**53  # a float holds it exactly
 _LONGEST = 10_000
 # Of what an exception says before TensorFlow's trace of the graph is taken out.
@@ -198,10 +198,11 @@ def _sound(said: dict[str, Any]) -> dict[str, Any]:
         record["exit_code"] = code
     if isinstance(gpus := said.get("gpus"), list):
         record["gpus"] = [_text(one) for one in gpus if isinstance(one, str)]
-    if isinstance(versions := said.get("versions"), dict):
-        record["versions"] = {
-            _text(name): _text(one) for name, one in versions.items() if isinstance(one, str)
-        }
+    for facts in ("versions", "settings"):
+        if isinstance(told := said.get(facts), dict):
+            record[facts] = {
+                _text(name): _text(one) for name, one in told.items() if isinstance(one, str)
+            }
     if isinstance(exception := said.get("exception"), dict):
         raised, line, bases = (exception.get(name) for name in ("t", "line", "bases"))
         record["exception"] = {

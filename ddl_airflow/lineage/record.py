@@ -270,6 +270,14 @@ def assemble(
     return record
 
 
+def lineage_schema() -> dict[str, Any]:
+    """The JSON Schema of ``lineage.json``."""
+    schema: dict[str, Any] = json.loads(
+        Path(__file__).with_name("lineage.schema.json").read_bytes()
+    )
+    return schema
+
+
 def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None:
     """Writes ``<run>/airflow/record.json``: what is known of a training that has not ended, or has
     failed or been cancelled; the same sections as the whole record's, as far as there are some.

@@ -378,5 +378,7 @@ class Train(ScriptTry[TrainStep]):
             "slots": self.step.slots,
             "hosts": sorted({r["host"] for r in ranks}),
             "devices": sorted({gpu for r in ranks for gpu in r.get("gpus", ())}) or ["CPU"],
+            "processors": sorted({r["cpu"] for r in ranks if r.get("cpu")}),
+            "settings": ranks[0].get("settings", {}),
             "versions": ranks[0].get("versions", {}),
         }

@@ -22,6 +22,7 @@ from ddl_airflow.storage.stores import open_store
 from tests.conftest import ENTERED, TRAINED
 from tests.documents import with_real_connection, wml_document
 from tests.limits import within
+from tests.schemas import check_lineage_schema
 
 pytestmark = pytest.mark.integration
 
@@ -38,6 +39,7 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     keys = {obj.key for obj in store.list()}
     assert {"_SUCCESS", "lineage.json", "model/saved_model.pb", "logs/rank-1.log"} <= keys
     record = json.loads(store.read_bytes("lineage.json"))
+    check_lineage_schema(record)
     assert record["result"]["metrics"]["test_accuracy"] >= 0.90
     # Not the script's own word: the SavedModel, reloaded from disk, over all held-out digits.
     assert record["result"]["accuracy"] >= 0.90

@@ -41,7 +41,7 @@ from typing import Any, BinaryIO
 from ddl_ops import progress
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 from ddl_ops.metric_reader import MetricReader
-from ddl_ops.rank_record import RankRecord, exception_file, writes_file
+from ddl_ops.rank_record import RankRecord, exception_file, settings, writes_file
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -281,12 +281,13 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     if address := environ.get("DDL_OUTPUT"):
         given = _given_streams(address, rank, task["task"] if task else "")
     parent = os.getppid()
-    record.write()
+    env = child_environment(environ, placement)
+    record.write(**({"settings": settings(env)} if rank == 0 else {}))
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         child = subprocess.Popen(
             argv,
-            env=child_environment(environ, placement),
+            env=env,
             **_streams(given, logged=bool(directory), searched=bool(definitions)),
             preexec_fn=_die_with_parent,  # safe: this process has one thread
         )

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,14 @@ from ddl_ops import averaging
 _MOST_WRITTEN = 400_000
 # Of a record, on disk.
 _RESERVED_BYTES = 8192
+# Of the environment, what decides how TensorFlow and our ops compute. None of it is secret.
+_SETTINGS = (
+    *("PYTHONHASHSEED", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS"),
+    *("TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC", "TF_ENABLE_ONEDNN_OPTS"),
+    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_XLA_FLAGS"),
+    *("DDL_GROUP_SIZE", "DDL_OPTIONS", "DDL_SPARSE_AS_DENSE", "DDL_TRANSPORT", "DDL_WIRE_DTYPE"),
+)
+_LONGEST = 200  # characters of one
 
 
 def exception_file(directory: Path, rank: int) -> Path:
@@ -46,6 +55,20 @@ def _gpus() -> list[str]:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         models += re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
     return models
+
+
+def _cpu() -> str:
+    """Model of the processor, as Linux names it; empty where it does not."""
+    try:
+        found = re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"))
+    except OSError:
+        return ""
+    return found[1] if found else platform.machine()
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment decides how a script computes: seeds, determinism, threads."""
+    return {name: environ[name][:_LONGEST] for name in _SETTINGS if name in environ}
 
 
 def _versions() -> dict[str, str]:
@@ -95,6 +118,7 @@ class RankRecord:
             "pid": os.getpid(),
             "started": time.time(),
             "cpus": len(os.sched_getaffinity(0)),
+            "cpu": _cpu(),
             "gpus": _gpus(),
             "python": sys.executable,
         }

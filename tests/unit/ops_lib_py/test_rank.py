@@ -318,6 +318,13 @@ def test_record_says_who_where_and_how_long(start):
     assert "versions" not in record  # rank 0's are everybody's
 
 
+def test_rank_0_records_what_decides_how_it_computes_and_nothing_else(start):
+    record = start("", TF_DETERMINISTIC_OPS="1", SECRET_KEY="a-secret").end().record()
+    assert record["settings"]["TF_DETERMINISTIC_OPS"] == "1"
+    assert int(record["settings"]["TF_NUM_INTRAOP_THREADS"]) > 0  # which the shim has set
+    assert record["cpu"] and "a-secret" not in json.dumps(record)
+
+
 def test_rank_0_records_the_versions_the_model_depends_on(start):
     versions = start("").end().record()["versions"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -271,10 +271,12 @@ def test_a_record_that_no_rank_wrote_is_no_success_and_can_be_said(tmp_path, odd
 
 def test_fields_of_another_type_are_left_out_of_a_record(tmp_path):
     said = {"host": "\ud800", "gpus": [[], "A100", 1], "versions": {"numpy": [], "keras": "3"}}
+    said |= {"cpu": 7, "settings": {"OMP_NUM_THREADS": 2, "XLA_FLAGS": "-"}}
     status_of(tmp_path, {**GOOD, **said})
     (record,) = read_records(JobHandle("x", "j", 1, 1, tmp_path, tmp_path)).values()
     assert (record["host"], record["gpus"]) == ("?", ["A100"])
     assert record["versions"] == {"keras": "3"}
+    assert "cpu" not in record and record["settings"] == {"XLA_FLAGS": "-"}
 
 
 def test_files_that_several_ranks_wrote_are_named(tmp_path):

@@ -26,6 +26,7 @@ from ddl_airflow.site import training_of
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import publish
+from tests.schemas import check_lineage_schema
 
 TRAIN = """
     import os
@@ -195,6 +196,7 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     assert (training / "code" / "train.py").read_bytes() == (layout.code / "train.py").read_bytes()
 
     record = json.loads((training / "lineage.json").read_text())
+    check_lineage_schema(record)
     assert record["dataset"]["uri"] == (tmp_path / "dags" / "data").as_uri()
     assert {"export.py", "train.py"} <= set(record["code"]["files"])
     assert record["manifest"]["name"] == "road"
