@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
@@ -137,15 +139,20 @@ def test_of_a_hundred_who_write_at_the_same_time_each_is_in_the_history(tmp_path
 
 
 def test_so_it_is_in_an_object_store():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    # One request at a time: moto looks at If-Match, and stores, in two steps.
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=False)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
     try:
-        client = s3_client("http://{}:{}".format(*server.get_host_and_port()), "k", "s")
+        client = s3_client(f"http://127.0.0.1:{server.port}", "k", "s")
         client.create_bucket(Bucket="pointers")
         all_in_one_order(S3Store(client, "pointers"), 25)
         client.close()
     finally:
-        server.stop()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 def test_a_pointer_of_before_is_read_and_gone_back_from(results, tmp_path):
