@@ -25,7 +25,7 @@ from tests.limits import until, within
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
-from ddl_airflow.launchers.kubernetes_objects import name_of, worker_name
+from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddl_airflow.launchers.kubernetes_objects import name_of, worker_name
+from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
 from ddl_airflow.launchers.processes import marked
 from tests.integration.hosts import Hosts, available
 from tests.integration.kubernetes import IMAGE, ROOT, SPACE, KubernetesCluster, ours

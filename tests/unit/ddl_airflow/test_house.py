@@ -221,7 +221,7 @@ def test_what_is_not_ours_stays_in_its_part(part):
         if (
             reached := {name.partition(".")[0] for name in imports(path)}
             - known
-            - (OF_KUBERNETES if path.stem in ("kubernetes", "kubernetes_api") else set())
+            - (OF_KUBERNETES if path.parent.name == "kubernetes" else set())
         )
     }
     assert wrong == {}

@@ -18,11 +18,12 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState, StartedJob
 from ddl_airflow.core.manifest import load_manifest_text
 from ddl_airflow.core.plan import plan
-from ddl_airflow.launchers import kubernetes_pod
-from ddl_airflow.launchers.kubernetes import KubernetesLauncher, make_keys
-from ddl_airflow.launchers.kubernetes_api import Refused
-from ddl_airflow.launchers.kubernetes_causes import dead, judged, left_over, refused
-from ddl_airflow.launchers.kubernetes_objects import completed, name_of
+from ddl_airflow.launchers.kubernetes import KubernetesLauncher
+from ddl_airflow.launchers.kubernetes import pod as pod_program
+from ddl_airflow.launchers.kubernetes.api import Refused
+from ddl_airflow.launchers.kubernetes.causes import dead, judged, left_over, refused
+from ddl_airflow.launchers.kubernetes.launcher import make_keys
+from ddl_airflow.launchers.kubernetes.objects import completed, name_of
 from ddl_airflow.launchers.registry import launcher
 
 SPEC = JobSpec(
@@ -161,7 +162,7 @@ def test_a_job_needs_an_image():
 
 
 def test_what_runs_in_pods_needs_nothing_but_python():
-    code = f"import runpy; runpy.run_path({kubernetes_pod.__file__!r}, run_name='x')"
+    code = f"import runpy; runpy.run_path({pod_program.__file__!r}, run_name='x')"
     subprocess.run([sys.executable, "-ISc", code], check=True)
 
 

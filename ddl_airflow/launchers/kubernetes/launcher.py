@@ -2,8 +2,8 @@
 
 What must be so: the workspace is a volume that all pods and Airflow see under the same path; the
 image has a Python with ddl-ops, Open MPI 5 and sshd. What the objects are is in
-``kubernetes_objects``; what runs in the pods in ``kubernetes_pod``; what the cluster says of them,
-in words, in ``kubernetes_causes``.
+``objects``; what runs in the pods in ``pod``; what the cluster says of them,
+in words, in ``causes``.
 
 Nothing is started again by the cluster: that would be a second layer of retries. The job's objects
 belong to its Job, and go with it.
@@ -26,8 +26,8 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told
-from ddl_airflow.launchers.kubernetes_api import Cluster, Refused
-from ddl_airflow.launchers.kubernetes_causes import (
+from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
+from ddl_airflow.launchers.kubernetes.causes import (
     ENDED_BECAUSE,
     SILENT,
     Verdict,
@@ -39,7 +39,7 @@ from ddl_airflow.launchers.kubernetes_causes import (
     slim,
     why_ended,
 )
-from ddl_airflow.launchers.kubernetes_objects import (
+from ddl_airflow.launchers.kubernetes.objects import (
     JOB_ID,
     JOB_LABEL,
     MANAGED,
@@ -68,7 +68,7 @@ class KubernetesLauncher:
         image: of the pods; without it no job can be rendered, and every job found.
         python: the ranks' interpreter, in the image.
         context, namespace: where the pods are; empty for the kubeconfig's own.
-        others: as ``kubernetes_objects.Wanted`` has them.
+        others: as ``objects.Wanted`` has them.
     """
 
     kind = "kubernetes"

@@ -17,14 +17,14 @@ from typing import Any
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
 from ddl_airflow.launchers.base import ranks_status
-from ddl_airflow.launchers.kubernetes_api import Refused
-from ddl_airflow.launchers.kubernetes_objects import NODES, ROLE_LABEL, START_TIMEOUT, worker_name
+from ddl_airflow.launchers.kubernetes.api import Refused
+from ddl_airflow.launchers.kubernetes.objects import NODES, ROLE_LABEL, START_TIMEOUT, worker_name
 
 SILENT = "silent"
 # Written on the Job when it was ended because it could not go on: why.
 ENDED_BECAUSE = "ddl-airflow/ended-because"
 
-# Of kubernetes_pod.py.
+# Of pod.py.
 _UNUSABLE, _LAUNCHER_LOST = 69, 75
 _KILLED = 137
 # In which the pods of a job that has ended have ended, too; and more than the grace of one that is

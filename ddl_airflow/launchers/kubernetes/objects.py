@@ -3,7 +3,7 @@
 ::
 
     Job        <name>             mpirun, in a pod of its own without GPUs; owns all that follows
-    ConfigMap  <name>             hostfile, settings of ssh and sshd, kubernetes_pod.py
+    ConfigMap  <name>             hostfile, settings of ssh and sshd, pod.py
     Secret     <name>-ssh         keys made for this job alone
     Secret     <name>-env         what ranks find in their environment
     Service    <name>             headless: gives the workers names
@@ -40,7 +40,7 @@ _GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 START_TIMEOUT = "ddl-airflow/start-timeout-s"
 NODES = "ddl-airflow/nodes"
 GPUS = "nvidia.com/gpu"
-POD_PROGRAM = Path(__file__).with_name("kubernetes_pod.py")
+POD_PROGRAM = Path(__file__).with_name("pod.py")
 
 _PORT = 2222
 _LONGEST_SLUG = 30
@@ -148,7 +148,7 @@ def objects(job: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
 def completed(
     one: Mapping[str, Any], env: Mapping[str, str], keys: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The object with what is not shown: the environment, the keys; and ``kubernetes_pod.py``."""
+    """The object with what is not shown: the environment, the keys; and ``pod.py``."""
     name = str(one["metadata"]["name"])
     if one["kind"] == "Secret":
         return {**one, "stringData": dict(env if name.endswith("-env") else keys)}

@@ -1,4 +1,4 @@
-"""What runs in the pods of a job on Kubernetes; see ``ddl_airflow.launchers.kubernetes_objects``.
+"""What runs in the pods of a job on Kubernetes; see ``ddl_airflow.launchers.kubernetes.objects``.
 
 ``pod.py worker`` is the first process of a worker's pod. It runs sshd, passes SIGTERM on to the
 ranks in its pod, and ends when the launcher lets it go or does not answer any more: a pod without
