@@ -25,6 +25,9 @@ _PATHS = {
     "Secret": "api/v1/namespaces/{}/secrets",
     "ConfigMap": "api/v1/namespaces/{}/configmaps",
     "Event": "api/v1/namespaces/{}/events",
+    "MPIJob": "apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
+    "TrainJob": "apis/trainer.kubeflow.org/v1alpha1/namespaces/{}/trainjobs",
+    "TrainingRuntime": "apis/trainer.kubeflow.org/v1alpha1/namespaces/{}/trainingruntimes",
 }
 _HOW_TO_REACH = (
     "Tasks and triggerer need a kubeconfig, ~/.kube/config or what KUBECONFIG names, or run in a "
@@ -103,6 +106,20 @@ class Cluster:
         self._pool: Any = (
             urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
         )
+
+    def has(self, version: str) -> set[str]:
+        """The resources that it has of a version of a group; none where it knows no such version.
+
+        Args:
+            version: such as ``batch/v1``.
+        """
+        try:
+            told = self._ask("GET", f"apis/{version}")
+        except Refused as refused:
+            if refused.code == 404:
+                return set()
+            raise
+        return {str(one["name"]) for one in told.get("resources", ())}
 
     def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
         """The object as the server keeps it."""

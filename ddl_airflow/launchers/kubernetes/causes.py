@@ -11,26 +11,47 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
 from ddl_airflow.launchers.base import ranks_status
 from ddl_airflow.launchers.kubernetes.api import Refused
-from ddl_airflow.launchers.kubernetes.objects import NODES, ROLE_LABEL, START_TIMEOUT, worker_name
+from ddl_airflow.launchers.kubernetes.facts import (
+    ENDED_BECAUSE,
+    SETTLE_S,
+    annotations_of,
+    condition_of,
+    delay_of,
+    end_of,
+    ended_at,
+    has_finished,
+    host_of,
+    is_alive,
+    is_begun,
+    is_deleted,
+    is_overdue,
+    message_of,
+    missing_hosts,
+    name_in,
+    over_since,
+    place_of,
+    role_of,
+    runs,
+    seconds,
+    workers_of,
+)
+from ddl_airflow.launchers.kubernetes.objects import START_TIMEOUT, workers_prefix
+from ddl_airflow.launchers.kubernetes.operators import KEEP_FINISHED
 
 SILENT = "silent"
-# Written on the Job when it was ended because it could not go on: why.
-ENDED_BECAUSE = "ddl-airflow/ended-because"
+# Written on it while it waits for its time: what is to be done then.
+WAITS = "ddl-airflow/waits"
 
 # Of pod.py.
 _UNUSABLE, _LAUNCHER_LOST = 69, 75
 _KILLED = 137
-# In which the pods of a job that has ended have ended, too; and more than the grace of one that is
-# deleted, after which its node does not answer.
-_SETTLE_S = 15.0
-_OVERDUE_S = 75.0
 # For a pod that has its node, to run; in which a registry or a volume may be away.
 _START_S = 600.0
 # For so long it is looked at where its ranks are.
@@ -51,6 +72,10 @@ _ROOM = frozenset(("Preempting", "NodeShutdown", "Terminated", "Shutdown"))
 # What an event says about a pod before it runs, that its status does not.
 _OF_START = frozenset(("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"))
 _OF_NODE = frozenset(("TaintManagerEviction", "NodeNotReady"))
+# What an event says of a job whose pods are not made.
+_NOT_MADE = frozenset(
+    ("FailedCreate", "ValidationError", "MPIJobFailed", "TrainJobResourcesCreationFailed")
+)
 # Exceptions and codes of ranks that may only have seen what happened to a pod.
 _CONSEQUENCES = frozenset(("AbortedError", "FailedPreconditionError", "UnavailableError"))
 
@@ -64,9 +89,9 @@ class Verdict:
     permanent: bool = False
     pod: str = ""
 
-    def dump(self) -> str:
-        """As the Job keeps it."""
-        said = {"state": self.state.value, "reason": self.reason, "pod": self.pod}
+    def dump(self, at: float = 0.0) -> str:
+        """As the job keeps it from that time on, in unix seconds."""
+        said = {"state": self.state.value, "reason": self.reason, "pod": self.pod, "at": at}
         return json.dumps(said | {"permanent": self.permanent})
 
     @staticmethod
@@ -85,8 +110,9 @@ def slim(one: _Object) -> dict[str, Any]:
         *("name", "uid", "labels", "annotations", "generateName"),
         *("creationTimestamp", "deletionTimestamp"),
     )
-    spec = ("nodeName", "parallelism", "completions")
+    spec = ("nodeName", "hostname", "parallelism", "completions")
     return {
+        **{name: one[name] for name in ("operator", "suspended") if name in one},
         "metadata": {name: one["metadata"][name] for name in kept if name in one["metadata"]},
         "spec": {name: one["spec"][name] for name in spec if name in one["spec"]},
         "status": one.get("status", {}),
@@ -95,12 +121,12 @@ def slim(one: _Object) -> dict[str, Any]:
 
 def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     """Whether the objects alone do not tell how the job stands."""
-    if job is None or _deleted(job):
+    if job is None or is_deleted(job):
         return False
-    if _condition(job, "Complete"):
+    if condition_of(job, "Complete"):
         return False
-    plain = all(pod["status"].get("phase") == "Running" and not _deleted(pod) for pod in pods)
-    return bool(_condition(job, "Failed") or _missing(job, pods) or not pods or not plain)
+    plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
+    return bool(condition_of(job, "Failed") or missing_hosts(job, pods) or not pods or not plain)
 
 
 def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus:
@@ -115,22 +141,26 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     if job is None:
         gone = "Kubernetes has no such job any more: it was cancelled, or somebody deleted it."
         return _ended(handle, Verdict(JobState.LOST, gone))
-    if _deleted(job):
-        late = [pod for pod in pods if _overdue(pod, now)]
+    if is_deleted(job):
+        late = [pod for pod in pods if is_overdue(pod, now)]
         if late:
             return _ended(handle, _node_lost(late[0]))
         return JobStatus(JobState.RUNNING, reason="is being ended")
-    if _finished(job):
-        since = now - _finished_at(job)
-        if since < _SETTLE_S and any(_alive(pod) for pod in _workers(pods)):
+    if (over := over_since(job)) is not None:
+        if now - over < SETTLE_S and any(is_alive(pod) for pod in workers_of(pods)):
             return JobStatus(JobState.RUNNING, reason="is ending")
         return _ended(handle, why_ended(facts))
-    created = job["metadata"]["creationTimestamp"]
+    began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
+    if WAITS in annotations_of(job):
+        until = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
+        return JobStatus(JobState.PENDING, reason=f"is not to start before {until}")
     if job["spec"].get("parallelism") == 0:
         never = "was never submitted as a whole: who submitted it was ended meanwhile"
         return JobStatus(JobState.FAILED, reason=f"The job {never}.", permanent=True)
+    if job.get("suspended"):
+        return JobStatus(JobState.PENDING, reason="waits in Kueue's queue.")
     status = _on_the_way(job, pods, events, now)
-    if status.state is JobState.RUNNING and now - _time(created) < _EARLY_S:
+    if status.state is JobState.RUNNING and now - began < _EARLY_S:
         # Whether mpirun has used the hosts shows soon; reading all records takes its time.
         early = ranks_status(handle, running=True)
         return early if early.ended else status
@@ -140,11 +170,11 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
 def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
     """Why a job that is there cannot go on, so that it is to be ended; None if it can."""
     job, pods, events = facts["job"], facts["pods"], facts["events"]
-    if job is None or _deleted(job) or _finished(job) or job["spec"].get("parallelism") == 0:
+    if job is None or is_deleted(job) or over_since(job) is not None or not is_begun(job):
         return None
-    ended = [pod for pod in _workers(pods) if not _alive(pod)]
+    ended = [pod for pod in workers_of(pods) if not is_alive(pod)]
     # The launcher notices by itself, and ends all within seconds.
-    if any(now - _ended_at(pod, now) > _SETTLE_S for pod in ended) or _missing(job, pods):
+    if any(now - ended_at(pod, now) > SETTLE_S for pod in ended) or missing_hosts(job, pods):
         return _of_pods(job, pods, events) or Verdict(
             JobState.LOST, "A worker's pod ended before the job did, and nothing says why."
         )
@@ -153,10 +183,36 @@ def dead(facts: Mapping[str, Any], now: float) -> Verdict | None:
 
 def left_over(facts: Mapping[str, Any], now: float) -> list[_Object]:
     """The pods that outlive their job: those that its launcher never came to hold."""
-    job = facts["job"]
-    if job is None or not _finished(job) or now - _finished_at(job) < _SETTLE_S:
+    over = facts["job"] and over_since(facts["job"])
+    if over is None or now - over < SETTLE_S:
         return []
-    return [one for one in _workers(facts["pods"]) if _alive(one) and not _deleted(one)]
+    return [one for one in workers_of(facts["pods"]) if is_alive(one) and not is_deleted(one)]
+
+
+def due(job: _Object | None, now: float) -> bool:
+    """Whether a job has waited for as long as it is to."""
+    if job is None or is_deleted(job) or over_since(job) is not None:
+        return False
+    since = now - seconds(job["metadata"]["creationTimestamp"])
+    return WAITS in annotations_of(job) and since >= delay_of(job)
+
+
+def taken_back(handle: JobHandle, job: _Object | None) -> Verdict | None:
+    """Why a job that has run is suspended again, so that it is to be ended; None if it is not.
+
+    It would start a second time when Kueue lets it: that is for Airflow to say.
+    """
+    if job is None or not job.get("suspended") or not is_begun(job) or over_since(job) is not None:
+        return None
+    if not any(handle.record_dir.glob("rank-*.json")):
+        return None  # it never began
+    return Verdict(JobState.PREEMPTED, "Kueue took its place back: the job was suspended.")
+
+
+def outdated(job: _Object, now: float) -> bool:
+    """Whether a job of an operator ended so long ago that its objects are to go."""
+    over = None if is_deleted(job) else over_since(job)
+    return over is not None and now - over > float(annotations_of(job).get(KEEP_FINISHED, "inf"))
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None) -> JobStatus:
@@ -181,7 +237,7 @@ def _ended(handle: JobHandle, verdict: Verdict | None) -> JobStatus:
 def _on_the_way(
     job: _Object, pods: Sequence[_Object], events: Sequence[_Object], now: float
 ) -> JobStatus:
-    asked = job["metadata"].get("annotations", {}).get(START_TIMEOUT)
+    asked = annotations_of(job).get(START_TIMEOUT)
     patience_s = float(asked) if asked else _START_S
     waits = ""
     for pod in pods:
@@ -189,16 +245,18 @@ def _on_the_way(
             continue
         why, never, placed = _waits(pod, events)
         name = pod["metadata"]["name"]
-        since = now - _time(pod["metadata"]["creationTimestamp"])
+        since = now - seconds(pod["metadata"]["creationTimestamp"])
         if not never and since > patience_s and (asked or placed):
             never = f"{why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
         if never:
             reason = f"Pod {name} will not start: {never}"
             return JobStatus(JobState.FAILED, reason=reason, permanent=True)
         waits = waits or f"pod {name} {why}"
-    if not any(_role(pod) == "launcher" for pod in pods):
-        said = [one["message"] for one in events if one["reason"] == "FailedCreate"]
-        since = now - _time(job["metadata"]["creationTimestamp"])
+    if not any(role_of(pod) == "launcher" for pod in pods):
+        said = [one["message"] for one in events if one["reason"] in _NOT_MADE]
+        if not said and job.get("operator") and not pods:
+            said = ["its operator has made no pods of it. Does it run?"]
+        since = now - seconds(job["metadata"]["creationTimestamp"]) - delay_of(job)
         if said and asked and since > patience_s:
             return JobStatus(
                 JobState.FAILED, reason=f"The job will not start: {said[-1]}.", permanent=True
@@ -206,14 +264,14 @@ def _on_the_way(
         waits = waits or (f"waits to be made: {said[-1]}" if said else "waits to be made")
     if waits:
         return JobStatus(JobState.PENDING, reason=waits)
-    nodes = sorted({pod["spec"].get("nodeName", "?") for pod in _workers(pods)})
+    nodes = sorted({pod["spec"].get("nodeName", "?") for pod in workers_of(pods)})
     shown = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
     return JobStatus(JobState.RUNNING, reason=f"on {shown}")
 
 
 def _waits(pod: _Object, events: Sequence[_Object]) -> tuple[str, str, bool]:
     """Why a pod does not run yet, why it never will, and whether it has its node."""
-    scheduled = _condition(pod, "PodScheduled", "False")
+    scheduled = condition_of(pod, "PodScheduled", "False")
     if scheduled:
         said = str(scheduled.get("message", "")).rstrip(".")
         if scheduled.get("reason") == "SchedulingGated":
@@ -226,7 +284,7 @@ def _waits(pod: _Object, events: Sequence[_Object]) -> tuple[str, str, bool]:
         reason, message = waiting.get("reason", ""), str(waiting.get("message", ""))
         image = status.get("image", "")
         if reason in _PULLING or reason in _NEVER:
-            said = _pull_error(_name_of(pod), events) or message
+            said = _pull_error(name_in(pod), events) or message
             why = f"image {image} cannot be pulled ({reason}): {said.rstrip('.')}."
             cure = (
                 " Correct launcher.image; for a registry that asks who pulls, set "
@@ -237,7 +295,7 @@ def _waits(pod: _Object, events: Sequence[_Object]) -> tuple[str, str, bool]:
             return why, "", True
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return f"cannot be made ({reason}): {message.rstrip('.')}.", "", True
-    mine = [one for one in events if one["of"] == _name_of(pod) and one["reason"] in _OF_START]
+    mine = [one for one in events if one["of"] == name_in(pod) and one["reason"] in _OF_START]
     if mine:
         return f"is being made ({mine[-1]['reason']}): {mine[-1]['message']}.", "", True
     return "is being made.", "", bool(pod["spec"].get("nodeName"))
@@ -269,11 +327,11 @@ def _cure_of_room(said: str) -> str:
 def why_ended(facts: Mapping[str, Any]) -> Verdict | None:
     """Why a job has failed, as far as the cluster knows."""
     job, pods, events = facts["job"], facts["pods"], facts["events"]
-    if kept := job["metadata"].get("annotations", {}).get(ENDED_BECAUSE):
+    if kept := annotations_of(job).get(ENDED_BECAUSE):
         return Verdict.load(kept)
-    if _condition(job, "Complete"):
+    if condition_of(job, "Complete"):
         return _of_pods(job, pods, [])
-    failed = _condition(job, "Failed")
+    failed = condition_of(job, "Failed")
     if failed.get("reason") == "DeadlineExceeded":
         return Verdict(
             JobState.LOST,
@@ -286,39 +344,56 @@ def why_ended(facts: Mapping[str, Any]) -> Verdict | None:
 
 def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> Verdict | None:
     """What happened to one of its pods that explains the job's end; what says most comes first."""
-    found = [one for pod in pods if (one := _of_pod(pod, events))]
-    found += [_of_missing(name, events) for name in _missing(job, pods)]
+    # An operator removes pods of a job that has ended: nothing follows from that alone.
+    cleaned = bool(job.get("operator")) and has_finished(job)
+    found = [one for pod in pods if (one := _of_pod(pod, events, cleaned))]
+    found += [
+        _of_missing(host, events)
+        for host in missing_hosts(job, pods)
+        if not cleaned or _told(host, events)
+    ]
     order = (JobState.PREEMPTED, JobState.FAILED, JobState.LOST)
     found.sort(key=lambda one: order.index(one.state))
     if found:
         return found[0]
     for pod in pods:
-        end = _end_of(pod)
-        message = _message(end)
-        lost = next((one for one in pods if _name_of(one) == message.get("pod")), None)
-        if lost is not None:
-            return _node_lost(lost)
-        launcher = next((one for one in pods if _role(one) == "launcher"), None)
-        if _role(pod) == "worker" and end.get("exitCode") == _LAUNCHER_LOST and launcher:
+        end = end_of(pod)
+        message = message_of(end)
+        if silent := str(message.get("pod", "")):
+            lost = next((one for one in pods if host_of(one) == silent), None)
+            if lost is not None and (runs(lost) or not cleaned):
+                return _node_lost(lost)
+            if cleaned:
+                return _of_missing(silent, events)
+        launcher = next((one for one in pods if role_of(one) == "launcher"), None)
+        if role_of(pod) == "worker" and end.get("exitCode") == _LAUNCHER_LOST and launcher:
             return _node_lost(launcher)
         if end.get("reason") and message.get("said"):
-            return Verdict(JobState.LOST, f"{_where(pod)}: {message['said']}.")
+            return Verdict(JobState.LOST, f"{place_of(pod)}: {message['said']}.")
+    if cleaned and (said := condition_of(job, "Failed").get("message")):
+        # JobSet ends all when a worker's pod has: and none of them says that it failed.
+        if workers_prefix(name_in(job), job["operator"]).rstrip("-") in said:
+            why = f"A worker's pod was deleted while the job ran: {said}."
+            return Verdict(JobState.PREEMPTED, why, pod="one")
+        return Verdict(JobState.LOST, f"The job's operator ended it: {str(said).rstrip('.')}.")
     return None
 
 
-def _of_pod(pod: _Object, events: Sequence[_Object]) -> Verdict | None:
-    name, status = _name_of(pod), pod["status"]
+def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict | None:
+    name, status = host_of(pod), pod["status"]
     reason, message = status.get("reason", ""), str(status.get("message", ""))
     if reason == "Evicted":
         return _evicted(pod, message)
     if reason in _ROOM:
-        why = f"{_where(pod)} was ended to make room ({reason}): {message}"
+        why = f"{place_of(pod)} was ended to make room ({reason}): {message}"
         return Verdict(JobState.PREEMPTED, why, pod=name)
-    if reason == "NodeLost" or (_condition(pod, "Ready", "False") and _alive(pod) and _up(pod)):
+    removed = cleaned and is_deleted(pod)
+    silent = condition_of(pod, "Ready", "False") and is_alive(pod) and runs(pod)
+    if reason == "NodeLost" or (silent and not removed):
         return _node_lost(pod)
-    if _deleted(pod):
-        return _of_missing(name, events, _where(pod))
-    end = _end_of(pod)
+    if is_deleted(pod) and (not removed or _told(name, events)):
+        return _of_missing(name, events, place_of(pod))
+    end = end_of(pod)
     if end.get("reason") == "OOMKilled":
         return Verdict(
             JobState.FAILED,
@@ -328,27 +403,27 @@ def _of_pod(pod: _Object, events: Sequence[_Object]) -> Verdict | None:
         )
     if end.get("reason") in _NOT_STARTED:
         why = (
-            f"{_where(pod)} could not start its program: {end.get('message', '')}. The image must "
-            "have the Python that launcher.python names, by default python."
+            f"{place_of(pod)} could not start its program: {end.get('message', '')}. The image "
+            "must have the Python that launcher.python names, by default python."
         )
         return Verdict(JobState.FAILED, why, permanent=True, pod=name)
-    if end.get("exitCode") == _UNUSABLE and (said := _message(end).get("said")):
-        return Verdict(JobState.FAILED, f"{_where(pod)}: {said}.", permanent=True, pod=name)
+    if end.get("exitCode") == _UNUSABLE and (said := message_of(end).get("said")):
+        return Verdict(JobState.FAILED, f"{place_of(pod)}: {said}.", permanent=True, pod=name)
     return None
 
 
 def _evicted(pod: _Object, message: str) -> Verdict:
     # More than its own limit, or than it had asked for while the node had too little.
     too_much = re.search(r"exceeds the (total )?limit|exceeded its|exceeds its request", message)
-    why = f"{_where(pod)} was evicted: {message.strip().rstrip('.')}."
+    why = f"{place_of(pod)} was evicted: {message.strip().rstrip('.')}."
     if too_much:
         cure = "Ask for as much as it takes, with launcher.resources, or write less."
-        return Verdict(JobState.FAILED, f"{why} {cure}", pod=_name_of(pod))
-    return Verdict(JobState.PREEMPTED, why, pod=_name_of(pod))
+        return Verdict(JobState.FAILED, f"{why} {cure}", pod=host_of(pod))
+    return Verdict(JobState.PREEMPTED, why, pod=host_of(pod))
 
 
 def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdict:
-    mine = [one for one in events if one["of"] == name]
+    mine = [one for one in events if _is_of(one, name)]
     pod = where or f"Pod {name}"
     for one in mine:
         if one["reason"] == "Preempted":
@@ -361,12 +436,23 @@ def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdic
     return Verdict(JobState.PREEMPTED, why, pod=name)
 
 
+def _is_of(event: _Object, host: str) -> bool:
+    # What JobSet makes has a suffix.
+    return bool(event["of"] == host or event["of"].startswith(f"{host}-"))
+
+
+def _told(host: str, events: Iterable[_Object]) -> bool:
+    """Whether an event says why a pod is gone."""
+    reasons = {"Preempted", *_OF_NODE}
+    return any(_is_of(one, host) and one["reason"] in reasons for one in events)
+
+
 def _node_lost(pod: _Object) -> Verdict:
     why = (
-        f"{_where(pod)} does not answer any more: the node is down, or cut off. Nothing is known "
+        f"{place_of(pod)} does not answer any more: the node is down, or cut off. Nothing is known "
         "of its ranks."
     )
-    return Verdict(JobState.LOST, why, pod=_name_of(pod))
+    return Verdict(JobState.LOST, why, pod=host_of(pod))
 
 
 def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
@@ -387,91 +473,3 @@ def refused(error: Refused, namespace: str, one: _Object) -> SubmitFailed:
     again = error.retryable or "exceeded quota" in said or error.reason == "AlreadyExists"
     message = f"Kubernetes does not take {what} in namespace {namespace}: {said}.{cure}"
     return SubmitFailed(message, retryable=again)
-
-
-def _workers(pods: Iterable[_Object]) -> list[_Object]:
-    return [pod for pod in pods if _role(pod) == "worker"]
-
-
-def _role(pod: _Object) -> str:
-    return str(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""))
-
-
-def _name_of(one: _Object) -> str:
-    return str(one["metadata"]["name"])
-
-
-def _where(pod: _Object) -> str:
-    node = pod["spec"].get("nodeName")
-    return f"Pod {_name_of(pod)} on node {node}" if node else f"Pod {_name_of(pod)}"
-
-
-def _missing(job: _Object, pods: Sequence[_Object]) -> list[str]:
-    """Workers that are not there any more: all were, before the launcher was let start."""
-    there = {_name_of(pod) for pod in pods}
-    size = int(job["metadata"].get("annotations", {}).get(NODES, 0))
-    names = [worker_name(_name_of(job), node) for node in range(size)]
-    return [name for name in names if name not in there]
-
-
-def _deleted(one: _Object) -> bool:
-    return "deletionTimestamp" in one["metadata"]
-
-
-def _overdue(pod: _Object, now: float) -> bool:
-    # It is the time when its grace is over.
-    return _deleted(pod) and now - _time(pod["metadata"]["deletionTimestamp"]) > _OVERDUE_S
-
-
-def _alive(pod: _Object) -> bool:
-    return pod["status"].get("phase") not in ("Succeeded", "Failed")
-
-
-def _up(pod: _Object) -> bool:
-    return any("running" in one.get("state", {}) for one in _containers(pod))
-
-
-def _containers(pod: _Object) -> Sequence[_Object]:
-    found: Sequence[_Object] = pod["status"].get("containerStatuses", ())
-    return found
-
-
-def _end_of(pod: _Object) -> _Object:
-    for one in _containers(pod):
-        if ended := one.get("state", {}).get("terminated"):
-            found: _Object = ended
-            return found
-    return {}
-
-
-def _ended_at(pod: _Object, default: float) -> float:
-    at = _end_of(pod).get("finishedAt")
-    return _time(at) if at else default - 2 * _SETTLE_S
-
-
-def _message(end: _Object) -> dict[str, Any]:
-    try:
-        told = json.loads(end.get("message") or "{}")
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _condition(one: _Object, kind: str, status: str = "True") -> dict[str, Any]:
-    for condition in one["status"].get("conditions") or ():
-        if condition["type"] == kind and condition["status"] == status:
-            return dict(condition)
-    return {}
-
-
-def _finished(job: _Object) -> bool:
-    return bool(_condition(job, "Complete") or _condition(job, "Failed"))
-
-
-def _finished_at(job: _Object) -> float:
-    condition = _condition(job, "Complete") or _condition(job, "Failed")
-    return _time(condition["lastTransitionTime"])
-
-
-def _time(said: str) -> float:
-    return datetime.fromisoformat(said).timestamp()

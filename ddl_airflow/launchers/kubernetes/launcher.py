@@ -1,12 +1,12 @@
-"""Ranks in pods of a Kubernetes cluster, made of plain objects: no operator is needed.
+"""Ranks in pods of a Kubernetes cluster, of plain objects or of an operator's.
 
 What must be so: the workspace is a volume that all pods and Airflow see under the same path; the
 image has a Python with ddl-ops, Open MPI 5 and sshd. What the objects are is in
-``objects``; what runs in the pods in ``pod``; what the cluster says of them,
-in words, in ``causes``.
+``objects``, and who makes the pods in ``operators``; what runs in the pods in ``pod``; what the
+cluster says of them, in words, in ``causes``.
 
 Nothing is started again by the cluster: that would be a second layer of retries. The job's objects
-belong to its Job, and go with it.
+belong to its first one, a Job, MPIJob or TrainJob, and go with it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,32 @@ from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
-    ENDED_BECAUSE,
     SILENT,
+    WAITS,
     Verdict,
     dead,
+    due,
     judged,
     left_over,
     needs_events,
+    outdated,
     refused,
     slim,
+    taken_back,
     why_ended,
 )
+from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import (
     JOB_ID,
     JOB_LABEL,
     MANAGED,
+    NODES,
     Wanted,
     completed,
     name_of,
-    objects,
+    worker_name,
 )
+from ddl_airflow.launchers.kubernetes.operators import OPERATORS, Operator
 from ddl_airflow.launchers.local import inherited, make_folders
 
 # Of this host, not of the image.
@@ -68,6 +74,7 @@ class KubernetesLauncher:
         image: of the pods; without it no job can be rendered, and every job found.
         python: the ranks' interpreter, in the image.
         context, namespace: where the pods are; empty for the kubeconfig's own.
+        operator: who makes the pods, a key of ``operators.OPERATORS``.
         others: as ``objects.Wanted`` has them.
     """
 
@@ -79,11 +86,16 @@ class KubernetesLauncher:
         python: str = "python",
         context: str = "",
         namespace: str = "",
+        operator: str = "none",
         **others: Any,
     ) -> None:
         self._image = image
         self._python = python
-        self._place = f"{namespace}/{context}" if namespace or context else ""
+        self._operator = OPERATORS[operator]
+        self._namespace = namespace
+        # What any other launcher finds the job by.
+        where = namespace if operator == "none" else f"{operator}:{namespace}"
+        self._place = f"{where}/{context}" if where or context else ""
         self._others = others
         self._clusters: dict[str, Cluster] = {}
 
@@ -105,58 +117,88 @@ class KubernetesLauncher:
             python=self._python,
             user=of.pw_uid if of else os.geteuid(),
             group=of.pw_gid if of else os.getegid(),
+            operator=self._operator.key,
             **self._others,
         )
         own = inherited(os.environ)
         env = {name: value for name, value in own.items() if name not in _NOT_THERE} | of_job(job)
         env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
-        script = _as_yaml(objects(job, wanted))
-        place = ["--namespace", self._namespace_said] if self._namespace_said else []
+        script = _as_yaml(self._operator.objects(job, wanted))
+        place = ["--namespace", self._namespace] if self._namespace else []
         return Submission(job, ("kubectl", *place, "create", "-f", "-"), env, script)
-
-    @property
-    def _namespace_said(self) -> str:
-        return self._place.partition("/")[0]
 
     def expected(self, job: JobSpec) -> JobHandle:
         """Its name in the cluster follows from the ``job_id``."""
         return replace(job.handle(self.kind, 0, job.nodes), place=self._place)
 
     def submit(self, submission: Submission) -> JobHandle:
-        """Creates the objects, and last of all lets the launcher's pod start.
+        """Creates the objects, and last of all lets the job start.
+
+        That is at once, or when ``ask`` finds that the job has waited for as long as it is to.
 
         Raises:
-            SubmitFailed: the cluster refuses one, or cannot be reached.
+            SubmitFailed: the cluster refuses one, cannot be reached, or has not the operator.
         """
         import yaml
 
         job = submission.job
         handle = self.expected(job)
-        cluster, namespace = self._where(handle)
-        first, *rest = yaml.safe_load_all(submission.script)
+        cluster, namespace, operator = self._where(handle)
+        self._must_have(cluster, operator)
+        made = list(yaml.safe_load_all(submission.script))
+        first = next(one for one in made if one["kind"] == operator.kind)
+        ahead, rest = made[: made.index(first)], made[made.index(first) + 1 :]
         keys = make_keys()
         make_folders(job)
+        created: list[dict[str, Any]] = []
         try:
-            made = cluster.create(namespace, first)
-        except Refused as error:
-            raise refused(error, namespace, first) from error
-        owner = {
-            **{"apiVersion": first["apiVersion"], "kind": "Job", "blockOwnerDeletion": True},
-            **{"name": made["metadata"]["name"], "uid": made["metadata"]["uid"]},
-        }
-        one = first
-        try:
+            for one in ahead:
+                created.append(_made_anew(cluster, namespace, one))
+            one = first
+            created.append(cluster.create(namespace, first))
+            owner = _owner(operator, created[-1]["metadata"])
+            for one in ahead:
+                # What it waits for is not to wait for it.
+                owned = {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}
+                name = one["metadata"]["name"]
+                cluster.patch(namespace, one["kind"], name, {"metadata": owned})
+            pods = [one for one in rest if one["kind"] == "Pod"] if job.delay_s else []
             for one in rest:
-                one["metadata"]["ownerReferences"] = [owner]
-                cluster.create(namespace, completed(one, submission.env, keys))
-            cluster.patch(namespace, "Job", owner["name"], {"spec": {"parallelism": 1}})
+                if one not in pods:
+                    one["metadata"]["ownerReferences"] = [owner]
+                    cluster.create(namespace, completed(one, submission.env, keys))
+            change = operator.begin(first)
+            if job.delay_s:
+                kept = json.dumps({"pod": pods[0] if pods else None, "change": change})
+                change = {"metadata": {"annotations": {WAITS: kept}}}
+            one = first
+            cluster.patch(namespace, operator.kind, owner["name"], change)
         except LaunchError as error:
-            with suppress(LaunchError):
-                cluster.delete(namespace, "Job", owner["name"], owner["uid"])
+            for left in reversed(created):
+                about = left["metadata"]
+                with suppress(LaunchError):
+                    cluster.delete(namespace, left["kind"], about["name"], about["uid"])
             if isinstance(error, Refused):
                 raise refused(error, namespace, one) from error
+            if len(created) <= len(ahead):
+                raise  # it may be there all the same
             raise SubmitFailed(str(error)) from error
         return replace(handle, number=_number(owner["uid"]))
+
+    def _must_have(self, cluster: Cluster, operator: Operator) -> None:
+        if not operator.resources:
+            return
+        try:
+            missing = set(operator.resources) - cluster.has(operator.version)
+        except Refused:
+            return  # who may not ask hears of it when the object is made
+        if missing:
+            raise SubmitFailed(
+                f"launcher.operator is {operator.key}, and this cluster has no {operator.kind} "
+                f"({operator.version}: {', '.join(sorted(missing))}). Have {operator.name} "
+                "installed there; or set launcher.operator: none, which needs no operator.",
+                retryable=False,
+            )
 
     def find(self, handle: JobHandle) -> JobHandle:
         """Asks for the job by its name, if its number is not known.
@@ -166,8 +208,8 @@ class KubernetesLauncher:
         """
         if handle.number:
             return handle
-        cluster, namespace = self._where(handle)
-        job = cluster.read(namespace, "Job", name_of(handle.job_id))
+        cluster, namespace, operator = self._where(handle)
+        job = cluster.read(namespace, operator.kind, name_of(handle.job_id))
         if job is None or not _is(job, handle.job_id):
             return handle
         return replace(handle, number=_number(job["metadata"]["uid"]))
@@ -193,12 +235,12 @@ class KubernetesLauncher:
         return [told[handle] for handle in handles]
 
     def _ask(self, handles: Sequence[JobHandle]) -> dict[JobHandle, Told]:
-        cluster, namespace = self._where(handles[0])
-        jobs = cluster.list(namespace, "Job", labelSelector=_OURS)
+        cluster, namespace, operator = self._where(handles[0])
+        jobs = cluster.list(namespace, operator.kind, labelSelector=_OURS)
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for pod in cluster.list(namespace, "Pod", labelSelector=_OURS):
             pods[pod["metadata"]["labels"].get(JOB_LABEL, "")].append(slim(pod))
-        named = {job["metadata"]["name"]: slim(job) for job in jobs}
+        named = {job["metadata"]["name"]: slim(operator.as_job(job)) for job in jobs}
         found: dict[JobHandle, dict[str, Any]] = {}
         for handle in handles:
             job = named.get(name := name_of(handle.job_id))
@@ -215,34 +257,24 @@ class KubernetesLauncher:
                     name = one["job"]["metadata"]["name"]
                     one["events"] = [slim(event) for event in events if _about(event, name)]
         now = time.time()
-        for facts in found.values():
-            if verdict := dead(facts, now):
-                # Its deadline ends the launcher's pod, and what that holds; the Job stays.
-                change = {"spec": {"activeDeadlineSeconds": 1}}
-                self._note(cluster, namespace, facts, verdict, change)
+        place = Place(cluster, namespace, operator)
+        for handle, facts in found.items():
+            if due(facts["job"], now):
+                place.begin(facts)
+            elif verdict := dead(facts, now) or taken_back(handle, facts["job"]):
+                place.note(facts, verdict, operator.end)
             for left in left_over(facts, now):
-                self._note(cluster, namespace, facts, why_ended(facts), {})
-                about = left["metadata"]
-                cluster.delete(namespace, "Pod", about["name"], about["uid"])
+                place.note(facts, why_ended(facts), {})
+                place.delete("Pod", left)
+        # Kubernetes does so itself with Jobs. Here who looks at other jobs does.
+        if operator.resources:
+            asked = {name_of(handle.job_id) for handle in handles}
+            for job in named.values():
+                if job["metadata"]["name"] not in asked and outdated(job, now):
+                    place.delete(operator.kind, job)
         return {
             handle: {"facts": json.dumps(one), "now": str(now)} for handle, one in found.items()
         }
-
-    def _note(
-        self,
-        cluster: Cluster,
-        namespace: str,
-        facts: Mapping[str, Any],
-        verdict: Verdict | None,
-        change: Mapping[str, Any],
-    ) -> None:
-        """Has the Job keep why it ended, which its pods tell no more when they are gone."""
-        about = facts["job"]["metadata"]
-        if ENDED_BECAUSE not in about["annotations"]:
-            note = (verdict or Verdict(JobState.LOST, "")).dump()
-            said = {"metadata": {"annotations": {ENDED_BECAUSE: note}}, **change}
-            cluster.patch(namespace, "Job", about["name"], said)
-            about["annotations"][ENDED_BECAUSE] = note
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
         """What the cluster says while it lives; then what the ranks' records say.
@@ -271,24 +303,104 @@ class KubernetesLauncher:
         Raises:
             LaunchError: the cluster does not answer.
         """
-        cluster, namespace = self._where(handle)
-        job = cluster.read(namespace, "Job", name_of(handle.job_id))
+        cluster, namespace, operator = self._where(handle)
+        job = cluster.read(namespace, operator.kind, name_of(handle.job_id))
         if job is None or not _is(job, handle.job_id):
             return
         uid = job["metadata"]["uid"]
         if handle.number in (0, _number(uid)):
-            cluster.delete(namespace, "Job", job["metadata"]["name"], uid)
+            cluster.delete(namespace, operator.kind, job["metadata"]["name"], uid)
 
     def log(self, handle: JobHandle, rank: int) -> Path:
         """The rank's own file."""
         return handle.log_dir / f"rank-{rank}.log"
 
-    def _where(self, handle: JobHandle) -> tuple[Cluster, str]:
-        namespace, _, context = handle.place.partition("/")
+    def _where(self, handle: JobHandle) -> tuple[Cluster, str, Operator]:
+        where, _, context = handle.place.partition("/")
+        operator, _, namespace = where.rpartition(":")
         if context not in self._clusters:
             self._clusters[context] = Cluster(context)
         cluster = self._clusters[context]
-        return cluster, namespace or cluster.namespace
+        return cluster, namespace or cluster.namespace, OPERATORS[operator or "none"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where jobs are that are made in one way."""
+
+    cluster: Cluster
+    namespace: str
+    operator: Operator
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Lets a job start that was to wait. Another process may do so at the same time."""
+        job = facts["job"]
+        about = job["metadata"]
+        kept = json.loads(about["annotations"][WAITS])
+        try:
+            for pod in _workers(kept["pod"], job) if kept["pod"] else ():
+                pod["metadata"]["ownerReferences"] = [_owner(self.operator, about)]
+                self._create(pod)
+        except Refused as error:
+            cause = refused(error, self.namespace, kept["pod"])
+            self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
+            return
+        change = kept["change"]
+        said = change.get("metadata", {})
+        annotations = {**said.get("annotations", {}), WAITS: None}
+        whole = {**change, "metadata": {**said, "annotations": annotations}}
+        self.cluster.patch(self.namespace, self.operator.kind, about["name"], whole)
+
+    def _create(self, one: Mapping[str, Any]) -> None:
+        try:
+            self.cluster.create(self.namespace, one)
+        except Refused as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    def note(
+        self, facts: Mapping[str, Any], verdict: Verdict | None, change: Mapping[str, Any]
+    ) -> None:
+        """Has the job keep why it ended, which its pods tell no more when they are gone."""
+        about = facts["job"]["metadata"]
+        if ENDED_BECAUSE in about["annotations"]:
+            return
+        note = (verdict or Verdict(JobState.LOST, "")).dump(time.time())
+        said = {"metadata": {"annotations": {ENDED_BECAUSE: note}}}
+        merged = {**change, "metadata": {**change.get("metadata", {}), **said["metadata"]}}
+        self.cluster.patch(self.namespace, self.operator.kind, about["name"], merged)
+        about["annotations"][ENDED_BECAUSE] = note
+
+    def delete(self, kind: str, one: Mapping[str, Any]) -> None:
+        """That very object."""
+        about = one["metadata"]
+        self.cluster.delete(self.namespace, kind, about["name"], about["uid"])
+
+
+def _owner(operator: Operator, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job's other objects say whose they are."""
+    kind = {"apiVersion": operator.version, "kind": operator.kind}
+    return {**kind, "name": about["name"], "uid": about["uid"], "blockOwnerDeletion": True}
+
+
+def _made_anew(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    """The object, in place of one that a submission left which was cut off before it had owners."""
+    try:
+        return cluster.create(namespace, one)
+    except Refused as error:
+        left = cluster.read(namespace, one["kind"], one["metadata"]["name"])
+        if error.reason != "AlreadyExists" or not left or "ownerReferences" in left["metadata"]:
+            raise
+    cluster.delete(namespace, one["kind"], left["metadata"]["name"], left["metadata"]["uid"])
+    return cluster.create(namespace, one)
+
+
+def _workers(first: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All workers' pods, which differ by their names alone."""
+    name = job["metadata"]["name"]
+    said = json.dumps(first)
+    for node in range(int(job["metadata"]["annotations"][NODES])):
+        yield json.loads(said.replace(worker_name(name, 0), worker_name(name, node)))
 
 
 def make_keys() -> dict[str, str]:

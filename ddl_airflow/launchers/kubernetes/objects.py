@@ -1,10 +1,11 @@
 """The objects that a job on Kubernetes is made of. Pure: what they are, not how they come there.
 
-::
+Of plain objects, where no operator is to make the pods; ``operators`` has the others, and takes the
+pods from here::
 
     Job        <name>             mpirun, in a pod of its own without GPUs; owns all that follows
     ConfigMap  <name>             hostfile, settings of ssh and sshd, pod.py
-    Secret     <name>-ssh         keys made for this job alone
+    Secret     <name>-keys        keys made for this job alone
     Secret     <name>-env         what ranks find in their environment
     Service    <name>             headless: gives the workers names
     Pod        <name>-worker-<n>  sshd, and under it the ranks of node n
@@ -38,18 +39,20 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 _GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 START_TIMEOUT = "ddl-airflow/start-timeout-s"
+DELAY = "ddl-airflow/delay-s"
 NODES = "ddl-airflow/nodes"
 GPUS = "nvidia.com/gpu"
 POD_PROGRAM = Path(__file__).with_name("pod.py")
 
 _PORT = 2222
-_LONGEST_SLUG = 30
+# A pod that JobSet makes of it has 18 letters more, and 63 at most.
+_LONGEST_SLUG = 28
 # What the launcher's pod asks for: ssh, and mpirun without ranks.
 _LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
 # A cut link is seen after some 10 s, at either end. Source: what mpirun does without is in
 # docs/kubernetes.md.
 _SSH_CONFIG = """\
-Host {name}-worker-*
+Host {workers}*
   HostName %h.{name}
   Port {port}
   User ddl
@@ -106,6 +109,7 @@ class Wanted:
     python: str
     user: int
     group: int
+    operator: str = "none"
     image_pull_secrets: Sequence[str] = ()
     service_account: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -127,22 +131,31 @@ def name_of(job_id: str) -> str:
     return f"ddl-{slug}-{digest}" if slug else f"ddl-{digest}"
 
 
-def worker_name(name: str, node: int) -> str:
-    """The name of a node's pod, which is its hostname, too."""
-    return f"{name}-worker-{node}"
+def worker_name(name: str, node: int, operator: str = "none") -> str:
+    """The hostname of a node's pod; its name, too, but where the Trainer makes it."""
+    return f"{workers_prefix(name, operator)}{node}"
+
+
+def workers_prefix(name: str, operator: str) -> str:
+    """What all workers' hostnames begin with."""
+    return f"{name}-node-0-" if operator == "trainer" else f"{name}-worker-"
 
 
 def objects(job: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
     """All objects of the job, its Job first. Nothing in them is secret: see ``completed``."""
     name = name_of(job.job_id)
-    found = [
-        _launcher(job, wanted, name),
-        _object("v1", "ConfigMap", name, job, data=_files(job, wanted, name)),
-        _object("v1", "Secret", f"{name}-ssh", job, type="Opaque"),
-        _object("v1", "Secret", f"{name}-env", job, type="Opaque"),
-        _service(job, name),
-    ]
+    found = [_launcher(job, wanted, name), *shared(job, wanted), _service(job, name)]
     return found + [_worker(job, wanted, name, node) for node in range(job.nodes)]
+
+
+def shared(job: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
+    """What the pods find in files and in their environment, whoever makes them."""
+    name = name_of(job.job_id)
+    return [
+        object_of(job, "v1", "ConfigMap", name, data=_files(job, wanted, name)),
+        object_of(job, "v1", "Secret", f"{name}-keys", type="Opaque"),
+        object_of(job, "v1", "Secret", f"{name}-env", type="Opaque"),
+    ]
 
 
 def completed(
@@ -157,17 +170,19 @@ def completed(
     return dict(one)
 
 
-def _object(version: str, kind: str, name: str, job: JobSpec, **rest: Any) -> dict[str, Any]:
+def object_of(job: JobSpec, version: str, kind: str, name: str, **rest: Any) -> dict[str, Any]:
+    """One object of the job, which says of which."""
     labels = {**MANAGED, JOB_LABEL: name_of(job.job_id)}
     metadata = {"name": name, "labels": labels, "annotations": {JOB_ID: job.job_id}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
 
 
 def _files(job: JobSpec, wanted: Wanted, name: str) -> dict[str, str]:
-    hosts = [f"{worker_name(name, node)} slots={job.slots}\n" for node in range(job.nodes)]
+    workers = workers_prefix(name, wanted.operator)
+    hosts = [f"{workers}{node} slots={job.slots}\n" for node in range(job.nodes)]
     return {
         "hostfile": "".join(hosts),
-        "ssh_config": _SSH_CONFIG.format(name=name, port=_PORT),
+        "ssh_config": _SSH_CONFIG.format(name=name, workers=workers, port=_PORT),
         "sshd_config": _SSHD_CONFIG.format(port=_PORT),
         "passwd": _ACCOUNTS.format(user=wanted.user, group=wanted.group),
     }
@@ -180,7 +195,7 @@ def _service(job: JobSpec, name: str) -> dict[str, Any]:
         "selector": {JOB_LABEL: name, ROLE_LABEL: "worker"},
         "ports": [{"name": "ssh", "port": _PORT}],
     }
-    return _object("v1", "Service", name, job, spec=spec)
+    return object_of(job, "v1", "Service", name, spec=spec)
 
 
 def _mpirun(job: JobSpec, wanted: Wanted) -> list[str]:
@@ -195,13 +210,15 @@ def _mpirun(job: JobSpec, wanted: Wanted) -> list[str]:
     return argv
 
 
-def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
+def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
+    """The template of the pod that mpirun is in."""
+    name = name_of(job.job_id)
     settings = _SETTINGS | (_AS_ROOT if wanted.user == 0 else {})
     container = _container(job, wanted, name) | {
         "name": "launcher",
         "command": [
             *(wanted.python, "/etc/ddl/pod.py", "launcher"),
-            *("--workers", str(job.nodes), "--prefix", f"{name}-worker-"),
+            *("--workers", str(job.nodes), "--prefix", workers_prefix(name, wanted.operator)),
             *("--grace", _in_pod(wanted), "--log", str(job.log_dir / "launcher.log")),
             *("--", *_mpirun(job, wanted)),
         ],
@@ -211,26 +228,15 @@ def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
     }
     given = [_from_map(name, "hostfile", "ssh_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "id_ed25519", "known_hosts"))
-    pod = _pod(wanted, container, given)
-    template = {"metadata": {"labels": _labels(name, "launcher")}, "spec": pod}
-    spec: dict[str, Any] = {
-        # Its pod starts when all that it needs is there: see ``KubernetesLauncher.submit``.
-        "parallelism": 0,
-        "completions": 1,
-        "backoffLimit": 0,
-        "ttlSecondsAfterFinished": int(wanted.keep_finished_s),
-        "template": template,
+    return {
+        "metadata": {"labels": _labels(name, "launcher")},
+        "spec": _pod(wanted, container, given),
     }
-    if wanted.time_limit_s:
-        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s))
-    made = _object("batch/v1", "Job", name, job, spec=spec)
-    made["metadata"]["annotations"][NODES] = str(job.nodes)
-    if wanted.start_timeout_s:
-        made["metadata"]["annotations"][START_TIMEOUT] = _number(wanted.start_timeout_s)
-    return made
 
 
-def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any]:
+def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
+    """The template of a pod that ranks are in."""
+    name = name_of(job.job_id)
     requests = dict(wanted.resources)
     limits = {"memory": wanted.resources["memory"]} if "memory" in wanted.resources else {}
     if job.gpu:
@@ -244,16 +250,44 @@ def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any
     }
     given = [_from_map(name, "sshd_config", "passwd", "pod.py")]
     given.append(_from_secret(name, "ssh_host_ed25519_key", "authorized_keys"))
-    made = _object("v1", "Pod", worker_name(name, node), job)
-    made["metadata"]["labels"] |= _labels(name, "worker")
+    pod = _pod(wanted, container, given) | {"affinity": _apart(name)}
+    return {"metadata": {"labels": _labels(name, "worker")}, "spec": pod}
+
+
+def notes(job: JobSpec, wanted: Wanted) -> dict[str, str]:
+    """What of the job its first object keeps for who asks how it stands."""
+    found = {NODES: str(job.nodes)}
+    if job.delay_s:
+        found[DELAY] = _number(job.delay_s)
+    if wanted.start_timeout_s:
+        found[START_TIMEOUT] = _number(wanted.start_timeout_s)
+    return found
+
+
+def _launcher(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        # Its pod starts when all that it needs is there: see ``KubernetesLauncher.submit``.
+        "parallelism": 0,
+        "completions": 1,
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": int(wanted.keep_finished_s),
+        "template": launcher_pod(job, wanted),
+    }
+    if wanted.time_limit_s:
+        spec["activeDeadlineSeconds"] = max(1, int(wanted.time_limit_s))
+    made = object_of(job, "batch/v1", "Job", name, spec=spec)
+    made["metadata"]["annotations"] |= notes(job, wanted)
+    return made
+
+
+def _worker(job: JobSpec, wanted: Wanted, name: str, node: int) -> dict[str, Any]:
+    template = worker_pod(job, wanted)
+    made = object_of(job, "v1", "Pod", worker_name(name, node))
+    made["metadata"]["labels"] |= template["metadata"]["labels"]
     if wanted.queue:
         made["metadata"]["labels"] |= {QUEUE_LABEL: wanted.queue, _GROUP_LABEL: name}
         made["metadata"]["annotations"][_GROUP_SIZE] = str(job.nodes)
-    made["spec"] = _pod(wanted, container, given) | {
-        "hostname": worker_name(name, node),
-        "subdomain": name,
-        "affinity": _apart(name),
-    }
+    made["spec"] = template["spec"] | {"hostname": worker_name(name, node), "subdomain": name}
     return made
 
 
@@ -344,7 +378,7 @@ def _from_map(name: str, *files: str) -> dict[str, Any]:
 
 def _from_secret(name: str, *files: str) -> dict[str, Any]:
     items = [{"key": one, "path": one} for one in files]
-    return {"secret": {"name": f"{name}-ssh", "items": items}}
+    return {"secret": {"name": f"{name}-keys", "items": items}}
 
 
 def _in_pod(wanted: Wanted) -> str:

@@ -285,14 +285,17 @@ def test_plan_says_what_would_be_submitted_and_does_nothing(
     path.write_text(path.read_text() + "parameters:\n  key: {secret: true, conn_id: a_key}\n")
     monkeypatch.setenv("PARAM_KEY", "a mark of this test")
     place = tmp_path / "place"
-    for launcher, words in (
-        ("local", "mpirun -n 2"),
-        ("slurm", "sbatch --parsable --no-requeue <<'END'\n#!/bin/bash\n#SBATCH --job-name="),
-        ("ssh", "gpu1:1,gpu2:1"),
+    image = ", image: 'trainer:1'"
+    for launcher, others, words in (
+        ("local", "", "mpirun -n 2"),
+        ("slurm", "", "sbatch --parsable --no-requeue <<'END'\n#!/bin/bash\n#SBATCH --job-name="),
+        ("ssh", ", hosts: [gpu1:4, gpu2:4]", "gpu1:1,gpu2:1"),
+        ("kubernetes", image, "kubectl create -f - <<'END'\napiVersion: batch/v1\nkind: Job\n"),
+        ("kubernetes", f"{image}, operator: mpi", "\nkind: MPIJob\n"),
+        ("kubernetes", f"{image}, operator: trainer", "\nkind: TrainJob\n"),
     ):
-        hosts = ", hosts: [gpu1:4, gpu2:4]" if launcher == "ssh" else ""
         asked = tmp_path / "asked.yml"
-        asked.write_text(path.read_text() + f"launcher: {{kind: {launcher}{hosts}}}\n")
+        asked.write_text(path.read_text() + f"launcher: {{kind: {launcher}{others}}}\n")
         code, out, err = call("plan", asked, "--workspace", place)
         assert (code, err) == (0, "")
         assert out.startswith(SUBMITTED.format(kind=launcher, folder=place))

@@ -117,7 +117,7 @@ def test_nothing_secret_is_shown_and_all_of_it_is_submitted():
     secrets = {one["metadata"]["name"]: one["stringData"] for one in made if "stringData" in one}
     assert secrets[f"{NAME}-env"]["PARAM_KEY"] == "a secret value"
     assert "PATH" not in secrets[f"{NAME}-env"]
-    assert secrets[f"{NAME}-ssh"] == keys
+    assert secrets[f"{NAME}-keys"] == keys
     shown = json.dumps([one for one in made if one["kind"] != "Secret"])
     assert "a secret value" not in shown and "PRIVATE KEY" not in shown
 

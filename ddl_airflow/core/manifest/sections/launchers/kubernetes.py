@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -90,6 +90,12 @@ class Kubernetes(Launcher):
         description="Context of the kubeconfig that tasks and triggerer find; by default its "
         "current one, and in a pod without kubeconfig the cluster that it runs in.",
         examples=["training"],
+    )
+    operator: Literal["none", "mpi", "trainer"] | None = Field(
+        default=None,
+        description="Who makes the pods: `mpi`, the MPI operator, of an MPIJob; `trainer`, "
+        "Kubeflow Trainer, of a TrainJob; by default `none`: no operator is needed.",
+        examples=["mpi"],
     )
     namespace: Text | None = Field(
         default=None,
