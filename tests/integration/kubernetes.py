@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,12 @@ class KubernetesCluster:
 
     def apply(self, *objects: dict[str, Any]) -> None:
         """Makes these objects."""
-        self.kubectl("apply", "-f", "-", given="\n---\n".join(map(json.dumps, objects)))
+        every = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.kubectl("apply", "-f", "-", given=json.dumps(every))
 
-    def of_job(self, name: str, namespace: str) -> list[str]:
-        """All objects of a job that are there, as ``kind/name``."""
-        kinds = "jobs,pods,services,configmaps,secrets"
+    def of_job(self, name: str, namespace: str, more: Sequence[str] = ()) -> list[str]:
+        """All objects of a job that are there, as ``kind/name``; ``more``: other kinds, too."""
+        kinds = ",".join(("jobs", "pods", "services", "configmaps", "secrets", *more))
         words = ("-n", namespace, "get", kinds, "-l", f"ddl-airflow/job={name}", "-o", "name")
         return self.kubectl(*words).split()
 
@@ -166,6 +168,7 @@ def write_image(archive: Path) -> None:
     libraries = [*Path(sys.base_prefix).glob("lib/python3.*/lib-dynload/*.so")]
     libraries += Path(sys.prefix).resolve().glob("bin/*prte*")
     libraries += Path(sys.prefix).resolve().rglob("libmpi.so*")
+    libraries += Path(sys.prefix).resolve().rglob("tensorflow/libtensorflow_framework.so*")
     needed: set[str] = set()
     for one in (*files, *map(str, libraries), os.path.realpath(sys.executable)):
         said = subprocess.run(["ldd", one], capture_output=True, text=True, check=False).stdout

@@ -18,84 +18,19 @@ import pytest
 import yaml
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
-from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.core.job import JobState
 from ddl_airflow.launchers.base import Scheduler
-from tests.integration.kubernetes import IMAGE, NODES, ROOT, SPACE, KubernetesCluster, ours, python
+from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours
+from tests.integration.kubernetes_jobs import SLEEP, Job, Jobs
 from tests.limits import until, within
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
-from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
 
 pytestmark = pytest.mark.integration
 
 _WAIT_S = 60.0
 SECRET = "ZGRsIGlzIG5vdCBiYXNlNjQ"
-SLEEP = """\
-import os, signal, sys, time
-rank = os.environ["OMPI_COMM_WORLD_RANK"]
-def end(*_):
-    open("asked-" + rank, "w").close()
-    sys.exit(3)
-signal.signal(signal.SIGTERM, end)
-open("up-" + rank, "w").close()
-time.sleep(600)
-"""
-
-
-class Job:
-    """One job; each question is asked by a launcher of its own, as other processes ask."""
-
-    def __init__(
-        self, spec: JobSpec, launcher: KubernetesLauncher, cluster: KubernetesCluster
-    ) -> None:
-        self.spec = spec
-        self.launcher = launcher
-        self.cluster = cluster
-        self.name = name_of(spec.job_id)
-        self.handle: JobHandle | None = None
-
-    def start(self) -> Job:
-        self.handle = self.launcher.submit(self.launcher.render(self.spec))
-        return self
-
-    def status(self) -> JobStatus:
-        return KubernetesLauncher().status(self.handle)
-
-    def cancel(self) -> None:
-        KubernetesLauncher().cancel(self.handle)
-
-    def until(self, done: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + within(_WAIT_S)
-        while not done():
-            assert time.monotonic() < deadline, f"not {what}: {self.status()}\n{self.said()}"
-            time.sleep(0.2)
-
-    def wait(self) -> JobStatus:
-        self.until(lambda: self.status().ended, "ended")
-        return self.status()
-
-    def up(self) -> Job:
-        """Waits until each rank runs."""
-        ranks = [self.spec.folder / f"up-{n}" for n in range(self.spec.world_size)]
-        self.until(lambda: all(path.exists() for path in ranks), "up")
-        return self
-
-    def pod(self, node: int) -> str:
-        return worker_name(self.name, node)
-
-    def node_of(self, node: int) -> str:
-        words = ("-n", SPACE, "get", "pod", self.pod(node), "-o", "jsonpath={.spec.nodeName}")
-        return self.cluster.kubectl(*words)
-
-    def log(self, rank: int) -> str:
-        return self.launcher.log(self.handle, rank).read_text()
-
-    def said(self) -> str:
-        logs = sorted(self.spec.log_dir.glob("*.log"))
-        said = [f"{path.name}: {path.read_text(errors='replace')}" for path in logs]
-        pods = ("-n", SPACE, "get", "pods", "-l", f"ddl-airflow/job={self.name}", "-o", "wide")
-        return "\n".join([*said, self.cluster.kubectl(*pods, check=False)])
 
 
 @pytest.fixture
@@ -107,52 +42,10 @@ def cluster(kubernetes_cluster: KubernetesCluster) -> KubernetesCluster:
 def job(
     cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Job]]:
-    """job(script, nodes=, slots=, env=, lock=, **settings): not yet started. Leaves nothing."""
+    """As ``Jobs.make``. Leaves nothing."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    made: list[Job] = []
-
-    def make(
-        script: str = "",
-        *,
-        nodes: int = 2,
-        slots: int = 1,
-        env: dict[str, str] | None = None,
-        lock: Path | None = None,
-        user: str = "",
-        **settings: object,
-    ) -> Job:
-        tmp_path.chmod(0o755)  # ranks may be another user's
-        root = tmp_path / f"job {len(made)}"
-        (root / "code").mkdir(parents=True)
-        (root / "code" / "main.py").write_text(script)
-        spec = JobSpec(
-            job_id=f"{tmp_path.name}/train-{len(made)}",
-            command="python main.py",
-            nodes=nodes,
-            slots=slots,
-            python="of Airflow's own host",
-            folder=root / "code",
-            record_dir=root / "records",
-            log_dir=root / "logs",
-            env={"PYTHONPATH": str(ROOT / "ops_lib" / "python"), **(env or {})},
-            lock=lock,
-            user=user,
-        )
-        workspace = {"host_path": str(tmp_path), "mount_path": str(tmp_path)}
-        said: dict[str, object] = {
-            **{"image": IMAGE, "python": python(), "namespace": SPACE, "grace_s": 5.0},
-            **{"volumes": [*ours(), workspace], "keep_finished_s": 600.0},
-        }
-        made.append(Job(spec, KubernetesLauncher(**(said | settings)), cluster))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.cluster.kubectl("-n", SPACE, "delete", "job", one.name, "--wait=false", check=False)
-
-
-def gone(one: Job) -> None:
-    one.until(lambda: not one.cluster.of_job(one.name, SPACE), "gone")
+    with Jobs(cluster, tmp_path) as jobs:
+        yield jobs.make
 
 
 def test_ranks_run_on_two_nodes_and_find_what_they_find_on_one_host(job, cluster, monkeypatch):
@@ -191,8 +84,19 @@ def test_ranks_run_on_two_nodes_and_find_what_they_find_on_one_host(job, cluster
     for secret in (SECRET, base64.b64encode(SECRET.encode()).decode(), "PRIVATE KEY"):
         assert secret not in shown
         assert secret not in str(submission)
-    gone(one)  # by itself
+    one.gone()  # by itself
     assert one.status().state is JobState.SUCCEEDED
+
+
+def test_a_job_that_is_to_wait_holds_no_node_before_its_time(job, cluster):
+    one = job(delay_s=6.0).start()
+    began = time.monotonic()
+    status = one.status()
+    assert status.state is JobState.PENDING and "not to start before" in status.reason
+    assert not [name for name in cluster.of_job(one.name, SPACE) if name.startswith("pod/")]
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+    assert time.monotonic() - began > 5.0
+    assert {one.node_of(0), one.node_of(1)} == set(NODES)
 
 
 def test_a_failed_rank_is_named_with_its_pod_and_ends_the_others(job):
@@ -223,7 +127,7 @@ def test_cancel_lets_ranks_end_may_come_twice_and_leaves_nothing(job):
     assert (status.state, status.permanent) == (JobState.LOST, False)
     assert "cancelled" in status.reason
     assert all((one.spec.folder / f"asked-{rank}").exists() for rank in (0, 1))
-    gone(one)
+    one.gone()
     one.cancel()
 
 
@@ -398,7 +302,7 @@ def test_what_the_cluster_refuses_leaves_nothing(job, settings, words):
         one.start()
     assert caught.value.retryable is False
     one.handle = one.launcher.expected(one.spec)
-    gone(one)
+    one.gone()
 
 
 def test_a_quota_that_is_used_up_is_tried_again(job, cluster):
@@ -416,7 +320,7 @@ def test_a_quota_that_is_used_up_is_tried_again(job, cluster):
         cluster.kubectl("-n", SPACE, "delete", "resourcequota", "q")
     assert caught.value.retryable is True
     one.handle = one.launcher.expected(one.spec)
-    gone(one)
+    one.gone()
 
 
 def test_a_cluster_that_does_not_answer_is_no_end(job, monkeypatch):
