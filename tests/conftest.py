@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="ddl-tests-")
     config.stash[_LEFTOVERS] = os.environ["TMPDIR"] = tempfile.tempdir = folder
     signal.signal(signal.SIGTERM, _terminated)
+    # A shell has it ignored in what it starts in the background, and so have all children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     calibrate()
 
 
