@@ -87,9 +87,11 @@ def make_base() -> None:
     """The stand-in, if it was not made before."""
     if BASE in buildah("images", "--format", "{{.Name}}"):
         return
-    root = FOLDER / "base"
+    root, lists = FOLDER / "base", Path("/etc/apt/sources.list.d")
     shutil.rmtree(root, ignore_errors=True)
-    sources = "".join(path.read_text() for path in Path("/etc/apt").rglob("sources.list*/*"))
+    # Those that apt reads: others lie beside them, whose archives are not Debian's.
+    read = [path for path in lists.iterdir() if path.suffix in (".list", ".sources")]
+    sources = "".join(path.read_text() for path in sorted(read))
     mirror = re.findall(r"^(?:URIs:|deb) *(\S+)", sources, re.MULTILINE)[:1]
     subprocess.run(
         ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", RELEASE, root, *mirror],
@@ -113,6 +115,12 @@ def build(source: Path, dockerfile: str, tag: str, target: str = "", **arguments
     how = ["--isolation", "chroot", "--layers", "--quiet", "--format", "docker"]
     buildah("bud", *how, *words, "--file", source / dockerfile, "--tag", tag, source)
     return time.monotonic() - began
+
+
+def save(image: str, name: str, archive: Path) -> str:
+    """Writes an image to a file, as ``docker save`` does, under a name. Returns its id."""
+    buildah("push", "--quiet", image, f"docker-archive:{archive}:{name}")
+    return buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", image).strip()
 
 
 class Container:
