@@ -11,8 +11,8 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-training wheels images check check-nccl format
-.PHONY: lock clean
+.PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images check
+.PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,8 +43,9 @@ test: install  ## All tests; says loudly what it has to skip
 test-airflow: install  ## The Airflow side with each tested Airflow, or VERSION=3.3.0; most of an hour
 	@scripts/test_airflow $(BIN) $(VERSION)
 
-test-images: install  ## Build the images by buildah, as root on Debian, and train in them on two hosts
-	@DDL_TEST_IMAGES=1 $(BIN)/python -m pytest -s tests/integration/test_images.py
+test-images: install  ## Build the images by buildah, as root on Debian, and train in them on hosts and in pods
+	@DDL_TEST_IMAGES=1 $(BIN)/python -m pytest -s tests/integration/test_images.py \
+		tests/integration/test_trainer_pods.py tests/integration/test_kubernetes_executor.py
 
 fuzz: install  ## 10,000 generated bad manifests; some minutes
 	@DDL_GENERATED=10000 $(BIN)/python -m pytest -s -k generated tests/unit/ddl_airflow/core/manifest
@@ -73,6 +74,9 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training
+
+bench-scaling: install  ## Measure 1, 2 and 3 hosts over limited links, beside the scaling model; needs root
+	@$(BIN)/python -m benchmarks.scaling
 
 wheels: install  ## Both wheels in dist, and the time from them to a first model; PYTHONS="3.12 3.13" tries others
 	@scripts/wheels $(BIN) dist

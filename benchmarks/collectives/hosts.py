@@ -51,7 +51,7 @@ def main() -> int:
             )
     samples: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in done.stdout.splitlines():
-        way, nbytes, seconds = line.split()
+        way, nbytes, seconds, _ = line.split()
         samples[int(nbytes)][way].append(float(seconds))
     print("median us of a call, and how many times faster than MPI_Allreduce (median over rounds)")
     for nbytes, ways in samples.items():
