@@ -63,10 +63,12 @@ class KubernetesCluster:
         return f"No Kubernetes cluster: no {', '.join(absent)}." if absent else ""
 
     def __enter__(self) -> KubernetesCluster:
-        archive = next(_shared().glob("kube-apiserver-*.xz"))
+        server = next(_shared().glob("kube-apiserver-*.xz"))
         try:
-            self._run("cluster_up.sh", "2", str(free_port()), KUBE_APISERVER_XZ=str(archive))
-            self._load_image()
+            self._run("cluster_up.sh", "2", str(free_port()), KUBE_APISERVER_XZ=str(server))
+            archive = self.folder / "image.tar"
+            write_image(archive)
+            self.load(archive)
             self.kubectl("create", "namespace", SPACE)
             priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
             self.apply(priority | {"metadata": {"name": "urgent"}, "value": 1000})
@@ -103,6 +105,10 @@ class KubernetesCluster:
         words = ("-n", namespace, "get", kinds, "-l", f"ddl-airflow/job={name}", "-o", "name")
         return self.kubectl(*words).split()
 
+    def load(self, archive: Path, limit_s: float = 180) -> None:
+        """Gives an image to every node, from a file as ``docker save`` writes it."""
+        self._run("load_image.sh", str(archive), limit_s=limit_s)
+
     def on(self, place: str, *words: str) -> None:
         """Runs a command on a node, or where the control plane is."""
         self._run("on.sh", place, *words)
@@ -131,7 +137,9 @@ class KubernetesCluster:
         path.write_text(json.dumps(config))
         return path
 
-    def _run(self, script: str, *words: str, check: bool = True, **env: str) -> None:
+    def _run(
+        self, script: str, *words: str, check: bool = True, limit_s: float = 180, **env: str
+    ) -> None:
         done = subprocess.run(
             [str(self._scripts / script), str(self.folder), *words],
             env=os.environ | {"PATH": _path()} | env,
@@ -139,15 +147,10 @@ class KubernetesCluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=within(180),
+            timeout=within(limit_s),
         )
         if check and done.returncode:
             raise RuntimeError(f"{script} {words}: {done.stdout}{done.stderr}")
-
-    def _load_image(self) -> None:
-        archive = self.folder / "image.tar"
-        write_image(archive)
-        self._run("load_image.sh", str(archive))
 
 
 def ours() -> list[dict[str, Any]]:
