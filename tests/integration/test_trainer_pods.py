@@ -28,7 +28,7 @@ from tests.limits import PatientSite, until
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
-from ddl_airflow.launchers.kubernetes_objects import name_of
+from ddl_airflow.launchers.kubernetes.objects import name_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(SKIP), reason=SKIP)]
 
