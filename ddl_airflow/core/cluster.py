@@ -70,6 +70,14 @@ class Cluster:
         """Number of tasks."""
         return len(self.tasks)
 
+    def ranks_by_node(self) -> list[list[int]]:
+        """The ranks of each node's tasks."""
+        nodes = 1 + max(task.node for task in self.tasks)
+        return [
+            [rank for rank, task in enumerate(self.tasks) if task.node == node]
+            for node in range(nodes)
+        ]
+
     def addresses(self, hosts: Sequence[str], ports: Sequence[int]) -> dict[str, list[str]]:
         """Job to the addresses of its tasks, as ``tf.train.ClusterSpec`` takes it.
 
@@ -135,17 +143,17 @@ def tf_config(task: Task, addresses: Mapping[str, Sequence[str]]) -> str:
     return json.dumps(whole)
 
 
-def devices(cluster: Cluster, visible: Sequence[str]) -> list[str]:
-    """``CUDA_VISIBLE_DEVICES`` of each task, by rank: one GPU for each that computes, in turn.
+def devices(tasks: Sequence[Task], visible: Sequence[str]) -> list[str]:
+    """``CUDA_VISIBLE_DEVICES`` of each task: one GPU for each that computes, in turn.
 
     A parameter server gets none: it would take the memory of a GPU to keep its variables there.
 
     Args:
-        cluster: all its tasks run on the host that has the GPUs.
+        tasks: all that run on the host that has the GPUs.
         visible: the host's GPUs, at least one.
     """
     found, taken = [], 0
-    for task in cluster.tasks:
+    for task in tasks:
         if task.job == PARAMETER_SERVER:
             found.append("")
         else:

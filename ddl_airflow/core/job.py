@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -68,6 +68,12 @@ class JobSpec:
         """Number of ranks."""
         return self.cluster.size if self.cluster else self.nodes * self.slots
 
+    def ranks_of(self, node: int) -> Sequence[int]:
+        """The ranks that run on a node, counted from 0."""
+        if self.cluster is not None:
+            return self.cluster.ranks_by_node()[node]
+        return range(node * self.slots, (node + 1) * self.slots)
+
     def handle(self, kind: str, number: int, nodes: int = 0) -> JobHandle:
         """What finds the job again; the arguments as JobHandle has them."""
         return JobHandle(
@@ -81,6 +87,7 @@ class JobSpec:
             self.averages,
             self.trained_before,
             nodes,
+            cluster=str(self.cluster) if self.cluster else "",
         )
 
 
@@ -115,6 +122,7 @@ class JobHandle:
         record_dir, log_dir, user, averages, trained_before: as in the JobSpec.
         nodes: hosts that the ranks must have run on, as many on each; 0 where all run on one.
         place: where the scheduler has it, in the launcher's own words; empty where it has but one.
+        cluster: the job's, as text; empty under MPI.
     """
 
     kind: str
@@ -128,6 +136,7 @@ class JobHandle:
     trained_before: str = ""
     nodes: int = 0
     place: str = ""
+    cluster: str = ""
 
 
 class JobState(Enum):

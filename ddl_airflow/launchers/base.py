@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from ddl_airflow.core.advice import LESS_MEMORY, advice
 from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.cluster import Cluster
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import (
     JobHandle,
@@ -289,14 +290,20 @@ def _misplaced(handle: JobHandle, records: Mapping[int, dict[str, Any]]) -> str:
     on: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         on.setdefault(record["host"], []).append(rank)
-    slots = handle.world_size // handle.nodes
-    if len(on) == handle.nodes and all(len(ranks) == slots for ranks in on.values()):
-        return ""
+    if handle.cluster:
+        wanted = Cluster.parse(handle.cluster).ranks_by_node()
+        asked = f"{handle.nodes} hosts, each with its own tasks of the cluster,"
+        if sorted(on.values()) == sorted(wanted):
+            return ""
+    else:
+        slots = handle.world_size // handle.nodes
+        asked = f"{handle.nodes} hosts with {slots} rank(s) each"
+        if len(on) == handle.nodes and all(len(ranks) == slots for ranks in on.values()):
+            return ""
     where = ", ".join(f"{_named(ranks)} on {host}" for host, ranks in on.items())
     return (
-        f"{handle.nodes} hosts with {slots} rank(s) each were asked for, and this is where ranks "
-        f"ran: {where}. What starts them has not used the hosts that it was given; "
-        "logs/launcher.log has its words."
+        f"{asked} were asked for, and this is where ranks ran: {where}. What starts them has not "
+        "used the hosts that it was given; logs/launcher.log has its words."
     )
 
 

@@ -85,6 +85,22 @@ def rank_argv(python: str, command: str | Sequence[str]) -> list[str]:
     return [*shim, "--command", command] if isinstance(command, str) else [*shim, "--", *command]
 
 
+def on_nodes(mpi: OpenMpi, job: JobSpec, python: str, options: Sequence[str] = ()) -> list[str]:
+    """mpirun's line for a job on several nodes.
+
+    It starts each rank; of a cluster of parameter servers on each node what starts its tasks.
+
+    Args:
+        mpi, job: those.
+        python: the ranks'.
+        options: further ones of mpirun.
+    """
+    ranks = rank_argv(python, job.command)
+    if job.cluster is None:
+        return mpi.argv(job.world_size, [*options, *ranks], job.slots)
+    return mpi.argv(job.nodes, [*options, *tasks.node_argv(job.cluster, ranks, python)], 1)
+
+
 def rank_environment(job: JobSpec) -> dict[str, str]:
     """What every rank of the job finds, whatever starts it."""
     own = inherited(os.environ)

@@ -124,7 +124,7 @@ class Placement:
     def _bring_logs(self, host: str) -> str:
         """Each host knows its own ranks; of others it has what it was sent."""
         at = self._job.hosts.index(host)
-        ranks = range(at * self._job.slots, (at + 1) * self._job.slots)
+        ranks = self._job.ranks_of(at)
         logs = [f"rank-{rank}.log" for rank in ranks]
         folder = self._job.record_dir.name
         records = [f"{folder}/", *(f"{folder}/rank-{rank}.*" for rank in ranks)]

@@ -29,11 +29,7 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told, is_consequence, ranks_status
-from ddl_airflow.launchers.local import (
-    make_folders,
-    rank_argv,
-    rank_environment,
-)
+from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
@@ -163,10 +159,11 @@ class SlurmLauncher:
         """
         mpi = OpenMpi("mpirun")
         env = {**rank_environment(job), **mpi.environment()}
-        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        if job.cluster is None:
+            env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         for name in _NOT_THERE:
             env.pop(name, None)
-        argv = mpi.argv(job.world_size, rank_argv(job.python, job.command), job.slots)
+        argv = on_nodes(mpi, job, job.python)
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._asked_for(job))]
         if os.path.isabs(job.python):
             lines.append(f'export PATH={shlex.quote(str(Path(job.python).parent))}:"$PATH"')

@@ -27,13 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import preflight, processes, session_directory
 from ddl_airflow.launchers.base import ranks_status
-from ddl_airflow.launchers.local import LocalLauncher, make_folders, rank_argv, rank_environment
+from ddl_airflow.launchers.local import LocalLauncher, make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh, on_each
@@ -126,8 +127,6 @@ class SshLauncher(LocalLauncher):
                 "the setting out.",
                 retryable=False,
             )
-        if job.cluster is not None:
-            raise SubmitFailed("parameter servers do not run over ssh", retryable=False)
         hosts = self._hosts(job)
         make_folders(job)
         marker = job.record_dir / "preflight"
@@ -137,6 +136,15 @@ class SshLauncher(LocalLauncher):
         finally:
             marker.unlink(missing_ok=True)
         job = replace(job, nodes=len(chosen), hosts=chosen)
+        if job.cluster is not None:
+            job = replace(job, cluster=parameter_servers(job.nodes, job.slots))
+            if not shared and job.nodes > 1:
+                raise SubmitFailed(
+                    "each parameter server writes its part of a checkpoint itself, and the hosts "
+                    f"do not share the workspace: {marker.parent} is not there. Let it be on a "
+                    "file system that all mount ([ddl] workspace), or use one node.",
+                    retryable=False,
+                )
         if not shared:
             self._placement = Placement(self._ssh, job, log)
             self._placement.send()
@@ -232,7 +240,8 @@ class SshLauncher(LocalLauncher):
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
         env = self._environment(replace(job, env={}))  # no secrets
         command = [_python(job), "-m", "ddl_ops.preflight"]
-        argv = self._mpirun(job, hosts, 1, command, env)
+        mpi = OpenMpi(find_mpirun(_python(job)))
+        argv = mpi.argv(len(hosts), [*self._options(hosts, 1, env), *command], 1)
         limit = _PREFLIGHT_S + _PAIR_S * len(hosts) * len(hosts)
         try:
             ended = subprocess.run(
@@ -267,12 +276,15 @@ class SshLauncher(LocalLauncher):
         """
         env = self._environment(job)
         hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
-        argv = self._mpirun(job, hosts, job.slots, rank_argv(_python(job), job.command), env)
+        mpi = OpenMpi(find_mpirun(_python(job)))
+        slots = job.slots if job.cluster is None else 1
+        argv = on_nodes(mpi, job, _python(job), self._options(hosts, slots, env))
         return Submission(job, tuple(session_directory.argv(argv, sys.executable)), env)
 
     def _environment(self, job: JobSpec) -> dict[str, str]:
         env = {**rank_environment(job), **OpenMpi("").environment()}
-        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        if job.cluster is None:
+            env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         env["PRTE_MCA_plm"] = "ssh"
         env["PRTE_MCA_plm_ssh_args"] = " ".join(self._ssh.options)
         # This host's keys start them all: hosts need none for each other.
@@ -282,21 +294,13 @@ class SshLauncher(LocalLauncher):
             env["OMPI_MCA_btl_tcp_if_include"] = self._network
         return env
 
-    def _mpirun(
-        self,
-        job: JobSpec,
-        hosts: Sequence[str],
-        slots: int,
-        command: Sequence[str],
-        env: dict[str, str],
-    ) -> list[str]:
-        mpi = OpenMpi(find_mpirun(_python(job)))
+    def _options(self, hosts: Sequence[str], slots: int, env: dict[str, str]) -> list[str]:
+        """mpirun's own."""
         ours = [name for name in env if name not in _NOT_THERE and not _is_mpis(name)]
         options = [word for name in sorted(ours) for word in ("-x", name)]
         for name, value in _KEEPALIVE.items():
             options += ["--prtemca", name, str(value)]
-        options += ["--host", ",".join(f"{host}:{slots}" for host in hosts)]
-        return mpi.argv(len(hosts) * slots, [*options, *command], slots)
+        return [*options, "--host", ",".join(f"{host}:{slots}" for host in hosts)]
 
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process."""

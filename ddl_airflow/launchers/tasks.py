@@ -8,8 +8,12 @@ shim wants to know.
 A task that fails ends the others. Parameter servers wait for work for ever; when all others have
 done theirs, they are released, and that is how they succeed. SIGTERM ends all tasks.
 
-A program of its own, so that the kernel can tether it to whoever starts it, and so that one that is
-started on each of several hosts can be given the addresses that somebody else has chosen.
+A program of its own, so that the kernel can tether it to whoever starts it.
+
+On several hosts mpirun starts one of them on each, by ``python -P -m ddl_ops.tasks``, with the
+whole cluster. Each starts the tasks of its node, and beside them ``ddl_ops.rendezvous``, which
+knows where the others are and when all are done. A task that fails ends this program, and so mpirun
+the others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddl_airflow.core.cluster import PARAMETER_SERVER, Cluster, Task, devices, tf_config
@@ -32,11 +36,19 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 # To a rank shim: its work is done, whatever its script says.
 _RELEASE = signal.SIGUSR2
+# By these mpirun and srun tell a process that it is a rank, which no task is.
+_OF_A_RANK = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_PROCID", "DDL_MPIRUN")
+_HOST_LOST = 1
 
 
 def argv(cluster: Cluster, command: Sequence[str], python: str = sys.executable) -> list[str]:
     """The command line of this program; ``command`` is what each task runs."""
     return [python, "-P", "-m", "ddl_airflow.launchers.tasks", str(cluster), *command]
+
+
+def node_argv(cluster: Cluster, command: Sequence[str], python: str) -> list[str]:
+    """The command line of it for mpirun, once on each node."""
+    return [python, "-P", "-m", "ddl_ops.tasks", str(cluster), *command]
 
 
 def reserve(count: int) -> list[socket.socket]:
@@ -66,6 +78,8 @@ class Tasks:
 
     def __init__(self, cluster: Cluster, command: Sequence[str]) -> None:
         self._cluster = cluster
+        # Those that are started here, by rank.
+        self._tasks = dict(enumerate(cluster.tasks))
         self._command = list(command)
         self._running: dict[int, Task] = {}
         self._ending = False
@@ -81,39 +95,51 @@ class Tasks:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, _frame: self._end(128 + signum))
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
-        held = reserve(self._cluster.size)
+        held = reserve(len(self._tasks))
         try:
-            self._start([one.getsockname()[1] for one in held])
-            while self._running:
+            self._start(self._addresses([one.getsockname()[1] for one in held]))
+            while self._waits():
                 pid, status = os.waitpid(-1, 0)
-                self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+                self._has_ended(pid, os.waitstatus_to_exitcode(status))
         finally:
             for one in held:
                 one.close()
         return self._code
 
-    def _start(self, ports: Sequence[int]) -> None:
-        cluster = self._cluster
-        nodes = 1 + max(task.node for task in cluster.tasks)
-        addresses = cluster.addresses(["127.0.0.1"] * nodes, ports)
+    def _addresses(self, ports: Sequence[int]) -> Mapping[str, Sequence[str]]:
+        """Those of the whole cluster, of which the ports are this host's."""
+        nodes = 1 + max(task.node for task in self._cluster.tasks)
+        return self._cluster.addresses(["127.0.0.1"] * nodes, ports)
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def _waits(self) -> bool:
+        return bool(self._running)
+
+    def _has_ended(self, pid: int, code: int) -> None:
+        self._ended(self._running.pop(pid), code)
+
+    def _start(self, addresses: Mapping[str, Sequence[str]]) -> None:
         gpus = _gpus()
-        chosen = devices(cluster, gpus) if gpus else []
-        for rank, task in enumerate(cluster.tasks):
+        chosen = devices(list(self._tasks.values()), gpus) if gpus else []
+        for number, (rank, task) in enumerate(self._tasks.items()):
             if self._ending:
                 return
             place = {
                 "task": str(task),
                 "rank": rank,
-                "size": cluster.size,
+                "size": self._cluster.size,
+                "here": len(self._tasks),
                 "learner": task.node + 1,
             }
             env = {
-                **os.environ,
+                **self._environment(),
                 "TF_CONFIG": tf_config(task, addresses),
                 "DDL_TASK": json.dumps(place),
             }
             if chosen:
-                env["CUDA_VISIBLE_DEVICES"] = chosen[rank]
+                env["CUDA_VISIBLE_DEVICES"] = chosen[number]
                 # Several tasks may share a GPU: none takes all of its memory at once.
                 env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
             process = subprocess.Popen(
@@ -130,8 +156,11 @@ class Tasks:
             print(f"{task} ended with exit code {code}; the others are ended", file=sys.stderr)
             self._end(code)
         elif not self._ending and not self._released and self._only_servers_are_left():
-            self._released = True
-            self._send(_RELEASE)
+            self._work_is_done()
+
+    def _work_is_done(self) -> None:
+        self._released = True
+        self._send(_RELEASE)
 
     def _only_servers_are_left(self) -> bool:
         return all(task.job == PARAMETER_SERVER for task in self._running.values())
@@ -148,6 +177,97 @@ class Tasks:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue  # it ended, and is about to be waited for
+
+
+class NodeTasks(Tasks):
+    """The processes of one node, which mpirun has started on each.
+
+    Args:
+        cluster: all tasks, on all nodes.
+        command: what each runs.
+        node: this one's number.
+    """
+
+    def __init__(self, cluster: Cluster, command: Sequence[str], node: int) -> None:
+        super().__init__(cluster, command)
+        self._tasks = {rank: task for rank, task in self._tasks.items() if task.node == node}
+        self._node = node
+        self._others: subprocess.Popen[str] | None = None
+        self._parent = os.getppid()
+
+    def run(self) -> int:
+        """As ``Tasks``; ends as well when its mpirun does, or its daemon here."""
+        # The kernel also tells of the end of the thread that started this process.
+        signal.signal(
+            signal.SIGHUP,
+            lambda *_: None if os.getppid() == self._parent else self._end(128 + signal.SIGHUP),
+        )
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+        return super().run()
+
+    def _addresses(self, ports: Sequence[int]) -> Mapping[str, Sequence[str]]:
+        self._others = others = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ddl_ops.rendezvous"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=_in_child,  # as below
+        )
+        assert others.stdin is not None and others.stdout is not None
+        others.stdin.write(f"{json.dumps(ports)}\n")
+        others.stdin.flush()
+        if not (line := others.stdout.readline()):
+            self._end(self._code or _HOST_LOST)  # it has said why
+            return {}
+        said = json.loads(line)
+        by_node = self._cluster.ranks_by_node()
+        if [len(one) for one in said["ports"]] != [len(ranks) for ranks in by_node]:
+            print(
+                f"mpirun has started {len(said['ports'])} node(s) of a cluster of {len(by_node)}",
+                file=sys.stderr,
+            )
+            self._end(_HOST_LOST)
+            return {}
+        port_of = {
+            rank: port
+            for ranks, own in zip(by_node, said["ports"], strict=True)
+            for rank, port in zip(ranks, own, strict=True)
+        }
+        return self._cluster.addresses(said["hosts"], [port_of[rank] for rank in sorted(port_of)])
+
+    def _environment(self) -> dict[str, str]:
+        return {n: text for n, text in os.environ.items() if not n.startswith(_OF_A_RANK)}
+
+    def _start(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        super()._start(addresses)
+        if not self._ending and self._only_servers_are_left():
+            self._work_is_done()
+
+    def _waits(self) -> bool:
+        return bool(self._running) or self._others is not None
+
+    def _has_ended(self, pid: int, code: int) -> None:
+        if self._others is None or pid != self._others.pid:
+            super()._has_ended(pid, code)
+            return
+        self._others.returncode = 0  # waited for
+        self._others = None
+        if code == 0 and self._released:
+            self._send(_RELEASE)
+        elif not self._ending:
+            print("the other nodes are gone; the tasks of this one are ended", file=sys.stderr)
+            self._end(_HOST_LOST)
+
+    def _work_is_done(self) -> None:
+        """On this node. When it is on all, the rendezvous ends."""
+        self._released = True
+        assert self._others is not None and self._others.stdin is not None
+        self._others.stdin.close()
+
+    def _send(self, number: int) -> None:
+        super()._send(number)
+        if self._others is not None and number != _RELEASE:
+            os.kill(self._others.pid, signal.SIGKILL)  # there until it is waited for
 
 
 def _in_child() -> None:

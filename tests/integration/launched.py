@@ -41,6 +41,7 @@ class LaunchedJob:
         only_looks: whether it ends before ranks start.
         python: the ranks'.
         settings: of the launcher.
+        servers: whether it is a cluster of parameter servers and workers.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LaunchedJob:
         only_looks: bool = False,
         python: str = sys.executable,
         settings: dict[str, Any] | None = None,
+        servers: bool = False,
     ) -> None:
         self.root = root
         asked = {
@@ -77,6 +79,7 @@ class LaunchedJob:
             "links": links or {},
             "only_looks": only_looks,
             "python": python,
+            "servers": servers,
         }
         self._said = folder / f"{job_id.replace('/', '-')}.said"
         question = self._said.with_suffix(".json")

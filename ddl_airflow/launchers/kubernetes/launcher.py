@@ -122,7 +122,8 @@ class KubernetesLauncher:
         )
         own = inherited(os.environ)
         env = {name: value for name, value in own.items() if name not in _NOT_THERE} | of_job(job)
-        env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
+        if job.cluster is None:
+            env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
         script = _as_yaml(self._operator.objects(job, wanted))
         place = ["--namespace", self._namespace] if self._namespace else []
         return Submission(job, ("kubectl", *place, "create", "-f", "-"), env, script)

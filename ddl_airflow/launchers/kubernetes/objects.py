@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.job import JobSpec
-from ddl_airflow.launchers.local import rank_argv
+from ddl_airflow.launchers.local import on_nodes
 from ddl_airflow.launchers.mpirun import OpenMpi
 
 MANAGED = {"app.kubernetes.io/managed-by": "ddl-airflow"}
@@ -200,8 +200,7 @@ def _service(job: JobSpec, name: str) -> dict[str, Any]:
 
 def _mpirun(job: JobSpec, wanted: Wanted) -> list[str]:
     mpi = OpenMpi("mpirun")
-    ranks = rank_argv(wanted.python, job.command)
-    program, *words = mpi.argv(job.world_size, ranks, job.slots)
+    program, *words = on_nodes(mpi, job, wanted.python)
     argv = [program, "--hostfile", "/etc/ddl/hostfile", *words]
     if job.lock is not None:
         keep = ["--keep", *map(str, job.keep)] if job.keep else []

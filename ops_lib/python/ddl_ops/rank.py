@@ -93,7 +93,10 @@ def command_argv(command: str) -> list[str]:
 
 
 def read_task(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """DDL_TASK: which task of a cluster this is: task, rank, size, learner. None under mpirun."""
+    """DDL_TASK: which task of a cluster this is; None under mpirun.
+
+    task, rank, size, learner; and here, how many tasks share this host.
+    """
     task: dict[str, Any] | None = json.loads(environ.get("DDL_TASK", "null"))
     return task
 
@@ -266,9 +269,8 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     """
     placement = read_placement(environ)
     if (task := read_task(environ)) is not None:
-        # Tasks of several nodes may share this host: count them all.
-        rank, size = int(task["rank"]), int(task["size"])
-        placement = Placement(rank, size, rank, size, launched=True)
+        rank, here = int(task["rank"]), int(task["here"])
+        placement = Placement(rank, int(task["size"]), rank % here, here, launched=True)
     rank = placement.rank
     directory = environ.get("DDL_RECORD_DIR")
     record = RankRecord(Path(directory) if directory else None, rank, task["task"] if task else "")

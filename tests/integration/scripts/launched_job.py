@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.job import JobHandle, JobSpec
 from ddl_airflow.launchers.base import Launcher, Preparing, Scheduler
@@ -24,12 +25,14 @@ _log = logging.getLogger("job")
 
 def run(asked: dict) -> JobHandle:
     root = Path(asked["root"])
+    about = asked["job"]
     job = JobSpec(
         python=asked["python"],
         folder=root / "code",
         record_dir=root / "ddl" / "try-1",
         log_dir=root / "logs",
-        **asked["job"],
+        cluster=parameter_servers(about["nodes"], about["slots"]) if asked["servers"] else None,
+        **about,
     )
     for name, text in asked["files"].items():
         path = root / name

@@ -93,5 +93,5 @@ def test_an_evaluator_is_no_part_of_the_cluster():
 
 def test_tasks_that_compute_share_the_gpus_and_servers_get_none():
     cluster = parameter_servers(1, 4)
-    assert devices(cluster, ["0", "1", "2", "3"]) == ["0", "1", "2", ""]
-    assert devices(cluster, ["GPU-a", "GPU-b"]) == ["GPU-a", "GPU-b", "GPU-a", ""]
+    assert devices(cluster.tasks, ["0", "1", "2", "3"]) == ["0", "1", "2", ""]
+    assert devices(cluster.tasks, ["GPU-a", "GPU-b"]) == ["GPU-a", "GPU-b", "GPU-a", ""]

@@ -79,6 +79,7 @@ class Kubernetes(Launcher):
     kind_name = "kubernetes"
     runs_on = "pods of a Kubernetes cluster"
     implementation = "ddl_airflow.launchers.kubernetes:KubernetesLauncher"
+    can_run_parameter_servers = True
 
     image: Text | None = Field(
         default=None,

@@ -28,6 +28,7 @@ class Slurm(Launcher):
     kind_name = "slurm"
     runs_on = "a job of a Slurm cluster"
     implementation = "ddl_airflow.launchers.slurm:SlurmLauncher"
+    can_run_parameter_servers = True
 
     partition: Text | None = Field(
         default=None,

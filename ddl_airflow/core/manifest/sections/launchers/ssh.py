@@ -20,6 +20,7 @@ class Ssh(Launcher):
     kind_name = "ssh"
     runs_on = "hosts that are reached by ssh"
     implementation = "ddl_airflow.launchers.ssh:SshLauncher"
+    can_run_parameter_servers = True
 
     hosts: tuple[Text, ...] | None = Field(
         default=None,
