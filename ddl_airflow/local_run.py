@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
@@ -47,7 +48,7 @@ from ddl_airflow.steps.stage import StageData
 from ddl_airflow.steps.train import Train
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.steps.upload import UploadResults
-from ddl_airflow.storage.connections import connection_of_environment, open_by_keys
+from ddl_airflow.storage.connections import open_by_keys, store_client
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.site import workspace_id
 from ddl_airflow.storage.store import ObjectStore
@@ -468,7 +469,7 @@ def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
         )
     if known.conn_type == "aws" and not known.login:
         return open_by_environment(reference.uri)
-    return open_store(reference.uri, known.client(), known.login)
+    return open_store(reference.uri, store_client(known), known.login)
 
 
 def as_seen_from_here(text: str) -> str:

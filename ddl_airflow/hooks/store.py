@@ -11,10 +11,11 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
+from ddl_airflow.core.connections import SECRET_EXTRAS, AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.connections import OWN_TYPE, StoreConnection, open_by_keys
+from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -45,15 +46,7 @@ class ObjectStoreHook(BaseHook):
         for secret in (connection.login, connection.password):
             if secret:
                 mask_secret(secret)
-        return StoreConnection(
-            self.conn_id,
-            self.conn_type,
-            connection.host or "",
-            connection.port,
-            connection.login or "",
-            connection.password or "",
-            connection.extra_dejson,
-        ).client()
+        return store_client(_plain(self.conn_id, connection))
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""
@@ -83,6 +76,47 @@ def store_of(reference: StoreReference) -> ObjectStore:
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
     names = [one for one in re.split(r"[\s,]+", may_read) if one]
     return open_by_keys(reference, connection, os.environ, names, mask_secret)
+
+
+def connection_of(conn_id: str) -> AirflowConnection:
+    """An Airflow connection, whose secrets Airflow's logs mask from then on.
+
+    Raises:
+        ConnectionInvalid: there is none of that name.
+    """
+    try:
+        return masked(conn_id, BaseHook.get_connection(conn_id))
+    except AirflowNotFoundException as error:
+        raise no_connection(conn_id) from error
+
+
+def no_connection(conn_id: str) -> ConnectionInvalid:
+    """The error to raise where Airflow does not know it."""
+    return ConnectionInvalid(
+        f"Airflow has no connection {conn_id!r}. Add it under Admin > Connections; or set "
+        f"AIRFLOW_CONN_{conn_id.upper()}."
+    )
+
+
+def masked(conn_id: str, connection: Any) -> AirflowConnection:
+    """Airflow's object of a connection as ours. Its secrets are masked from then on."""
+    found = _plain(conn_id, connection)
+    for secret in (found.password, *(found.text(name) for name in SECRET_EXTRAS)):
+        if secret:
+            mask_secret(secret)
+    return found
+
+
+def _plain(conn_id: str, connection: Any) -> AirflowConnection:
+    return AirflowConnection(
+        conn_id,
+        connection.conn_type or "",
+        connection.host or "",
+        connection.port,
+        connection.login or "",
+        connection.password or "",
+        connection.extra_dejson,
+    )
 
 
 def secret_of(conn_id: str) -> str:

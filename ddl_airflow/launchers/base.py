@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 from ddl_airflow.core.advice import LESS_MEMORY, advice
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.cluster import Cluster
+from ddl_airflow.core.connections import FindConnection
 from ddl_airflow.core.errors import FileRefused, LaunchError
 from ddl_airflow.core.job import (
     JobHandle,
@@ -108,6 +109,15 @@ class Preparing(Launcher, Protocol):
         Raises:
             SubmitFailed: it cannot run; names each host at fault, and the cure.
         """
+        ...
+
+
+@runtime_checkable
+class Connecting(Launcher, Protocol):
+    """A launcher that may be told by an Airflow connection how to reach its place."""
+
+    def find_connections(self, find: FindConnection) -> None:
+        """Says how it finds one by its id. It asks when it needs it, and not before."""
         ...
 
 

@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind, own_kinds, site_kinds
-from ddl_airflow.launchers.base import Launcher
+from ddl_airflow.launchers.base import Connecting, Launcher
 
 
-def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
+def launcher(
+    kind: str,
+    settings: Mapping[str, Any] | None = None,
+    connections: FindConnection = own_connection,
+) -> Launcher:
     """A new launcher of the kind.
 
     Args:
         kind: its name.
         settings: arguments of its class; the manifest's. Passed over by kinds without any.
+        connections: finds the Airflow connection that it may be told; by default in the
+            environment.
 
     Raises:
         SubmitFailed: there is no such kind, or its package cannot be loaded.
@@ -29,4 +36,6 @@ def launcher(kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
     module, _, name = found.implementation.partition(":")
     given = settings or {} if found.own_fields() else {}
     made: Launcher = getattr(import_module(module), name)(**given)
+    if isinstance(made, Connecting):
+        made.find_connections(connections)
     return made

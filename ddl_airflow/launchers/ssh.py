@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.cluster import parameter_servers
+from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
@@ -38,6 +39,7 @@ from ddl_airflow.launchers.local import LocalLauncher, make_folders, on_nodes, r
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.ssh_connection import ConnectedSsh, hosts_of
 from ddl_airflow.launchers.tether import tethered
 
 # Of the task's host, not of others: sshd and the host's own account set theirs.
@@ -93,6 +95,8 @@ class SshLauncher(LocalLauncher):
         min_nodes: hosts that are enough where others are not well; None: all are needed.
         network: interfaces or networks for the ranks' own traffic; empty: all.
         ssh_config: ssh's configuration; empty: that of this user.
+        connection: in place of it, the id of an Airflow connection, whose keys are in files while
+            the job is there.
     """
 
     kind = "ssh"
@@ -104,6 +108,7 @@ class SshLauncher(LocalLauncher):
         min_nodes: int | None = None,
         network: str = "",
         ssh_config: str = "",
+        connection: str = "",
     ) -> None:
         super().__init__()
         self._named = tuple(hosts)
@@ -111,8 +116,17 @@ class SshLauncher(LocalLauncher):
         self._min_nodes = min_nodes
         self._network = network
         self._ssh = Ssh(ssh_config)
+        self._conn_id = connection
+        self._find: FindConnection = own_connection
+        self._connected: ConnectedSsh | None = None
+        # Numbers of jobs that are there, and for which its files are.
+        self._keeping: set[int] = set()
         self._jobs: dict[int, _Job] = {}
         self._placement: Placement | None = None
+
+    def find_connections(self, find: FindConnection) -> None:
+        """As ``ddl_airflow.launchers.base.Connecting``."""
+        self._find = find
 
     def prepare(self, job: JobSpec, log: Any) -> JobSpec:
         """Looks at the hosts, chooses among them, and places files there if they must be.
@@ -127,6 +141,19 @@ class SshLauncher(LocalLauncher):
                 "the setting out.",
                 retryable=False,
             )
+        if self._conn_id and self._connected is None:
+            self._connected = ConnectedSsh(self._find(self._conn_id))
+        if self._connected is None:
+            return self._prepare(job, log)
+        self._connected.hold()
+        self._ssh = Ssh(str(self._connected.config))
+        try:
+            return self._prepare(job, log)
+        except BaseException:
+            self._connected.release()
+            raise
+
+    def _prepare(self, job: JobSpec, log: Any) -> JobSpec:
         hosts = self._hosts(job)
         make_folders(job)
         marker = job.record_dir / "preflight"
@@ -157,7 +184,9 @@ class SshLauncher(LocalLauncher):
                 text = Path(self._hostfile).read_text("utf-8")
                 named: Sequence[Host] = parse_hostfile(text, self._hostfile)
             else:
-                named = [parse_host(one) for one in self._named]
+                # The connection's, if the manifest names none.
+                names = self._named or (self._conn_id and hosts_of(self._find(self._conn_id)))
+                named = [parse_host(one) for one in names]
         except (OSError, UnicodeDecodeError) as error:
             raise SubmitFailed(f"launcher.hostfile: {error}", retryable=False) from error
         except ValueError as error:
@@ -305,6 +334,8 @@ class SshLauncher(LocalLauncher):
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process."""
         handle = super().submit(submission)
+        if self._connected is not None:
+            self._keeping.add(handle.number)
         placement, self._placement = self._placement, None
         job = submission.job
         self._jobs[handle.number] = _Job(job.hosts, _python(job), placement)
@@ -355,6 +386,19 @@ class SshLauncher(LocalLauncher):
         Raises:
             LaunchError: something there does not end.
         """
+        if self._connected is None:
+            self._cancel(handle, grace_s)
+            return
+        self._connected.hold()
+        try:
+            self._cancel(handle, grace_s)
+        finally:
+            self._connected.release()
+            if handle.number in self._keeping:  # it may be called again
+                self._keeping.remove(handle.number)
+                self._connected.release()
+
+    def _cancel(self, handle: JobHandle, grace_s: float) -> None:
         job = self._jobs.get(handle.number)
         super().cancel(handle, grace_s)
         if job is None:

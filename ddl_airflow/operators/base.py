@@ -24,7 +24,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference, UploadResultsStep
-from ddl_airflow.hooks.store import secret_of, store_of
+from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.record import Run, fixed_run, keep_so_far
 from ddl_airflow.site import training_of, workspace
@@ -94,6 +94,7 @@ def site() -> Site:
         python=rank_python(""),
         open_store=store_of,
         secret=secret_of,
+        connection=connection_of,
         ranks_user=ranks_user(),
         transfer_workers=conf.getint("ddl", "transfer_workers", fallback=8),
         most_preemptions=conf.getint("ddl", "preemptions", fallback=100),

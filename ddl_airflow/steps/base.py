@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ddl_airflow.core import environment
 from ddl_airflow.core.beneath import check_folder
+from ddl_airflow.core.connections import FindConnection, own_connection
 from ddl_airflow.core.errors import SettingInvalid, StagingError
 from ddl_airflow.core.job import JobSpec, StartedJob
 from ddl_airflow.core.layout import RunLayout, is_experiment
@@ -60,6 +61,7 @@ class Site:
         python: that starts ranks, where the manifest names none.
         open_store: opens the store that a reference names; raises ConnectionInvalid.
         secret: the value that a connection, by its id, has; raises ConnectionInvalid.
+        connection: finds a connection by its id; raises ConnectionInvalid.
         ranks_user: the user that ranks run as; empty for this process's.
         transfer_workers: threads that move data.
         most_preemptions: how often a training may have to make room before it fails.
@@ -68,6 +70,7 @@ class Site:
     python: str
     open_store: Callable[[StoreReference], ObjectStore]
     secret: Callable[[str], str]
+    connection: FindConnection = own_connection
     ranks_user: str = ""
     transfer_workers: int = 8
     most_preemptions: int = 100

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -90,7 +90,7 @@ class Train(ScriptTry[TrainStep]):
         Raises:
             SubmitFailed: nothing could be.
         """
-        return launcher(self.step.launcher, self.step.scheduler).render(self._job_of())
+        return self._launcher_of(self.step.launcher, self.step.scheduler).render(self._job_of())
 
     def _job_of(self) -> JobSpec:
         layout, step = self.layout, self.step
@@ -122,7 +122,7 @@ class Train(ScriptTry[TrainStep]):
         layout = self.layout
         job = self._job_of()
         check_command(job.command, job.folder, job.python, job.world_size)
-        chosen = launcher(self.step.launcher, self.step.scheduler)
+        chosen = self._launcher_of(self.step.launcher, self.step.scheduler)
         cleared = self.context.tries == 1 and has_part(layout, "train")
         if cleared or trained_with_other_data(layout):
             # Cleared after its end: who does that wants another training, not the word that there
@@ -132,7 +132,7 @@ class Train(ScriptTry[TrainStep]):
         again = layout.restart_requested.exists()
         # Whatever is chosen now: the manifest may have been edited since.
         if not again and (kept := kept_job(layout.scheduled_job)) is not None:
-            self.context.job = earlier = self._scheduled(launcher(kept.handle.kind))
+            self.context.job = earlier = self._scheduled(self._launcher_of(kept.handle.kind))
             if orphan := earlier.adopt():
                 raise WaitForJob(orphan)
         with ExitStack() as held:
@@ -246,7 +246,7 @@ class Train(ScriptTry[TrainStep]):
         """
         with suppress(ConnectionInvalid):  # it may be gone meanwhile
             self.environment()  # so that this process masks the script's secrets, too
-        self.context.job = job = self._scheduled(launcher(started.handle.kind))
+        self.context.job = job = self._scheduled(self._launcher_of(started.handle.kind))
         try:
             job.finish(started, status, error)
         except JobPreempted as preempted:
@@ -267,8 +267,11 @@ class Train(ScriptTry[TrainStep]):
         """Cancels the scheduler's job that an earlier process left; False if it left none."""
         if (kept := kept_job(self.layout.scheduled_job)) is None:
             return False
-        self._scheduled(launcher(kept.handle.kind)).cancel_orphan()
+        self._scheduled(self._launcher_of(kept.handle.kind)).cancel_orphan()
         return True
+
+    def _launcher_of(self, kind: str, settings: Mapping[str, Any] | None = None) -> Launcher:
+        return launcher(kind, settings, self.site.connection)
 
     def _scheduled(self, chosen: Launcher) -> ScheduledJob:
         assert isinstance(chosen, Scheduler), chosen.kind

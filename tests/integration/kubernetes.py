@@ -154,9 +154,9 @@ class KubernetesCluster:
 
 
 def ours() -> list[dict[str, Any]]:
-    """Volumes with the Python of this environment and the ops, under their own paths."""
+    """Volumes with the Python of this environment and these sources, under their own paths."""
     prefix, base = Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()
-    places = [*dict.fromkeys((prefix, base)), ROOT / "ops_lib"]
+    places = [*dict.fromkeys((prefix, base)), ROOT / "ops_lib", ROOT / "ddl_airflow"]
     return [{"host_path": str(one), "mount_path": str(one), "read_only": True} for one in places]
 
 

@@ -165,7 +165,8 @@ class Kubernetes(Bench):
             **{"image": IMAGE, "namespace": SPACE, "grace_s": 3.0, "keep_finished_s": 60.0},
             **{"python": asked.pop("python", ranks_python()), "volumes": [*ours(), workspace]},
         }
-        sources = {"PYTHONPATH": str(ROOT / "ops_lib" / "python")}
+        # A wheel of ddl-ops has what is needed of ddl_airflow in it.
+        sources = {"PYTHONPATH": f"{ROOT / 'ops_lib' / 'python'}:{ROOT}"}
         return LaunchedJob(
             lambda words: ["env", f"KUBECONFIG={self._cluster.kubeconfig}", *words],
             *(self._folder, job_id, root, self.kind, script),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,33 @@ training_data_reference:
 training_results_reference:
   type: fs
   target: {path: ./results}
-launcher: {kind: ssh, hosts: [%s], network: 10.99.0.0/24, ssh_config: %s}
+launcher: {kind: ssh, connection: gpu_hosts, min_nodes: 2, network: 10.99.0.0/24}
 """
+
+
+def _looked_for(secret: str, ran: subprocess.Popen[bytes]) -> set[tuple[Path, int]]:
+    """The files of private folders that have it until the process ends, with their modes.
+
+    Fails if it is in a command line, or in the environment of a rank.
+    """
+    held = set()
+    deadline = time.monotonic() + within(240)
+    while ran.poll() is None:
+        assert time.monotonic() < deadline
+        for folder in (Path("/dev/shm"), Path("/tmp")):
+            for path in folder.glob("ddl-*/*"):
+                with suppress(OSError):
+                    if path.is_file() and secret in path.read_text(errors="replace"):
+                        held.add((path, path.stat().st_mode & 0o777))
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                assert secret.encode() not in (process / "cmdline").read_bytes()
+                about = (process / "environ").read_bytes()
+                assert b"DDL_RECORD_DIR=" not in about or secret.encode() not in about
+        time.sleep(0.1)
+    return held
+
+
 TRAIN = """\
 import os
 import keras
@@ -215,23 +241,43 @@ def test_a_manifest_trains_on_two_hosts_that_share_nothing(hosts, tmp_path) -> N
     """All of its steps, by ``ddl-airflow run`` on a third one."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "numbers").write_text("1 2 3 4\n2 0 1 1\n0 1 0 3\n4 1 2 2\n" * 4)
-    names = ", ".join(hosts.addresses[1:3])
-    (tmp_path / "manifest.yml").write_text(MANIFEST % (names, hosts.ssh_config))
+    (tmp_path / "manifest.yml").write_text(MANIFEST)
     (tmp_path / "train.py").write_text(TRAIN)
     command = f"{sys.executable} -m ddl_airflow.cli run {tmp_path / 'manifest.yml'}"
-    ran = subprocess.run(
-        hosts.on(0, ["sh", "-c", f"mkdir /mnt/home; cd /mnt/home; exec {command}"]),
-        env=task_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=within(240),
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert "placed the run's files on 2 host(s)" in ran.stdout
-    assert "trained on 2 rank(s)" in ran.stdout
+    key = (hosts.folder / "user_key").read_text()
+    secret = key.splitlines()[2]
+    connection = {
+        "conn_type": "ssh",
+        "host": ",".join(hosts.addresses[1:3]),
+        "login": "root",
+        "extra": {
+            "private_key": key,
+            "host_key": " ".join((hosts.folder / "host_key.pub").read_text().split()[:2]),
+        },
+    }
+    with (tmp_path / "said").open("w+") as said:
+        ran = subprocess.Popen(
+            hosts.on(0, ["sh", "-c", f"mkdir /mnt/home; cd /mnt/home; exec {command}"]),
+            env=task_environment() | {"AIRFLOW_CONN_GPU_HOSTS": json.dumps(connection)},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        held = _looked_for(secret, ran)
+        said.seek(0)
+        told = said.read()
+    assert ran.returncode == 0, told
+    assert "placed the run's files on 2 host(s)" in told
+    assert "trained on 2 rank(s)" in told
+    # While it ran the key was in one file, of this user alone, which is gone; and nowhere else.
+    ((path, mode),) = held
+    assert mode == 0o600
+    assert not path.parent.exists()
+    assert secret not in told
+    for host in (0, 1, 2):
+        words = ["grep", "-rlF", "--", secret, "/mnt"]
+        found = subprocess.run(hosts.on(host, words), stdout=subprocess.PIPE, text=True)
+        assert found.stdout == ""
     record = json.loads(
         subprocess.run(
             hosts.on(0, ["sh", "-c", "cat /mnt/home/.ddl-run/results/*/*/lineage.json"]),

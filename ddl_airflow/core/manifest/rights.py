@@ -161,6 +161,8 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
         if asked.secret:
             at = child("parameters", parameter)
             yield from _connection(at, asked.conn_id or parameter, rights, ask)
+    if conn_id := getattr(manifest.launcher, "connection", None):
+        yield from _connection("launcher.connection", conn_id, rights, ask)
     kind = manifest.launcher.kind
     if rights.launchers is not None and kind not in rights.launchers:
         fix = f"{_named('launchers', rights.launchers)} {ask}"

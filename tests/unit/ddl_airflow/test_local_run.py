@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.manifest_dag import dag_from
-from ddl_airflow.storage.connections import connection_of_environment
+from ddl_airflow.storage.connections import store_client
 from tests.limits import within
 
 # At its end it tells what of Airflow has been loaded.
@@ -260,7 +261,7 @@ def test_connections_are_read_as_airflow_writes_them():
             *("a/key", "p@ss:word"),
         )
         assert one.extra == {"region_name": "eu-de"} and "p@ss" not in repr(one)
-        assert one.client().meta.endpoint_url == "http://127.0.0.1:9000"
+        assert store_client(one).meta.endpoint_url == "http://127.0.0.1:9000"
     assert connection_of_environment("k", told) is None
     with pytest.raises(ConnectionInvalid, match="AIRFLOW_CONN_K is no connection"):
         connection_of_environment("k", {"AIRFLOW_CONN_K": "nothing"})

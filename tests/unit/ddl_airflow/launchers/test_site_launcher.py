@@ -155,8 +155,8 @@ def test_a_manifest_with_a_launcher_of_the_sites_validates_plans_and_runs(tmp_pa
     servers = MANIFEST + "distribution: parameter_server\n"
     manifest.write_text(servers)
     assert said(ERRORS, manifest, site).splitlines() == [
-        "m.yml:14: distribution: parameter_server does not run on pbs. Set launcher.kind: local, "
-        "or distribution: mpi."
+        "m.yml:14: distribution: parameter_server does not run on pbs. Set launcher.kind: "
+        "kubernetes, local, slurm or ssh, or distribution: mpi."
     ]
     manifest.write_text(MANIFEST.replace("kind: pbs", "kind: pbss"))
     assert "Use kubernetes, local, slurm, ssh or pbs." in said(ERRORS, manifest, site)

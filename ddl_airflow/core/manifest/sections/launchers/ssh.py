@@ -34,6 +34,12 @@ class Ssh(Launcher):
         "`name slots=4`.",
         examples=["/etc/ddl/hostfile"],
     )
+    connection: Text | None = Field(
+        default=None,
+        description="Airflow connection of type ssh: user, port, private key and keys of hosts; "
+        "and the hosts, with commas, if they are not named here.",
+        examples=["gpu_hosts"],
+    )
     min_nodes: Whole | None = Field(
         default=None,
         ge=1,
@@ -55,10 +61,17 @@ class Ssh(Launcher):
 
     def findings(self, at: str) -> Findings:
         """Yields what names no hosts, or could not be told to ssh and mpirun."""
-        if (self.hosts is None) == (self.hostfile is None):
-            wrong = "names no hosts" if self.hosts is None else "has hosts and a hostfile"
-            fix = "Write hosts: [name:slots, …], or the path of a file as hostfile."
+        named = (self.hosts is not None) + (self.hostfile is not None)
+        if named > 1 or not (named or self.connection):
+            wrong = "has hosts and a hostfile" if named else "names no hosts"
+            fix = (
+                "Write hosts: [name:slots, …], or the path of a file as hostfile, or an Airflow "
+                "connection that has them."
+            )
             yield Finding(at, wrong, fix)
+        if self.connection is not None and self.ssh_config is not None:
+            fix = "Keep one of them."
+            yield Finding(f"{at}.ssh_config", "is given beside a connection", fix)
         hosts = []
         for i, text in enumerate(self.hosts or ()):
             try:
