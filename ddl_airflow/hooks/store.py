@@ -90,6 +90,14 @@ def connection_of(conn_id: str) -> AirflowConnection:
         raise no_connection(conn_id) from error
 
 
+async def connection_soon(conn_id: str) -> AirflowConnection:
+    """As ``connection_of``, in a triggerer."""
+    try:
+        return masked(conn_id, await BaseHook.aget_connection(conn_id))
+    except AirflowNotFoundException as error:
+        raise no_connection(conn_id) from error
+
+
 def no_connection(conn_id: str) -> ConnectionInvalid:
     """The error to raise where Airflow does not know it."""
     return ConnectionInvalid(

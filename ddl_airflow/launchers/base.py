@@ -120,6 +120,10 @@ class Connecting(Launcher, Protocol):
         """Says how it finds one by its id. It asks when it needs it, and not before."""
         ...
 
+    def connection_of(self, handle: JobHandle) -> str:
+        """The id of the connection by which a job is reached; empty for none."""
+        ...
+
 
 # What a scheduler says of a job, in its own words; nothing if it knows none.
 Told = Mapping[str, str]

@@ -128,6 +128,10 @@ class SshLauncher(LocalLauncher):
         """As ``ddl_airflow.launchers.base.Connecting``."""
         self._find = find
 
+    def connection_of(self, handle: JobHandle) -> str:
+        """The id of the connection by which a job is reached; empty for none."""
+        return self._conn_id
+
     def prepare(self, job: JobSpec, log: Any) -> JobSpec:
         """Looks at the hosts, chooses among them, and places files there if they must be.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.command import check_command
+from ddl_airflow.core.connections import FindConnection
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.parameters import differs_by_run
@@ -162,7 +163,7 @@ class StageData(StepTry[StageDataStep]):
     def _leave_alone_who_trains(self) -> None:
         """Somebody may have cleared this step alone: the ranks work in what it would replace."""
         deadline = time.monotonic() + _ENDS_S
-        while who := _who_trains(self.layout):
+        while who := _who_trains(self.layout, self.site.connection):
             if time.monotonic() > deadline:
                 raise StagingError(
                     f"{who} works with what is staged in {self.layout.root}. Clear train as well, "
@@ -209,7 +210,7 @@ class StageData(StepTry[StageDataStep]):
         return code
 
 
-def _who_trains(layout: RunLayout) -> str:
+def _who_trains(layout: RunLayout, connections: FindConnection) -> str:
     """The job of this run that works, or that a scheduler will start; empty for none."""
     who = ""
     with suppress(FileNotFoundError):  # nobody ever was in it
@@ -218,7 +219,7 @@ def _who_trains(layout: RunLayout) -> str:
         return who
     if (kept := kept_job(layout.scheduled_job)) is None:
         return ""
-    scheduled = launcher(kept.handle.kind).status(kept.handle)
+    scheduled = launcher(kept.handle.kind, None, connections).status(kept.handle)
     return "" if scheduled.ended else f"{kept.handle.kind} job {kept.handle.number}"
 
 

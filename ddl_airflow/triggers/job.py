@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,13 +13,17 @@ from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from ddl_airflow.airflow_internals import state_of_task
-from ddl_airflow.core.errors import FileRefused, LaunchError
-from ddl_airflow.core.job import JobState, JobStatus, StartedJob
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, LaunchError
+from ddl_airflow.core.job import JobHandle, JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Scheduler, reports_of
+from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler, reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 _AGAIN_S = 2.0
+# Connections by their ids, and when they were looked up; for so long they are not asked for again.
+_KNOWN_S = 60.0
+_CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
 _ENDING: set[asyncio.Task[None]] = set()  # the event loop keeps none
 
 
@@ -127,7 +132,8 @@ class JobTrigger(BaseTrigger):
         handle = self._started.handle
         while True:
             try:
-                await cancelling(handle.kind, _scheduler(handle.kind).cancel, handle, GRACE_S)
+                scheduler = await _reached(handle)
+                await cancelling(handle.kind, scheduler.cancel, handle, GRACE_S)
                 return
             except (LaunchError, OSError) as error:
                 if not _passes(error):
@@ -151,8 +157,8 @@ class JobTrigger(BaseTrigger):
     async def _look(self, reports: Tail | None) -> JobStatus:
         """What the scheduler says next, with what the job has reported by then."""
         handle = self._started.handle
-        scheduler = _scheduler(handle.kind)
         try:
+            scheduler = await _reached(handle)
             await in_workspace(self._watch)
             told = await monitor_of(scheduler).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
@@ -188,6 +194,28 @@ def _scheduler(kind: str) -> Scheduler:
     # Not at the top: a DAG that is parsed starts nothing.
     from ddl_airflow.launchers.registry import launcher
 
-    chosen = launcher(kind)
+    chosen = launcher(kind, connections=_known)
     assert isinstance(chosen, Scheduler), kind
     return chosen
+
+
+def _known(conn_id: str) -> AirflowConnection:
+    return _CONNECTIONS[conn_id][1]
+
+
+async def _reached(handle: JobHandle) -> Scheduler:
+    """The scheduler of the job; the connection by which it is reached is known, from now on.
+
+    Airflow is asked here, for it answers no thread of a triggerer but this one.
+    """
+    from ddl_airflow.hooks.store import connection_soon
+
+    scheduler = _scheduler(handle.kind)
+    conn_id = scheduler.connection_of(handle) if isinstance(scheduler, Connecting) else ""
+    asked, _ = _CONNECTIONS.get(conn_id, (-math.inf, None))
+    if conn_id and time.monotonic() - asked > _KNOWN_S:
+        try:
+            _CONNECTIONS[conn_id] = (time.monotonic(), await connection_soon(conn_id))
+        except ConnectionInvalid as error:
+            raise LaunchError(f"launcher.connection: {error}", retryable=False) from error
+    return scheduler

@@ -337,6 +337,57 @@ def test_a_cluster_that_does_not_answer_is_no_end(job, monkeypatch):
     assert one.status().state is JobState.RUNNING
 
 
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_cluster_is_reached_by_an_airflow_connection_and_its_keys_are_nowhere(
+    job, monkeypatch, as_text, tmp_path
+):
+    one = job("print('trained')", nodes=1, connection="training_cluster")
+    told = json.loads(one.cluster.kubeconfig.read_text())
+    user, server = told["users"][0]["user"], told["clusters"][0]["cluster"]
+    for about, name in (
+        *((user, "client-key"), (user, "client-certificate")),
+        *((server, "certificate-authority"),),
+    ):
+        about[f"{name}-data"] = base64.b64encode(Path(about.pop(name)).read_bytes()).decode()
+    key = user["client-key-data"]
+    extra = {"kube_config": json.dumps(told) if as_text else told}
+    said = {"conn_type": "kubernetes", "extra": extra}
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    monkeypatch.setenv("AIRFLOW_CONN_TRAINING_CLUSTER", json.dumps(said))
+    one.start()
+    assert one.handle.place == f"{SPACE}@training_cluster/"
+    assert one.launcher.connection_of(one.handle) == "training_cluster"
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
+    assert one.log(0) == "trained\n"
+    secrets = (key, base64.b64decode(key).decode().splitlines()[1])
+    shown = [str(one.launcher.render(one.spec)), str(one.handle), one.said()]
+    shown += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    places = [*Path("/dev/shm").glob("ddl-kubeconfig-*"), *Path("/tmp").glob("ddl-kubeconfig-*")]
+    assert places == []
+    assert not [text for text in shown if any(secret in text for secret in secrets)]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("", "Set AIRFLOW_CONN_TRAINING_CLUSTER"),
+        ({"conn_type": "ssh"}, "is of type 'ssh', not kubernetes"),
+        ({"conn_type": "kubernetes"}, "has no kubeconfig"),
+        ({"conn_type": "kubernetes", "extra": {"kube_config": "c4n: [ary"}}, "has no kubeconfig"),
+        ({"conn_type": "kubernetes", "extra": {"disable_verify_ssl": True}}, "is checked"),
+    ],
+)
+def test_a_connection_that_reaches_no_cluster_says_why(monkeypatch, said, words):
+    monkeypatch.setenv("AIRFLOW_CONN_TRAINING_CLUSTER", said and json.dumps(said))
+    handle = JobHandle(
+        *("kubernetes", "a", 0, 1, Path("/r"), Path("/l")), place="@training_cluster/"
+    )
+    with pytest.raises(SubmitFailed) as caught:
+        KubernetesLauncher().status(handle)
+    assert words in str(caught.value) and "c4n" not in str(caught.value)
+    assert not caught.value.retryable
+
+
 # The last one: the node comes back with other tests' pods to be removed.
 def test_a_node_without_power_is_named(job, cluster):
     one = job(SLEEP).start().up()

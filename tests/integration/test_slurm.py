@@ -6,6 +6,7 @@ All trainings run at the same time. Each waits, as soon as its ranks are up, for
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -56,6 +57,39 @@ model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
 model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
 model.fit(rows, rows.sum(1), epochs=2, verbose=0, callbacks=[ddl.keras.BroadcastCallback()])
 if ddl.rank() == 0:
+    model.save(os.environ["RESULT_DIR"] + "/model.keras")
+"""
+STEPS = 60
+MAKES_ROOM = f"""\
+import os, time
+import ddl, keras, numpy, tensorflow as tf
+here, kept = os.environ["LOG_DIR"], os.environ["CHECKPOINT_DIR"] + "/state.npz"
+weights, first = tf.Variable(tf.zeros([2, 1])), 0
+if os.path.exists(kept):
+    with numpy.load(kept) as state:
+        weights.assign(state["weights"])
+        first = int(state["step"])
+def save(step):
+    with open(kept + ".partial", "wb") as file:
+        numpy.savez(file, weights=weights.numpy(), step=step)
+    os.replace(kept + ".partial", kept)
+ddl.on_preempt(save)
+for step in range(first, {STEPS}):
+    rows = tf.fill([4, 2], 1.0 + (step + ddl.rank()) % 3)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((rows @ weights - 1.0) ** 2)
+    ((gradient, _),) = ddl.grads_reduce([(tape.gradient(loss, weights), weights)])
+    weights.assign_sub(0.01 * gradient)
+    if ddl.rank() == 0:
+        print("step", step + 1, flush=True)
+        with open(here + "/steps", "a") as file:
+            file.write(f"{{step + 1}}\\n")
+    if not os.path.exists(here + "/go"):
+        time.sleep(0.5)
+    ddl.end_of_step(step + 1)
+if ddl.rank() == 0:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([weights.numpy()])
     model.save(os.environ["RESULT_DIR"] + "/model.keras")
 """
 # What a task finds in place of sbatch: it dies when Slurm has the job and it has no answer.
@@ -131,6 +165,7 @@ def trainings(
         "succeeds": WAITS + TRAINS,
         **dict.fromkeys(("reconnects", "is-failed", "is-cleared", "is-deleted"), WAITS),
         "is-refused": WAITS,
+        "makes-room": MAKES_ROOM,
     }
     deadly = slurm.folder / "bin" / "sbatch"
     deadly.parent.mkdir()
@@ -141,7 +176,7 @@ def trainings(
         (folder / "data").mkdir(parents=True)
         numpy.save(folder / "data" / "rows.npy", numpy.ones((3, 2), "float32"))
         (folder / "train.py").write_text(script)
-        partition = "nosuch" if name == "is-refused" else "cpu"
+        partition = {"is-refused": "nosuch", "makes-room": "spare"}.get(name, "cpu")
         manifest = MANIFEST.format(
             name=f"slurm-{name}",
             partition=partition,
@@ -153,6 +188,7 @@ def trainings(
         site.wait_for_dag(f"slurm-{name}")
     kill = slurm.folder / "kill-submitter"
     kill.touch()
+    del scripts["makes-room"]  # its test starts it
     for name in ("reconnects", *(name for name in scripts if name != "reconnects")):
         dag_id = f"slurm-{name}"
         started[name] = Training(site, slurm, dag_id, site.trigger(dag_id))
@@ -253,3 +289,27 @@ def test_what_slurm_refuses_fails_at_once(trainings):
     log = one.log()
     assert "Invalid partition name specified. Choose another launcher.partition" in log
     assert "Not retried" in log
+
+
+def test_a_training_that_slurm_preempts_goes_on_in_the_same_try(
+    site, slurm, trainings, triggerer, dags_folder
+):
+    slurm.ask("scancel", "--me")  # of what the others have left, were they not run
+    one = Training(site, slurm, "slurm-makes-room", site.trigger("slurm-makes-room"))
+    path = one.layout.logs / "steps"
+    steps = lambda: path.read_text().split() if path.exists() else []  # noqa: E731
+    one.until(lambda: len(steps()) >= 2, "training")
+    slurm.take_all()
+    (one.layout.logs / "go").touch()
+    assert site.wait_for_run(one.dag_id, one.run_id, _WAIT_S) == "success", one.log()
+    assert [int(step) for step in steps()] == [*range(1, STEPS + 1)]
+    assert one.task()["try_number"] == 1
+    job_id = f"{one.layout.training_id}/train-1"
+    assert (len(slurm.jobs(job_id)), len(slurm.jobs(f"{job_id}.1"))) == (1, 1)
+    assert "preempted, for the 1. time" in one.log() and "this is no attempt" in one.log()
+    (record,) = (dags_folder / "slurm" / "makes-room" / "published").rglob("lineage.json")
+    told = json.loads(record.read_text())
+    used = told["result"]["goodput"]
+    assert (used["steps"], used["preemptions"], told["result"]["steps"]) == (STEPS, 1, STEPS)
+    assert used["held_s"] > 0 and used["between_s"] > 0
+    assert told["tries"]["train"] == 1

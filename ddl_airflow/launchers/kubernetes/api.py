@@ -6,14 +6,20 @@ of the objects is left alone: it knows one version of them, and refuses others.
 
 from __future__ import annotations
 
+import base64
+import copy
 import json
 import os
+import ssl
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
+from ddl_airflow.launchers.session_directory import usual_base
 
 _CONNECT_S, _READ_S = 10.0, 30.0
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -59,12 +65,14 @@ class Cluster:
 
     Args:
         context: of the kubeconfig; empty for its current one, or for the pod's own cluster.
+        connection: an Airflow connection of type ``kubernetes`` that has the kubeconfig; None: it
+            is where kubectl finds it.
 
     Raises:
         SubmitFailed: the package ``kubernetes`` is missing, or there is no way to reach a cluster.
     """
 
-    def __init__(self, context: str = "") -> None:
+    def __init__(self, context: str = "", connection: AirflowConnection | None = None) -> None:
         try:
             import urllib3
             from kubernetes import client, config
@@ -77,8 +85,12 @@ class Cluster:
         # It has no types that hold from one of its versions to the next.
         loading: Any = config
         self._config: Any = client.Configuration()
+        # Of keys that were in files for the moment in which it was made.
+        self._tls: ssl.SSLContext | None = None
         try:
-            if (files := _kubeconfig()) or context:
+            if connection is not None:
+                self._by_connection(loading, context, connection)
+            elif (files := _kubeconfig()) or context:
                 loading.load_kube_config(
                     config_file=files or None,
                     context=context or None,
@@ -89,17 +101,19 @@ class Cluster:
             else:
                 loading.load_incluster_config(client_configuration=self._config)
                 self.namespace = _IN_POD.read_text("utf-8").strip()
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, ConnectionInvalid, OSError) as error:
             message = f"cannot reach a Kubernetes cluster: {error}. {_HOW_TO_REACH}"
             raise SubmitFailed(message, retryable=False) from error
         self._errors = urllib3.exceptions.HTTPError
-        tls = {
+        tls: dict[str, Any] = {
             "ca_certs": self._config.ssl_ca_cert,
             "cert_file": self._config.cert_file,
             "key_file": self._config.key_file,
             "cert_reqs": "CERT_REQUIRED" if self._config.verify_ssl else "CERT_NONE",
             "server_hostname": getattr(self._config, "tls_server_name", None),
         }
+        if self._tls is not None:
+            tls = {"ssl_context": self._tls, "server_hostname": tls["server_hostname"]}
         settings: dict[str, Any] = {name: one for name, one in tls.items() if one}
         settings["timeout"] = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
         proxy = self._config.proxy
@@ -120,6 +134,35 @@ class Cluster:
                 return set()
             raise
         return {str(one["name"]) for one in told.get("resources", ())}
+
+    def _by_connection(self, loading: Any, context: str, connection: AirflowConnection) -> None:
+        name = f"connection {connection.conn_id!r}"
+        if connection.conn_type != "kubernetes":
+            raise ConnectionInvalid(f"{name} is of type {connection.conn_type!r}, not kubernetes")
+        if connection.is_set("disable_verify_ssl"):
+            raise ConnectionInvalid(
+                f"{name} has disable_verify_ssl, and the server's certificate is checked. Take it "
+                "out, and have the server's authority in the kubeconfig"
+            )
+        context = context or connection.text("cluster_context")
+        if connection.is_set("in_cluster"):
+            loading.load_incluster_config(client_configuration=self._config)
+            self.namespace = _IN_POD.read_text("utf-8").strip()
+        else:
+            told = _kubeconfig_of(connection, name)
+            with tempfile.TemporaryDirectory(dir=usual_base(), prefix="ddl-kubeconfig-") as folder:
+                loading.load_kube_config_from_dict(
+                    _with_files(told, Path(folder)),
+                    context=context or None,
+                    client_configuration=self._config,
+                    persist_config=False,
+                )
+                if self._config.host.startswith("https:"):
+                    self._tls = _tls_of(self._config)
+            chosen = context or told.get("current-context")
+            contexts = {one["name"]: one["context"] for one in told.get("contexts", ())}
+            self.namespace = contexts.get(chosen, {}).get("namespace") or "default"
+        self.namespace = connection.text("namespace") or self.namespace
 
     def create(self, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
         """The object as the server keeps it."""
@@ -205,6 +248,47 @@ def _json(data: bytes) -> dict[str, Any]:
     except ValueError:  # of a proxy
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def _kubeconfig_of(connection: AirflowConnection, name: str) -> dict[str, Any]:
+    import yaml
+
+    said: Any = connection.extra.get("kube_config")
+    try:
+        if not said and (path := connection.text("kube_config_path")):
+            said = Path(path).expanduser().read_text("utf-8")
+        told = yaml.safe_load(said) if isinstance(said, str) else said
+    except (yaml.YAMLError, UnicodeDecodeError):
+        told = None  # not what was wrong with it: it has keys
+    if not isinstance(told, dict):
+        raise ConnectionInvalid(
+            f"{name} has no kubeconfig. Enter it as kube_config, or kube_config_path or in_cluster"
+        )
+    return told
+
+
+def _with_files(kubeconfig: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The kubeconfig with files in place of certificates and keys that are written into it."""
+    told = copy.deepcopy(dict(kubeconfig))
+    for kind in ("cluster", "user"):
+        for entry in told.get(f"{kind}s") or ():
+            about = entry.get(kind) or {}
+            for name in [one for one in about if one.endswith("-data")]:
+                path = folder / f"{kind}-{entry['name']}-{name}".replace("/", "-")
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(file, "wb") as opened:
+                    opened.write(base64.b64decode(about.pop(name)))
+                about[name.removesuffix("-data")] = str(path)
+    return told
+
+
+def _tls_of(config: Any) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=config.ssl_ca_cert)
+    if not config.verify_ssl:
+        made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if config.cert_file:
+        made.load_cert_chain(config.cert_file, config.key_file)
+    return made
 
 
 def _kubeconfig() -> str:

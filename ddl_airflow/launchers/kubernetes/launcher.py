@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.connections import AirflowConnection, FindConnection, own_connection
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
-from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told
@@ -74,6 +75,7 @@ class KubernetesLauncher:
         image: of the pods; without it no job can be rendered, and every job found.
         python: the ranks' interpreter, in the image.
         context, namespace: where the pods are; empty for the kubeconfig's own.
+        connection: id of an Airflow connection that has the kubeconfig; empty for none.
         operator: who makes the pods, a key of ``operators.OPERATORS``.
         others: as ``objects.Wanted`` has them.
     """
@@ -86,6 +88,7 @@ class KubernetesLauncher:
         python: str = "python",
         context: str = "",
         namespace: str = "",
+        connection: str = "",
         operator: str = "none",
         **others: Any,
     ) -> None:
@@ -93,11 +96,23 @@ class KubernetesLauncher:
         self._python = python
         self._operator = OPERATORS[operator]
         self._namespace = namespace
-        # What any other launcher finds the job by.
+        # What any other launcher finds the job by: [operator:]namespace[@connection]/context. A
+        # namespace has neither : nor @ in its name, nor has an id of a connection a slash.
         where = namespace if operator == "none" else f"{operator}:{namespace}"
+        where += f"@{connection}" if connection else ""
         self._place = f"{where}/{context}" if where or context else ""
+        self._find: FindConnection = own_connection
         self._others = others
-        self._clusters: dict[str, Cluster] = {}
+        # By context and id of a connection, with what that was when it was looked up.
+        self._clusters: dict[tuple[str, str], tuple[AirflowConnection | None, Cluster]] = {}
+
+    def find_connections(self, find: FindConnection) -> None:
+        """As ``ddl_airflow.launchers.base.Connecting``."""
+        self._find = find
+
+    def connection_of(self, handle: JobHandle) -> str:
+        """The id of the connection by which a job is reached; empty for none."""
+        return handle.place.partition("/")[0].partition("@")[2]
 
     def render(self, job: JobSpec) -> Submission:
         """The objects, as ``kubectl create`` takes them. No value of the environment is in them.
@@ -317,11 +332,17 @@ class KubernetesLauncher:
         return handle.log_dir / f"rank-{rank}.log"
 
     def _where(self, handle: JobHandle) -> tuple[Cluster, str, Operator]:
-        where, _, context = handle.place.partition("/")
+        place, _, context = handle.place.partition("/")
+        where, _, conn_id = place.partition("@")
         operator, _, namespace = where.rpartition(":")
-        if context not in self._clusters:
-            self._clusters[context] = Cluster(context)
-        cluster = self._clusters[context]
+        try:
+            connection = self._find(conn_id) if conn_id else None
+        except ConnectionInvalid as error:
+            raise SubmitFailed(f"launcher.connection: {error}", retryable=False) from error
+        key = (context, conn_id)
+        if key not in self._clusters or self._clusters[key][0] != connection:
+            self._clusters[key] = connection, Cluster(context, connection)
+        cluster = self._clusters[key][1]
         return cluster, namespace or cluster.namespace, OPERATORS[operator or "none"]
 
 

@@ -261,3 +261,40 @@ def test_a_job_that_would_wait_for_ever_is_taken_from_the_queue(triggered, clust
     (event,) = events(triggered())
     assert JobStatus.load(event["status"]) == never
     assert cancelled == [triggered.started.handle]
+
+
+@pytest.fixture
+def connects(monkeypatch):
+    """The scheduler is reached by the connection "my_cluster"; what it was at each question."""
+    found = []
+    ask = FakeScheduler.ask
+
+    def asks(self, handles):
+        found.append(self.found("my_cluster").login)
+        return ask(self, handles)
+
+    def find_connections(self, find):
+        self.found = find
+
+    monkeypatch.setattr(FakeScheduler, "ask", asks)
+    monkeypatch.setattr(FakeScheduler, "find_connections", find_connections, raising=False)
+    monkeypatch.setattr(FakeScheduler, "connection_of", lambda *_: "my_cluster", raising=False)
+    monkeypatch.setattr("ddl_airflow.triggers.job._CONNECTIONS", {})
+    return found
+
+
+def test_airflow_is_asked_for_the_connection_by_which_a_job_is_reached(
+    triggered, cluster, connects, monkeypatch
+):
+    told = {"conn_type": "kubernetes", "login": "trainer"}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_CLUSTER", json.dumps(told))
+    cluster.set(1, "succeeded", "")
+    (event,) = events(triggered())
+    assert event["status"]["state"] == "succeeded"
+    assert connects == ["trainer"]
+
+
+def test_a_connection_that_airflow_does_not_have_is_named(triggered, cluster, connects):
+    (event,) = events(triggered())
+    assert "launcher.connection: Airflow has no connection 'my_cluster'" in event["unseen"]
+    assert cluster.state(1) == "pending"

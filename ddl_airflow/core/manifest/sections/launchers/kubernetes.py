@@ -86,6 +86,12 @@ class Kubernetes(Launcher):
         description="Image of the pods: a Python with ddl-ops, Open MPI, and sshd.",
         examples=["registry.example.com/trainer:2.21"],
     )
+    connection: Text | None = Field(
+        default=None,
+        description="Airflow connection of type kubernetes that has the kubeconfig; by default "
+        "it is a file that tasks and triggerer find.",
+        examples=["training_cluster"],
+    )
     context: Text | None = Field(
         default=None,
         description="Context of the kubeconfig that tasks and triggerer find; by default its "
