@@ -16,7 +16,7 @@ import pytest
 
 from ddl_airflow.launchers.processes import marked
 from tests.integration.hosts import Hosts, available
-from tests.integration.launched import LaunchedJob
+from tests.integration.launched import LaunchedJob, over_ssh
 from tests.integration.test_launcher_contract import NODE_LOST, Bench, Kubernetes, Slurm, Ssh
 from tests.limits import until, within
 
@@ -163,3 +163,56 @@ def test_cancelling_ends_all_tasks_everywhere(cluster, bench) -> None:
     bench.kill(one, signal.SIGTERM)
     kind, said, _ = one.ended()
     assert (kind, "was cancelled" in said) == ("JobLost", True), one.said()
+
+
+# Variables on both servers, each of which writes its part of the checkpoint.
+TRAINS = """\
+import json, os
+import tensorflow as tf
+config = json.loads(os.environ["TF_CONFIG"])
+kind, index = config["task"]["type"], config["task"]["index"]
+cluster = tf.train.ClusterSpec(config["cluster"])
+server = tf.train.Server(cluster, job_name=kind, task_index=index)
+if kind == "ps":
+    server.join()
+with tf.device(tf.train.replica_device_setter(
+    cluster=cluster, worker_device=f"/job:{kind}/task:{index}"
+)):
+    weights = [tf.get_variable(f"w{n}", [2, 1], initializer=tf.zeros_initializer()) for n in (0, 1)]
+    step = tf.train.get_or_create_global_step()
+    loss = tf.reduce_mean((tf.ones([4, 2]) @ (weights[0] + weights[1]) - 1.0) ** 2)
+    train = tf.train.GradientDescentOptimizer(0.05).minimize(loss, global_step=step)
+saver = tf.train.Saver(sharded=True)
+own = tf.ConfigProto(device_filters=["/job:ps", f"/job:{kind}/task:{index}"])
+with tf.train.MonitoredTrainingSession(
+    server.target, is_chief=kind == "master", config=own,
+    scaffold=tf.train.Scaffold(saver=saver),
+    checkpoint_dir=os.environ["CHECKPOINT_DIR"] if kind == "master" else None,
+    hooks=[tf.train.StopAtStepHook(last_step=40)],
+) as session:
+    while not session.should_stop():
+        done, now = session.run([step, loss, train])[:2]
+print(kind, index, "at", done, "loss", now)
+"""
+
+
+def test_tensorflows_servers_on_two_hosts_hold_and_save_the_variables_of_one_model(
+    tmp_path: Path,
+) -> None:
+    if reason := available():
+        pytest.skip(reason)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    env = {"CHECKPOINT_DIR": str(kept), "DDL_TF1": "1"}
+    with Hosts(tmp_path / "hosts", 3) as hosts:
+        before = hosts.sent_bytes()
+        one = over_ssh(hosts, "train-1", tmp_path / "run", TRAINS, servers=True, env=env)
+        assert one.ended() == ["", "", 2], one.said()
+        sent = [now - was for now, was in zip(hosts.sent_bytes(), before, strict=True)]
+    assert all("released" in record for record in records(one)[4:])
+    assert "rank 0 | master 0 at" in one.said()
+    # Of each server a part, from one to the other host.
+    names = sorted(path.name for path in kept.glob("model.ckpt-*.data-*"))
+    assert any("-00000-of-00002" in name for name in names), names
+    assert any("-00001-of-00002" in name for name in names), names
+    assert min(sent[1:]) > 10_000, sent
