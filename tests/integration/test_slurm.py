@@ -156,6 +156,18 @@ class Training:
         return states == {"CANCELLED"} and not marked("DDL_JOB_ID", job_id)
 
 
+def add_dag(dags_folder: Path, name: str, script: str, partition: str) -> Path:
+    """A DAG ``slurm-<name>``; its folder."""
+    folder = dags_folder / "slurm" / name
+    (folder / "data").mkdir(parents=True)
+    numpy.save(folder / "data" / "rows.npy", numpy.ones((3, 2), "float32"))
+    (folder / "train.py").write_text(script)
+    distribution = "mpi" if "ddl" in script else "independent"
+    manifest = MANIFEST.format(name=f"slurm-{name}", partition=partition, distribution=distribution)
+    (folder / "manifest.yml").write_text(manifest)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def trainings(
     site: AirflowSite, slurm: SlurmCluster, dags_folder: Path
@@ -165,30 +177,18 @@ def trainings(
         "succeeds": WAITS + TRAINS,
         **dict.fromkeys(("reconnects", "is-failed", "is-cleared", "is-deleted"), WAITS),
         "is-refused": WAITS,
-        "makes-room": MAKES_ROOM,
     }
     deadly = slurm.folder / "bin" / "sbatch"
     deadly.parent.mkdir()
     deadly.write_text(DEADLY.format(folder=slurm.folder))
     deadly.chmod(0o755)
     for name, script in scripts.items():
-        folder = dags_folder / "slurm" / name
-        (folder / "data").mkdir(parents=True)
-        numpy.save(folder / "data" / "rows.npy", numpy.ones((3, 2), "float32"))
-        (folder / "train.py").write_text(script)
-        partition = {"is-refused": "nosuch", "makes-room": "spare"}.get(name, "cpu")
-        manifest = MANIFEST.format(
-            name=f"slurm-{name}",
-            partition=partition,
-            distribution="mpi" if "ddl" in script else "independent",
-        )
-        (folder / "manifest.yml").write_text(manifest)
+        add_dag(dags_folder, name, script, "nosuch" if name == "is-refused" else "cpu")
     started = {}
     for name in scripts:
         site.wait_for_dag(f"slurm-{name}")
     kill = slurm.folder / "kill-submitter"
     kill.touch()
-    del scripts["makes-room"]  # its test starts it
     for name in ("reconnects", *(name for name in scripts if name != "reconnects")):
         dag_id = f"slurm-{name}"
         started[name] = Training(site, slurm, dag_id, site.trigger(dag_id))
@@ -292,9 +292,11 @@ def test_what_slurm_refuses_fails_at_once(trainings):
 
 
 def test_a_training_that_slurm_preempts_goes_on_in_the_same_try(
-    site, slurm, trainings, triggerer, dags_folder
+    site, slurm, triggerer, dags_folder
 ):
-    slurm.ask("scancel", "--me")  # of what the others have left, were they not run
+    """The last one: the better job needs all that the others have had."""
+    folder = add_dag(dags_folder, "makes-room", MAKES_ROOM, "spare")
+    site.wait_for_dag("slurm-makes-room")
     one = Training(site, slurm, "slurm-makes-room", site.trigger("slurm-makes-room"))
     path = one.layout.logs / "steps"
     steps = lambda: path.read_text().split() if path.exists() else []  # noqa: E731
@@ -307,7 +309,7 @@ def test_a_training_that_slurm_preempts_goes_on_in_the_same_try(
     job_id = f"{one.layout.training_id}/train-1"
     assert (len(slurm.jobs(job_id)), len(slurm.jobs(f"{job_id}.1"))) == (1, 1)
     assert "preempted, for the 1. time" in one.log() and "this is no attempt" in one.log()
-    (record,) = (dags_folder / "slurm" / "makes-room" / "published").rglob("lineage.json")
+    (record,) = (folder / "published").rglob("lineage.json")
     told = json.loads(record.read_text())
     used = told["result"]["goodput"]
     assert (used["steps"], used["preemptions"], told["result"]["steps"]) == (STEPS, 1, STEPS)

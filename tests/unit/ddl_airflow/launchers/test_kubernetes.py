@@ -4,6 +4,7 @@ is in tests/integration/test_kubernetes_launcher.py.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState, StartedJob
 from ddl_airflow.core.manifest import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
+from ddl_airflow.launchers.kubernetes import api as kubernetes_api
 from ddl_airflow.launchers.kubernetes import pod as pod_program
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.causes import dead, judged, left_over, refused
@@ -515,3 +518,52 @@ def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, a
     error = refused(Refused(code, "", said), "vision", one)
     assert error.retryable is again
     assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
+
+
+def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, monkeypatch):
+    private, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=airflow"]
+    files = ["-keyout", str(private), "-out", str(certificate)]
+    subprocess.run([*words, *files], check=True, capture_output=True)
+    encoded = [base64.b64encode(one.read_bytes()).decode() for one in (certificate, private)]
+    told = {
+        "current-context": "here",
+        "contexts": [
+            {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "vision"}}
+        ],
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {
+                    "server": "https://127.0.0.1:9",
+                    "certificate-authority-data": encoded[0],
+                },
+            }
+        ],
+        "users": [
+            {
+                "name": "u",
+                "user": {"client-certificate-data": encoded[0], "client-key-data": encoded[1]},
+            }
+        ],
+    }
+    monkeypatch.setattr("ddl_airflow.launchers.kubernetes_api.usual_base", lambda: tmp_path)
+    seen = []
+    made = kubernetes_api._with_files
+
+    def with_files(kubeconfig, folder):
+        found = made(kubeconfig, folder)
+        seen.extend((path.stat().st_mode & 0o777, path.read_bytes()) for path in folder.iterdir())
+        return found
+
+    monkeypatch.setattr(kubernetes_api, "_with_files", with_files)
+    one = AirflowConnection("c", "kubernetes", extra={"kube_config": told})
+    for _ in range(2):  # the second is not told where the first's files were
+        cluster = kubernetes_api.Cluster("", one)
+        assert cluster.namespace == "vision"
+        with pytest.raises(LaunchError, match="does not answer"):
+            cluster.list("vision", "Job")
+    assert len(seen) == 6 and {mode for mode, _ in seen} == {0o600}
+    assert private.read_bytes() in [text for _, text in seen]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate", "key"]
+    assert told["users"][0]["user"]["client-key-data"] == encoded[1]  # as it was
