@@ -314,4 +314,4 @@ def test_a_training_that_slurm_preempts_goes_on_in_the_same_try(
     used = told["result"]["goodput"]
     assert (used["steps"], used["preemptions"], told["result"]["steps"]) == (STEPS, 1, STEPS)
     assert used["held_s"] > 0 and used["between_s"] > 0
-    assert told["tries"]["train"] == 1
+    assert told["run"]["tries"]["train"] == 1

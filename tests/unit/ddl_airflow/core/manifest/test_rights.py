@@ -120,6 +120,13 @@ def test_so_are_those_of_secret_parameters(found):
     assert list(found(some, more=f"parameters: {given}")) == ["parameters.key"]
 
 
+def test_so_are_those_of_launchers(found):
+    some = Rights(("team_*",))
+    for kind in ("{kind: ssh, connection: %s}", "{kind: kubernetes, image: a, connection: %s}"):
+        assert found(some, more=f"launcher: {kind % 'team_hosts'}") == {}
+        assert list(found(some, more=f"launcher: {kind % 'other'}")) == ["launcher.connection"]
+
+
 def test_folders_are_the_manifests_own_or_listed_however_they_are_named(found, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
