@@ -9,7 +9,7 @@ from airflow.sdk.log import redact
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.hooks.store import ObjectStoreHook, store_of
+from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, store_of
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 
@@ -149,3 +149,17 @@ def test_conn_id_that_airflow_lacks_is_named_and_nobodys_keys_are_taken(monkeypa
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretOfTheMachine")
     with pytest.raises(ConnectionInvalid, match="no connection 'nobody'.*AIRFLOW_CONN_NOBODY"):
         s3(conn_id="nobody")
+
+
+def test_a_connection_is_read_as_it_is_and_its_secrets_are_masked(monkeypatch):
+    masked = []
+    monkeypatch.setattr("ddl_airflow.hooks.store.mask_secret", masked.append)
+    extra = {"private_key": "a key", "host_key": "ssh-ed25519 AAAA"}
+    said = {"conn_type": "ssh", "host": "gpu1", "login": "trainer", "port": 22, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_HOSTS", json.dumps(said))
+    one = connection_of("gpu_hosts")
+    assert (one.conn_type, one.host, one.port, one.login) == ("ssh", "gpu1", 22, "trainer")
+    assert dict(one.extra) == extra and "a key" not in repr(one)
+    assert masked == ["a key"]
+    with pytest.raises(ConnectionInvalid, match=r"no connection 'nobody'.*AIRFLOW_CONN_NOBODY"):
+        connection_of("nobody")
