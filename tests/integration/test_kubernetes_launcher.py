@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
-from ddl_airflow.core.job import JobState
+from ddl_airflow.core.job import JobHandle, JobState
 from ddl_airflow.launchers.base import Scheduler
 from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours
 from tests.integration.kubernetes_jobs import SLEEP, Job, Jobs

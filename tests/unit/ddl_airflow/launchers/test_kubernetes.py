@@ -547,7 +547,7 @@ def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, mo
             }
         ],
     }
-    monkeypatch.setattr("ddl_airflow.launchers.kubernetes_api.usual_base", lambda: tmp_path)
+    monkeypatch.setattr("ddl_airflow.launchers.kubernetes.api.usual_base", lambda: tmp_path)
     seen = []
     made = kubernetes_api._with_files
 

@@ -170,7 +170,7 @@ class NoOperator:
 
     namespace = "default"
 
-    def __init__(self, _context: str) -> None:
+    def __init__(self, _context: str, _connection: object) -> None:
         pass
 
     def has(self, _version: str) -> set[str]:
