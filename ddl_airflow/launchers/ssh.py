@@ -14,10 +14,7 @@ says 0 (prterun(1)); the ranks' records decide, and a host that does not answer 
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
 import sys
 import threading
 import time
@@ -40,7 +37,6 @@ from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh, on_each
 from ddl_airflow.launchers.ssh_connection import ConnectedSsh, hosts_of
-from ddl_airflow.launchers.tether import tethered
 
 # Of the task's host, not of others: sshd and the host's own account set theirs.
 _NOT_THERE = frozenset(
@@ -57,11 +53,10 @@ _KEEPALIVE = {
 }
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
-# Of mpirun, which no person needs.
-_REMARK = re.compile("Warning: setpgid")
-_PREFLIGHT_S = 15.0
-_PAIR_S = 0.2
 _ENDS_S = 3.0
+# Ends of which all ranks have told: whether hosts answer then changes nothing. One that had to make
+# room may be gone by now.
+_SAID_ALL = (JobState.SUCCEEDED, JobState.PREEMPTED)
 _LOOK_S = 5.0
 
 
@@ -97,6 +92,7 @@ class SshLauncher(LocalLauncher):
         ssh_config: ssh's configuration; empty: that of this user.
         connection: in place of it, the id of an Airflow connection, whose keys are in files while
             the job is there.
+        preflight: whether a host must be well; False: it must answer.
     """
 
     kind = "ssh"
@@ -109,12 +105,14 @@ class SshLauncher(LocalLauncher):
         network: str = "",
         ssh_config: str = "",
         connection: str = "",
+        preflight: bool = True,
     ) -> None:
         super().__init__()
         self._named = tuple(hosts)
         self._hostfile = hostfile
         self._min_nodes = min_nodes
         self._network = network
+        self._preflight = preflight
         self._ssh = Ssh(ssh_config)
         self._conn_id = connection
         self._find: FindConnection = own_connection
@@ -218,11 +216,13 @@ class SshLauncher(LocalLauncher):
         folders = {"the workspace": job.record_dir, "temporary files": Path("/tmp")}  # noqa: S108
         asked = preflight.Asked(_python(job), job.slots, marker, folders)
         looks = preflight.look_at(self._ssh, hosts, asked)
+        if not self._preflight:  # all that answer are well
+            looks = [replace(look, wrong=()) if look.facts else look for look in looks]
         wrong = {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
         well = [look.host for look in looks if not look.wrong]
-        speeds: dict[tuple[str, str], float] = {}
-        if len(well) > 1 and len(well) >= self._least(job):
-            speeds, at_fault = self._linked(job, well)
+        speeds: preflight.Speeds = {}
+        if self._preflight and len(well) > 1 and len(well) >= self._least(job):
+            speeds, at_fault = preflight.linked(well, partial(self._measured, job))
             wrong |= at_fault
             well = [host for host in well if host not in wrong]
         for host, why in wrong.items():
@@ -240,67 +240,14 @@ class SshLauncher(LocalLauncher):
         log.info("ranks go to %d host(s)%s: %s", len(chosen), fewer, ", ".join(chosen))
         return chosen, next(look.facts["sees_marker"] for look in looks if look.host == chosen[0])
 
-    def _linked(
-        self, job: JobSpec, hosts: Sequence[str]
-    ) -> tuple[dict[tuple[str, str], float], dict[str, str]]:
-        """Bytes a second of each pair, and each host whose links do not do; with the reason."""
-        said, why = self._measured(job, hosts)
-        if said is not None:
-            speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
-            wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
-            if preflight.slow_hosts(speeds):
-                # Somebody else may have been busy there for that second.
-                again, _ = self._measured(job, hosts)
-                for a, b, speed in again["pairs"] if again else ():
-                    speeds[hosts[a], hosts[b]] = max(speed, speeds[hosts[a], hosts[b]])
-            return speeds, {**preflight.slow_hosts(speeds), **wrong}
-        # Which one? Each with the first; if none can, with the second.
-        for first in hosts[:2]:
-            others = [host for host in hosts if host != first]
-            each = on_each(others, partial(self._with, job, first))
-            bad = {
-                host: f"no reduction with {first}: {said}" for host, said in each.items() if said
-            }
-            if len(bad) < len(others):
-                return {}, bad or {hosts[-1]: f"no reduction among all hosts: {why}"}
-        return {}, {host: f"no reduction with any other host: {why}" for host in hosts}
-
-    def _with(self, job: JobSpec, first: str, host: str) -> str:
-        """Why two hosts do not reduce together; empty if they do."""
-        return self._measured(job, [first, host])[1]
-
     def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
         env = self._environment(replace(job, env={}))  # no secrets
         command = [_python(job), "-m", "ddl_ops.preflight"]
         mpi = OpenMpi(find_mpirun(_python(job)))
         argv = mpi.argv(len(hosts), [*self._options(hosts, 1, env), *command], 1)
-        limit = _PREFLIGHT_S + _PAIR_S * len(hosts) * len(hosts)
-        try:
-            ended = subprocess.run(
-                tethered(argv),
-                env=env,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
-        lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        try:
-            said = json.loads(lines[-1])
-            complete = len(said["pairs"]) == len(hosts) * (len(hosts) - 1) // 2
-        except (IndexError, ValueError, LookupError, TypeError):
-            complete = False
-        if complete:
-            return said, ""
-        lines = [line.strip() for line in ended.stderr.splitlines()]
-        words = [line for line in lines if re.search(r"\w", line) and not _REMARK.search(line)]
-        return None, " ".join(words)[:300] or f"mpirun ended with exit code {ended.returncode}"
+        said, why = preflight.run_mpirun(argv, len(hosts), env)
+        return preflight.reductions(said, len(hosts), why)
 
     def render(self, job: JobSpec) -> Submission:
         """``mpirun --host … -x … python -m ddl_ops.rank --command …``.
@@ -366,7 +313,7 @@ class SshLauncher(LocalLauncher):
         status = ranks_status(handle, running=False)
         failure = status.failure
         own = failure is not None and failure.exit_code is not None and job.silent is None
-        if status.state is JobState.SUCCEEDED or own or not job.silent:
+        if status.state in _SAID_ALL or own or not job.silent:
             return status
         silent = " ".join(f"{host}: {why}." for host, why in job.silent.items())
         return JobStatus(
@@ -377,7 +324,7 @@ class SshLauncher(LocalLauncher):
     def _look_after(self, handle: JobHandle, job: _Job) -> None:
         """Brings what is left, and asks each host whether it is there. Not in the caller's time."""
         silent: dict[str, str] = {}
-        if ranks_status(handle, running=False).state is not JobState.SUCCEEDED:
+        if ranks_status(handle, running=False).state not in _SAID_ALL:
             said = on_each(job.hosts, lambda host: self._ssh.run(host, ["true"], timeout_s=_ENDS_S))
             silent = {host: one.why for host, one in said.items() if one.code is None}
         if job.placement is not None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import ranks_status, run_folder
+from ddl_airflow.launchers.job_preflight import unwell
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.facts import (
     ENDED_BECAUSE,
@@ -140,16 +141,16 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     job, pods, events = facts["job"], facts["pods"], facts["events"]
     if job is None:
         gone = "Kubernetes has no such job any more: it was cancelled, or somebody deleted it."
-        return _ended(handle, Verdict(JobState.LOST, gone))
+        return _ended(handle, Verdict(JobState.LOST, gone), pods)
     if is_deleted(job):
         late = [pod for pod in pods if is_overdue(pod, now)]
         if late:
-            return _ended(handle, _node_lost(late[0]))
+            return _ended(handle, _node_lost(late[0]), pods)
         return JobStatus(JobState.RUNNING, reason="is being ended")
     if (over := over_since(job)) is not None:
         if now - over < SETTLE_S and any(is_alive(pod) for pod in workers_of(pods)):
             return JobStatus(JobState.RUNNING, reason="is ending")
-        return _ended(handle, why_ended(facts))
+        return _ended(handle, why_ended(facts), pods)
     began = seconds(job["metadata"]["creationTimestamp"]) + delay_of(job)
     if WAITS in annotations_of(job):
         until = datetime.fromtimestamp(began, UTC).strftime("%H:%M:%S UTC")
@@ -215,12 +216,19 @@ def outdated(job: _Object, now: float) -> bool:
     return over is not None and now - over > float(annotations_of(job).get(KEEP_FINISHED, "inf"))
 
 
-def _ended(handle: JobHandle, verdict: Verdict | None) -> JobStatus:
+def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:
     status = ranks_status(handle, running=False)
+    if status.state is JobState.LOST:
+        on = {host_of(pod): place_of(pod) for pod in pods}
+        if said := unwell(handle.record_dir, run_folder(handle), on):
+            return JobStatus(JobState.LOST, reason=said)
     if status.state is JobState.SUCCEEDED or status.permanent or verdict is None:
         return status
     failure = status.failure
     if failure is None:
+        if status.step is not None and verdict.state is JobState.PREEMPTED:
+            why = f"{verdict.reason.rstrip('.')}; {status.reason}."
+            return replace(status, reason=why)
         return JobStatus(verdict.state, reason=verdict.reason, permanent=verdict.permanent)
     # What a rank did by itself says more than that the rest was ended.
     consequence = (
@@ -230,7 +238,8 @@ def _ended(handle: JobHandle, verdict: Verdict | None) -> JobStatus:
     if not consequence or (verdict.state is JobState.LOST and not verdict.pod):
         return status
     if verdict.state is JobState.FAILED and verdict.pod == failure.host:
-        return replace(status, failure=replace(failure, reason=verdict.reason))
+        killed = "" if verdict.reason.startswith("was ") else "was killed: "
+        return replace(status, failure=replace(failure, reason=killed + verdict.reason))
     return JobStatus(verdict.state, reason=verdict.reason, permanent=verdict.permanent)
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.job import JobSpec
+from ddl_airflow.launchers import job_preflight
 from ddl_airflow.launchers.local import on_nodes
 from ddl_airflow.launchers.mpirun import OpenMpi
 
@@ -45,6 +46,7 @@ GPUS = "nvidia.com/gpu"
 POD_PROGRAM = Path(__file__).with_name("pod.py")
 
 _PORT = 2222
+_HOSTFILE = "/etc/ddl/hostfile"
 # A pod that JobSet makes of it has 18 letters more, and 63 at most.
 _LONGEST_SLUG = 28
 # What the launcher's pod asks for: ssh, and mpirun without ranks.
@@ -93,7 +95,7 @@ _SETTINGS = {
     "PRTE_MCA_plm_ssh_args": "-F /etc/ddl/ssh_config",
     # Only the launcher has the key with which one may log in.
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-    "PRTE_MCA_prte_default_hostfile": "/etc/ddl/hostfile",
+    "PRTE_MCA_prte_default_hostfile": _HOSTFILE,
     "PRTE_MCA_oob_tcp_keepalive_time": "5",
     "PRTE_MCA_oob_tcp_keepalive_intvl": "2",
     "PRTE_MCA_oob_tcp_keepalive_probes": "3",
@@ -122,6 +124,7 @@ class Wanted:
     time_limit_s: float | None = None
     grace_s: float = 30.0
     keep_finished_s: float = 3600.0
+    preflight: bool = True
 
 
 def name_of(job_id: str) -> str:
@@ -201,11 +204,14 @@ def _service(job: JobSpec, name: str) -> dict[str, Any]:
 def _mpirun(job: JobSpec, wanted: Wanted) -> list[str]:
     mpi = OpenMpi("mpirun")
     program, *words = on_nodes(mpi, job, wanted.python)
-    argv = [program, "--hostfile", "/etc/ddl/hostfile", *words]
+    argv = [program, "--hostfile", _HOSTFILE, *words]
     if job.lock is not None:
         keep = ["--keep", *map(str, job.keep)] if job.keep else []
         locked = [wanted.python, "-m", "ddl_ops.locked", *keep, str(job.lock), job.job_id, "--"]
         argv = [*locked, *argv]
+    if wanted.preflight and job.nodes > 1:
+        look = job_preflight.words(wanted.python, job.record_dir, job.slots, _HOSTFILE)
+        argv = [*look, *argv]
     return argv
 
 

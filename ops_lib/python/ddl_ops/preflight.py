@@ -1,13 +1,15 @@
 """A short look at the links between hosts: ``mpirun … python -m ddl_ops.preflight``, one rank each.
 
 Every two ranks sum something, several pairs at a time, and rank 0 says how fast it went: a line of
-JSON with ``hosts`` (names by rank), ``pairs`` ([rank, rank, bytes per second] each) and ``wrong``
-(pairs whose sum was not right). mpi4py alone: TensorFlow would take longer to start than this.
+JSON with ``hosts`` (names by rank), ``pairs`` ([rank, rank, bytes per second] each), ``wrong``
+(pairs whose sum was not right) and ``clocks`` (by how many seconds each is ahead of that of rank
+0). mpi4py alone: TensorFlow would take longer to start than this.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -66,12 +68,36 @@ def measure(pair: Any, rank: int) -> tuple[float, bool]:
     return best, right
 
 
+def clock_of(world: Any, rank: int) -> float:
+    """Seconds by which a rank's clock is ahead of that of rank 0; 0 within what asking takes.
+
+    Collective of the two.
+    """
+    if world.Get_rank() == rank:
+        world.recv(source=0)
+        world.send(time.time(), dest=0)
+        return 0.0
+    began = time.time()
+    world.send(None, dest=rank)
+    moment = world.recv(source=rank)
+    return float(min(0.0, moment - began) + max(0.0, moment - time.time()))
+
+
+def host_name() -> str:
+    """Of Slurm the node's name: several may share a host, in a cluster to try things on."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def main() -> int:
     """Prints the line on rank 0; 0 if every sum was right."""
     from mpi4py import MPI  # starts MPI
 
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
+    clocks = {}
+    for other in range(1, size):
+        if rank in (0, other):
+            clocks[other] = clock_of(world, other)
     found: list[tuple[int, int, float, bool]] = []
     for met in rounds(size):
         mine = next((pair for pair in met if rank in pair), None)
@@ -82,7 +108,7 @@ def main() -> int:
             if rank == mine[0]:
                 found.append((*mine, speed, right))
         world.Barrier()
-    told = world.gather((socket.gethostname(), found))
+    told = world.gather((host_name(), found))
     if told is None:
         return 0
     pairs = [one for _, of_rank in told for one in of_rank]
@@ -90,6 +116,7 @@ def main() -> int:
         "hosts": [host for host, _ in told],
         "pairs": [[one, other, speed] for one, other, speed, _ in pairs],
         "wrong": [[one, other] for one, other, _, right in pairs if not right],
+        "clocks": [clocks.get(number, 0.0) for number in range(size)],
     }
     print(json.dumps(said), flush=True)
     return 1 if said["wrong"] else 0

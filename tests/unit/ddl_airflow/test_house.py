@@ -267,8 +267,13 @@ def test_ops_never_import_airflow():
     assert sources
     for path in sources:
         roots = {name.partition(".")[0] for name in imports(path)}
+<<<<<<< HEAD
         # What ddl-run is, and what starts a cluster's tasks on a node; ranks import neither.
         if path not in (OPS / "ddl_ops" / "run.py", OPS / "ddl_ops" / "tasks.py"):
+=======
+        # What ddl-run is, and the look at nodes before ranks start: ranks import neither.
+        if path not in (OPS / "ddl_ops" / "run.py", OPS / "ddl_ops" / "nodes.py"):
+>>>>>>> 0901e36 (Look at the nodes of Slurm and Kubernetes jobs before their ranks start)
             assert not roots & {"airflow", "ddl_airflow"}, path
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, suggestion
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.values import Text, Whole
+from ddl_airflow.core.manifest.values import Text, Whole, truth
+
+# Of kinds that start ranks on several hosts.
+Preflight: TypeAlias = Annotated[
+    bool | None,
+    BeforeValidator(lambda value: None if value is None else truth(value)),
+    Field(
+        description="Whether several hosts are looked at, by themselves and in pairs, before ranks "
+        "start; by default they are.",
+        examples=[False],
+    ),
+]
 
 
 class Launcher(Section):
@@ -27,6 +38,7 @@ class Launcher(Section):
             when a job needs it; empty: planned, and not available yet.
         in_manifests: whether manifests may name it.
         can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
+        not_here: for fields of other kinds that people may expect of this one, what to do.
     """
 
     kind_name: ClassVar[str]
@@ -34,6 +46,7 @@ class Launcher(Section):
     implementation: ClassVar[str] = ""
     in_manifests: ClassVar[bool] = True
     can_run_parameter_servers: ClassVar[bool] = False
+    not_here: ClassVar[Mapping[str, str]] = {}
 
     kind: Text = Field(
         default="local",

@@ -356,6 +356,27 @@ def test_ranks_that_are_all_in_one_pod_are_none_of_success(handle, job):
     assert "ranks 0 and 1 on launcher" in status.reason
 
 
+def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
+    for rank in range(2):
+        record = {"host": f"pod-{rank}", "exit_code": 0, "ended": 2.0, "preempted": {"step": 7}}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    pods = [pod_of(0, deleted=LONG_AGO), pod_of(1)]
+    facts = {"job": job_of("Complete"), "pods": pods, "events": []}
+    status = judged(handle, facts, NOW)
+    assert (status.state, status.step) == (JobState.PREEMPTED, 7)
+    assert "was deleted while the job ran" in status.reason
+    assert "all ranks saved after step 7" in status.reason
+
+
+def test_a_node_that_is_not_well_is_named_with_its_pod(handle):
+    pods = [pod_of(0), pod_of(1)]
+    name = pods[1]["metadata"]["name"]
+    (handle.record_dir / "preflight.json").write_text(json.dumps({name: "its clock is late"}))
+    status = judged(handle, {"job": job_of("Failed"), "pods": pods, "events": []}, NOW)
+    assert (status.state, status.permanent) == (JobState.LOST, False)
+    assert f"Pod {name} on node n1: its clock is late." in status.reason
+
+
 def test_a_job_has_ended_when_its_pods_have(handle):
     facts = {"job": job_of("Complete", at=AT), "pods": [pod_of(0), pod_of(1)], "events": []}
     assert judged(handle, facts, NOW).state is JobState.RUNNING

@@ -155,7 +155,8 @@ def launcher_is_available(at: str, kind: str) -> Findings:
 def options_fit_their_kind(at: str, launcher: Launcher) -> Findings:
     for name in launcher._misplaced:
         message = f"is for kind {_others()[name]} only"
-        yield Finding(f"{at}.{name}", message, "Delete it, or set the kind.")
+        fix = launcher.not_here.get(name, "Delete it, or set the kind.")
+        yield Finding(f"{at}.{name}", message, fix)
     yield from launcher.findings(at)
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings
 from ddl_airflow.core.manifest.sections.base import Section
-from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launcher import Launcher, Preflight
 from ddl_airflow.core.manifest.values import Duration, Text, truth
 
 # As the API server takes them. Source: Kubernetes' "Object Names and IDs", "Labels and Selectors",
@@ -80,6 +80,10 @@ class Kubernetes(Launcher):
     runs_on = "pods of a Kubernetes cluster"
     implementation = "ddl_airflow.launchers.kubernetes:KubernetesLauncher"
     can_run_parameter_servers = True
+    not_here = {
+        "min_nodes": "Delete it: a scheduler gives all nodes or none. A try that finds one not to "
+        "be well ends before its ranks start, and the next one may get others."
+    }
 
     image: Text | None = Field(
         default=None,
@@ -161,6 +165,8 @@ class Kubernetes(Launcher):
         description="How long the job's objects stay after its end; by default 1h.",
         examples=["10m"],
     )
+
+    preflight: Preflight = None
 
     def findings(self, at: str) -> Findings:
         """Yields what the API server would refuse, or what would run nowhere."""

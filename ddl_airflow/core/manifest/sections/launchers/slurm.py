@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from ddl_airflow.core.manifest.rule import Finding, Findings
-from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launcher import Launcher, Preflight
 from ddl_airflow.core.manifest.values import Duration, Text
 
 # Set by ours, or what would make of one job another: several, one that waits, one that repeats.
@@ -29,6 +29,10 @@ class Slurm(Launcher):
     runs_on = "a job of a Slurm cluster"
     implementation = "ddl_airflow.launchers.slurm:SlurmLauncher"
     can_run_parameter_servers = True
+    not_here = {
+        "min_nodes": "Delete it: a scheduler gives all nodes or none. A try that finds one not to "
+        "be well ends before its ranks start, and the next one may get others."
+    }
 
     partition: Text | None = Field(
         default=None,
@@ -48,6 +52,8 @@ class Slurm(Launcher):
         description="Further options of sbatch, each --name or --name=value.",
         examples=[["--qos=high", "--mem=64G"]],
     )
+
+    preflight: Preflight = None
 
     def findings(self, at: str) -> Findings:
         """Yields what Slurm would refuse, or would make something else of."""
@@ -77,7 +83,8 @@ class Slurm(Launcher):
             "time_limit_s": self.time_limit and self.time_limit.total_seconds(),
             "options": self.options and list(self.options),
         }
-        return {name: value for name, value in said.items() if value}
+        chosen = {} if self.preflight is None else {"preflight": self.preflight}
+        return {name: value for name, value in said.items() if value} | chosen
 
 
 KIND = Slurm

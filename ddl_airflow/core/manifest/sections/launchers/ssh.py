@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ddl_airflow.core.hosts import named_twice, parse_host
 from ddl_airflow.core.manifest.rule import Finding, Findings
-from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launcher import Launcher, Preflight
 from ddl_airflow.core.manifest.values import Text, Whole
 
 _INTERFACES = re.compile(r"[A-Za-z0-9_.:/-]+(,[A-Za-z0-9_.:/-]+)*")
@@ -58,6 +58,8 @@ class Ssh(Launcher):
         "default its user's own.",
         examples=["/etc/ddl/ssh_config"],
     )
+
+    preflight: Preflight = None
 
     def findings(self, at: str) -> Findings:
         """Yields what names no hosts, or could not be told to ssh and mpirun."""
