@@ -121,6 +121,15 @@ class KubernetesCluster:
         """Starts a node again whose power was cut."""
         self._run("cluster_up.sh", node)
 
+    def cut(self, node: str) -> None:
+        """Takes a node's cable out."""
+        self.on("control", "ip", "link", "set", f"v{node.partition('-')[2]}", "down")
+
+    def connect(self, node: str) -> None:
+        """Puts it back, and waits until the cluster counts on the node again."""
+        self.on("control", "ip", "link", "set", f"v{node.partition('-')[2]}", "up")
+        self.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=50s")
+
     def as_account(self, namespace: str, account: str) -> Path:
         """A kubeconfig for a service account."""
         said = json.loads(self.kubectl("-n", namespace, "get", "secrets", "-o", "json"))
@@ -160,6 +169,11 @@ def ours() -> list[dict[str, Any]]:
     return [{"host_path": str(one), "mount_path": str(one), "read_only": True} for one in places]
 
 
+def sources() -> str:
+    """PYTHONPATH for them: a wheel of ddl-ops has what it needs of ddl_airflow in itself."""
+    return os.pathsep.join([str(ROOT / "ops_lib" / "python"), str(ROOT)])
+
+
 def python() -> str:
     """The Python of this environment, by the path that ``ours`` brings."""
     return str(Path(sys.prefix).resolve() / "bin" / "python")
@@ -169,9 +183,12 @@ def write_image(archive: Path) -> None:
     """An image of this machine's shell, sshd and libraries, as ``docker save`` writes one."""
     files = {str(shutil.which(one, path=_path())) for one in PROGRAMS}
     libraries = [*Path(sys.base_prefix).glob("lib/python3.*/lib-dynload/*.so")]
-    libraries += Path(sys.prefix).resolve().glob("bin/*prte*")
-    libraries += Path(sys.prefix).resolve().rglob("libmpi.so*")
-    libraries += Path(sys.prefix).resolve().rglob("tensorflow/libtensorflow_framework.so*")
+    packages = Path(sys.prefix).resolve()
+    libraries += packages.glob("bin/*prte*")
+    libraries += packages.rglob("libmpi.so*")
+    libraries += packages.rglob("_multiarray_umath*.so")
+    libraries += packages.rglob("libtensorflow_framework.so.2")
+    libraries += (ROOT / "ops_lib" / "python" / "ddl_ops").glob("*.so")
     needed: set[str] = set()
     for one in (*files, *map(str, libraries), os.path.realpath(sys.executable)):
         said = subprocess.run(["ldd", one], capture_output=True, text=True, check=False).stdout

@@ -11,7 +11,7 @@ from typing import Any
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
-from tests.integration.kubernetes import IMAGE, ROOT, SPACE, KubernetesCluster, ours, python
+from tests.integration.kubernetes import IMAGE, SPACE, KubernetesCluster, ours, python, sources
 from tests.limits import within
 
 _WAIT_S = 60.0
@@ -142,7 +142,7 @@ class Jobs:
             folder=root / "code",
             record_dir=root / "records",
             log_dir=root / "logs",
-            env={"PYTHONPATH": str(ROOT / "ops_lib" / "python"), **(env or {})},
+            env={"PYTHONPATH": sources(), **(env or {})},
             lock=lock,
             user=user,
             delay_s=delay_s,

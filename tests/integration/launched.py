@@ -64,6 +64,7 @@ class LaunchedJob:
         servers: bool = False,
     ) -> None:
         self.root = root
+        self.job_id = job_id
         asked = {
             "kind": kind,
             "settings": settings or {},
@@ -114,7 +115,10 @@ class LaunchedJob:
             time.sleep(0.05)
 
     def ended(self) -> list[Any]:
-        """The error's name, its message, and whether it is tried again; or '', '' and the nodes."""
+        """The error's name, its message, and whether it is tried again; or '', '' and the nodes.
+
+        Of a job that was preempted, in place of whether it is tried again, the step that was saved.
+        """
         self.process.wait(within(90))
         last = self.said().splitlines()[-1]
         assert last.startswith("ended: "), self.said()

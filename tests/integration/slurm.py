@@ -163,6 +163,11 @@ class SlurmCluster:
                 raise RuntimeError(f"no room for job {number}: {self.ask('squeue')}")
             time.sleep(0.2)
 
+    def end_time(self, name: str) -> None:
+        """Lets the time limit of a job that runs be over now: a limit is a minute at least."""
+        (number,) = self.jobs(name)
+        self.ask("scontrol", "update", f"JobId={number}", "EndTime=now")
+
     def jobs(self, name: str) -> dict[int, str]:
         """The state of each job of that name that Slurm remembers, by its number."""
         said = self.ask("squeue", "-h", "--states=all", f"--name={name}", "--format=%i %T")

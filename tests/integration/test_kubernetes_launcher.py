@@ -1,12 +1,12 @@
 """The Kubernetes launcher on a real cluster of two nodes, with plain objects and no operator: what
-it makes of each way in which a job can end. Each pod is run by a kubelet and containerd.
+it makes of what a cluster refuses, and of what never starts. How jobs can end is in
+test_launcher_contract.py. Each pod is run by a kubelet and containerd.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import pwd
 import re
 import time
@@ -22,7 +22,7 @@ from ddl_airflow.core.job import JobHandle, JobState
 from ddl_airflow.launchers.base import Scheduler
 from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours
 from tests.integration.kubernetes_jobs import SLEEP, Job, Jobs
-from tests.limits import until, within
+from tests.limits import until
 
 pytest.importorskip("kubernetes", reason="no package `kubernetes` in this environment")
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
@@ -99,25 +99,6 @@ def test_a_job_that_is_to_wait_holds_no_node_before_its_time(job, cluster):
     assert {one.node_of(0), one.node_of(1)} == set(NODES)
 
 
-def test_a_failed_rank_is_named_with_its_pod_and_ends_the_others(job):
-    script = "import os, sys, time\nif os.environ['LEARNER_ID'] == '2':\n    sys.exit(41)\n"
-    one = job(script + "time.sleep(600)").start()
-    status = one.wait()
-    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
-    assert (status.failure.exit_code, status.failure.host) == (41, one.pod(1))
-    assert status.failure.permanent is False
-    pods = one.cluster.kubectl("-n", SPACE, "get", "pods", "-o", "jsonpath={..phase}")
-    assert "Running" not in pods  # what a person may look at holds nothing
-
-
-def test_a_rank_that_is_killed_is_named(job):
-    script = "import os, time\nif os.environ['LEARNER_ID'] == '2':\n    os.kill(os.getppid(), 9)\n"
-    one = job(script + "time.sleep(600)").start()
-    status = one.wait()
-    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
-    assert (status.failure.host, status.failure.exit_code) == (one.pod(1), None)
-
-
 def test_cancel_lets_ranks_end_may_come_twice_and_leaves_nothing(job):
     one = job(SLEEP).start().up()
     assert one.status().reason == "on node-1, node-2"
@@ -174,7 +155,6 @@ def test_a_job_that_was_not_wholly_submitted_never_starts(job):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"image": "registry.invalid/none:1"}, "image .* cannot be pulled.*launcher.image"),
         ({"python": "/no/python"}, "could not start its program.*launcher.python"),
         ({"volumes": ours()}, "cannot be written.*launcher.volumes must bring the workspace"),
         ({"volumes": [{"claim": "none", "mount_path": "/w"}]}, 'claim "none" not found'),
@@ -187,67 +167,6 @@ def test_what_never_can_start_is_said_and_not_tried_again(job, settings, words):
     assert re.search(words, status.reason), status.reason
     assert one.status() == status
     one.cancel()  # as its trigger does
-
-
-def test_a_job_waits_for_room_and_says_why_until_its_time_is_over(job):
-    one = job(nodes=1, resources={"cpu": "64"}, start_timeout_s=8.0).start()
-    one.until(lambda: "waits for room" in one.status().reason, "tried by the scheduler")
-    status = one.status()
-    assert status.state is JobState.PENDING
-    assert "0/2 nodes are available: 2 Insufficient cpu" in status.reason
-    assert "launcher.resources.cpu" in status.reason
-    status = one.wait()
-    assert (status.state, status.permanent) == (JobState.FAILED, True)
-    assert "Insufficient cpu" in status.reason and "start_timeout" in status.reason
-
-
-def test_more_memory_than_its_limit_is_named(job):
-    script = "b = []\nwhile True:\n    b.append(bytearray(10 << 20))\n"
-    one = job(script, nodes=1, resources={"memory": "160Mi"}).start()
-    status = one.wait()
-    assert (status.state, status.failure.rank) == (JobState.FAILED, 0)
-    assert "OOMKilled" in status.failure.reason, status
-    assert "launcher.resources.memory" in status.failure.reason
-
-
-def test_a_drained_worker_lets_ranks_save_and_the_job_is_preempted(job, cluster):
-    one = job(SLEEP).start().up()
-    eviction = {
-        **{"apiVersion": "policy/v1beta1", "kind": "Eviction"},
-        "metadata": {"name": one.pod(1), "namespace": SPACE},
-    }
-    path = f"/api/v1/namespaces/{SPACE}/pods/{one.pod(1)}/eviction"
-    cluster.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
-    status = one.wait()
-    assert status.state is JobState.PREEMPTED, (status, one.said())
-    assert "deleted while the job ran" in status.reason
-    assert all((one.spec.folder / f"asked-{rank}").exists() for rank in (0, 1))
-
-
-def test_a_job_of_higher_priority_preempts_one(job):
-    full = {"node_selector": {"kubernetes.io/hostname": "node-2"}, "resources": {"cpu": "1500m"}}
-    low = job(SLEEP, nodes=1, **full).start().up()
-    high = job(nodes=1, priority_class="urgent", **full).start()
-    status = low.wait()
-    assert status.state is JobState.PREEMPTED, (status, low.said())
-    assert "had to make room for one of higher priority" in status.reason
-    assert (low.spec.folder / "asked-0").exists()
-    assert high.wait().state is JobState.SUCCEEDED
-
-
-def test_time_is_over(job):
-    one = job(SLEEP, nodes=1, time_limit_s=12.0).start().up()
-    # Kubernetes 1.20 looks when it is time, and not again if that was a moment too early, as where
-    # the host's clock was set back. It looks again when the Job changes.
-    look = ("annotate", "--overwrite", "job", one.name)
-    began = time.monotonic()
-    while not one.status().ended:
-        assert time.monotonic() - began < within(_WAIT_S), one.said()
-        time.sleep(5)
-        one.cluster.kubectl("-n", SPACE, *look, f"ddl-test/looks={time.time()}", check=False)
-    status = one.status()
-    assert status.state is JobState.LOST and "launcher.time_limit" in status.reason
-    assert (one.spec.folder / "asked-0").exists()
 
 
 @pytest.fixture
@@ -379,23 +298,3 @@ def test_a_connection_that_reaches_no_cluster_says_why(monkeypatch, said, words)
         KubernetesLauncher().status(handle)
     assert words in str(caught.value) and "c4n" not in str(caught.value)
     assert not caught.value.retryable
-
-
-# The last one: the node comes back with other tests' pods to be removed.
-def test_a_node_without_power_is_named(job, cluster):
-    one = job(SLEEP).start().up()
-    node = one.node_of(1)
-    began = time.monotonic()
-    cluster.cut_power(node)
-    try:
-        status = one.wait()
-        took_s = time.monotonic() - began
-        assert status.state is JobState.LOST, status
-        assert f"on node {node} does not answer" in status.reason
-        assert took_s < within(30)
-        records = [path.read_text() for path in one.spec.record_dir.iterdir()]
-        # Nothing runs on beside the next try.
-        assert (one.spec.folder / "asked-0").exists(), (status, records, one.said())
-        assert os.path.exists(one.spec.log_dir / "rank-1.log")
-    finally:
-        cluster.start(node)

@@ -1,203 +1,123 @@
 """One contract for all launchers: each way in which a job can end, on the real thing.
 
 ``local`` on this host, ``ssh`` between hosts in namespaces, ``slurm`` and ``kubernetes`` on
-clusters of two nodes. A table of what was tried, and how it ended, is printed at the end.
+clusters of two nodes. At the end a table is printed: how each case ended on each launcher, the
+seconds that it took, and the sentence that a person reads then.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from ddl_airflow.launchers.kubernetes.objects import name_of, worker_name
 from ddl_airflow.launchers.processes import marked
+from tests.integration.benches import Bench, Kubernetes, Local, Slurm, Ssh
 from tests.integration.hosts import Hosts, available
-from tests.integration.kubernetes import IMAGE, ROOT, SPACE, KubernetesCluster, ours
 from tests.integration.kubernetes import python as ranks_python
-from tests.integration.launched import LaunchedJob, over_ssh
-from tests.integration.slurm import SlurmCluster
+from tests.integration.launched import LaunchedJob
 from tests.limits import until, within
 
 pytestmark = pytest.mark.integration
 SAYS = "import os; print('of rank', os.environ['OMPI_COMM_WORLD_RANK'])\n"
 RANK_1 = "import os, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1': "
 WAIT = "import time; print('up', flush=True); time.sleep(600)"
+# Goes on from the step that it saved when it was asked to make room. Without TensorFlow, whose
+# import takes longer than all the rest; ddl.on_preempt and ddl.end_of_step are these.
+TRAINS = """\
+import os, time
+from ddl_ops import lifecycle, preemption
+
+def save(step, saver):
+    if int(os.environ["OMPI_COMM_WORLD_RANK"]) == saver:
+        with open("saved", "w") as file:
+            file.write(str(step))
+
+lifecycle.init()
+preemption.save_by(save)
+first = int(open("saved").read()) if os.path.exists("saved") else 0
+for step in range(first + 1, first + 6 if first else 10000):
+    time.sleep(0.1)
+    with open("steps-" + os.environ["OMPI_COMM_WORLD_RANK"], "a") as file:
+        file.write(f"{step}\\n")
+    print("up", flush=True)
+    if preemption.wanted(step):
+        preemption.end(step)
+"""
+TAKES_MEMORY = f"{RANK_1}\n    b = []\n    while True: b.append(bytearray(10 << 20))\n{WAIT}"
+# What of its image's file system a rank may write is limited; see ``Kubernetes``.
+WRITES = "import time\nopen('/tmp/much', 'wb').write(bytes(40 << 20)); time.sleep(600)"
 # It goes on when the file is there.
 UNTIL = "import os, time; print('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
-# Does as mpirun does where nobody has named hosts, or given it an allocation.
+# Does as mpirun does where nobody has named hosts, or given it an allocation; not when hosts are
+# looked at before.
 BLIND = """\
 #!{python}
 import os, sys
-words = sys.argv[1:]
-if not any("preflight" in word for word in words):
+words, env = sys.argv[1:], dict(os.environ)
+if not {{"ddl_ops.preflight", "ddl_ops.nodes"}} & {{*words}}:
     for option in ("--host", "--map-by"):
         if option in words:
             at = words.index(option)
             del words[at : at + 2]
     words = ["--host", "localhost:9", *words]
-env = {{n: text for n, text in os.environ.items() if n[:6] != "SLURM_"}}
+    env = {{name: text for name, text in env.items() if name[:6] != "SLURM_"}}
 os.execve("{mpirun}", ["{mpirun}", *words], env)
 """
+# A program that on the second node finds something else.
+NOT_ALIKE = """\
+#!/bin/sh
+read host < /proc/sys/kernel/hostname
+case "${{SLURMD_NODENAME:-$host}}" in
+n2 | host3 | *-worker-1) export PYTHONPATH="{other}:$PYTHONPATH" ;;
+esac
+export PATH="$PATH:{bin}"
+exec "{bin}/{name}" "$@"
+"""
+NOT_WELL = {"ssh": "10.99.0.3: ", "slurm": "n2: ", "kubernetes": "-worker-1 on node node-"}
 # While a host goes down its port may still be answered for.
+LINK_CUT_S = {"ssh": 15, "kubernetes": 30}
 NODE_LOST = {"ssh": "10.99.0.3: ", "slurm": "a node failed", "kubernetes": "node"}
 # Cases that a launcher does not have, and why.
 NOT_THERE = {
     ("local", "node lost"): "its only host is the task's",
     ("local", "cut link"): "there is none",
     ("local", "wrong hosts"): "it has one",
-    ("kubernetes", "cut link"): "to the cluster it is a node that is lost",
+    ("local", "node not well"): "it has one",
+    ("local", "timeout"): "the time of its step is the only one: steps.train.timeout",
+    ("ssh", "timeout"): "the time of its step is the only one: steps.train.timeout",
     ("kubernetes", "wrong hosts"): "its hostfile is made in the launcher's pod",
     ("slurm", "cut link"): "both nodes of the cluster are on this host",
 }
 
 
-class Bench(ABC):
-    """A place where jobs of one launcher run."""
+class Row(NamedTuple):
+    """How a case ended on a launcher: what the try raised, after how long, and what is said."""
 
-    kind: str
-    # Whether a job outlives the process that submitted it.
-    has_scheduler = False
-
-    @abstractmethod
-    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
-        """A job on two nodes that has begun."""
-
-    def lose_node(self) -> None:
-        """Takes the second node of the ranks away."""
-        raise NotImplementedError
-
-    def cut_link(self) -> None:
-        """Takes its cable out."""
-        raise NotImplementedError
-
-    def mend(self) -> None:
-        """All is as before."""
-        raise NotImplementedError
-
-    def kill(self, one: LaunchedJob, number: signal.Signals) -> None:
-        """Sends a signal to the process that launched a job."""
-        os.kill(one.process.pid, number)
-
-
-class Local(Bench):
-    kind = "local"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
-        return LaunchedJob(
-            lambda words: words, self._folder, job_id, root, self.kind, script, **asked
-        )
-
-
-class Ssh(Bench):
-    kind = "ssh"
-
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
-
-    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
-        return over_ssh(self._hosts, job_id, root, script, **asked)
-
-    def lose_node(self) -> None:
-        self._hosts.cut_power(2)
-
-    def cut_link(self) -> None:
-        self._hosts.cut(2)
-
-    def mend(self) -> None:
-        self._hosts.start(2)
-        self._hosts.connect(2)
-
-    def kill(self, one: LaunchedJob, number: signal.Signals) -> None:
-        # What nsenter has started, not nsenter.
-        for pid in (
-            Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()
-        ):
-            os.kill(int(pid), number)
-
-
-class Slurm(Bench):
-    kind = "slurm"
-    has_scheduler = True
-
-    def __init__(self, folder: Path, cluster: SlurmCluster) -> None:
-        self._folder = folder
-        self._cluster = cluster
-
-    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
-        around = [f"{name}={text}" for name, text in self._cluster.environment.items()]
-        return LaunchedJob(
-            lambda words: ["env", *around, *words],
-            *(self._folder, job_id, root, self.kind, script),
-            **asked,
-        )
-
-    def lose_node(self) -> None:
-        self._cluster.fail_node()
-
-    def mend(self) -> None:
-        self._cluster.wait_for_nodes()
-
-
-class Kubernetes(Bench):
-    kind = "kubernetes"
-    has_scheduler = True
-
-    def __init__(self, folder: Path, cluster: KubernetesCluster) -> None:
-        self._folder = folder
-        self._cluster = cluster
-        self._seen_of = ""
-
-    def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
-        workspace = {"host_path": str(root.parent), "mount_path": str(root.parent)}
-        self._seen_of = job_id
-        settings = {
-            **{"image": IMAGE, "namespace": SPACE, "grace_s": 3.0, "keep_finished_s": 60.0},
-            **{"python": asked.pop("python", ranks_python()), "volumes": [*ours(), workspace]},
-        }
-        # A wheel of ddl-ops has what is needed of ddl_airflow in it.
-        sources = {"PYTHONPATH": f"{ROOT / 'ops_lib' / 'python'}:{ROOT}"}
-        return LaunchedJob(
-            lambda words: ["env", f"KUBECONFIG={self._cluster.kubeconfig}", *words],
-            *(self._folder, job_id, root, self.kind, script),
-            env=sources,
-            settings=settings,
-            **asked,
-        )
-
-    def _second(self) -> str:
-        pod = worker_name(name_of(self._seen_of), 1)
-        words = ("-n", SPACE, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
-        return self._cluster.kubectl(*words)
-
-    def lose_node(self) -> None:
-        self._lost = self._second()
-        self._cluster.cut_power(self._lost)
-
-    def mend(self) -> None:
-        self._cluster.start(self._lost)
+    ended: str
+    took_s: float = 0.0
+    said: str = ""
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[dict[tuple[str, str], str]]:
-    """How each case ended on each launcher; printed at the end."""
-    told: dict[tuple[str, str], str] = {}
+def table(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Row]]:
+    """How each case ended on each launcher; printed at the end, whether or not others capture."""
+    told: dict[tuple[str, str], Row] = {}
     yield told
-    cases = list(dict.fromkeys(case for _, case in told))
-    kinds = list(dict.fromkeys(kind for kind, _ in told))
-    print("\n" + " | ".join(["case", *kinds]))
-    for case in cases:
-        print(" | ".join([case, *(told.get((kind, case), "not run") for kind in kinds)]))
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\ncase | launcher | ended | seconds | said")
+        for case in dict.fromkeys(case for _, case in told):
+            for (kind, of), row in told.items():
+                if of == case:
+                    took = f"{row.took_s:.0f}" if row.took_s else ""
+                    print(" | ".join([case, kind, row.ended, took, row.said]))
 
 
 @pytest.fixture(scope="module", params=["local", "ssh", "slurm", "kubernetes"])
@@ -225,16 +145,22 @@ class Case:
         self._name = name
         self._bench = bench
         self._table = table
-        self._root = folder / "run"
-        self.job_id = f"{folder.name}/train-1"
+        self._jobs = 0
+        self._began = time.monotonic()
+        self.root = folder / "run"
+        self.job: LaunchedJob | None = None
+        table[bench.kind, name] = Row("FAILED THE TEST")
 
     def launch(self, script: str, **asked: Any) -> LaunchedJob:
-        self.job = self._bench.launch(self.job_id, self._root, script, **asked)
+        """The first job, or the next one, of the same run."""
+        self._jobs += 1
+        job_id = f"{self.root.parent.name}/train-{self._jobs}"
+        self.job = self._bench.launch(job_id, self.root, script, **asked)
         return self.job
 
     def up(self) -> None:
         """Waits until every rank runs."""
-        logs = [self._root / "logs" / f"rank-{rank}.log" for rank in range(2)]
+        logs = [self.root / "logs" / f"rank-{rank}.log" for rank in range(2)]
 
         def are() -> bool:
             assert self.job.process.poll() is None, self.job.said()
@@ -247,7 +173,9 @@ class Case:
         name, said, _ = self.job.ended()
         assert name == kind, self.job.said()
         assert words in str(said), said
-        self._table[self._bench.kind, self._name] = kind or "succeeded"
+        took_s = time.monotonic() - self._began
+        shown = re.sub(r" What its launcher said is above.*| Its whole log: .*", "", str(said))
+        self._table[self._bench.kind, self._name] = Row(kind or "succeeded", took_s, shown)
         return str(said)
 
 
@@ -255,15 +183,16 @@ class Case:
 def case(request: pytest.FixtureRequest, bench: Bench, tmp_path: Path, table) -> Iterator[Case]:
     name = request.node.originalname.removeprefix("test_").replace("_", " ")
     if reason := NOT_THERE.get((bench.kind, name)):
-        table[bench.kind, name] = f"– ({reason})"
+        table[bench.kind, name] = Row(f"– ({reason})")
         pytest.skip(f"{bench.kind}: {reason}")
     one = Case(name, bench, tmp_path, table)
     yield one
+    assert one.job is not None
     if one.job.process.poll() is None:
         bench.kill(one.job, signal.SIGTERM)
         one.job.process.wait(within(60))
     # Every process of every host is this machine's.
-    until(lambda: not marked("DDL_JOB_ID", one.job_id), 30)
+    until(lambda: not marked("DDL_JOB_ID", one.job.job_id), 30)
 
 
 def test_success(case: Case) -> None:
@@ -304,12 +233,84 @@ def test_restart(case: Case, bench: Bench) -> None:
     bench.kill(one, signal.SIGKILL)
     one.process.wait(within(10))
     if not bench.has_scheduler:
-        until(lambda: not marked("DDL_JOB_ID", case.job_id), 30)
+        until(lambda: not marked("DDL_JOB_ID", one.job_id), 30)
     (one.root / "code" / "go").touch()
     one.start_again()
     case.ends("")
     went_on = "submitted by a process that is gone" in one.said()
     assert went_on is bench.has_scheduler
+
+
+def test_timeout(case: Case, bench: Bench) -> None:
+    one = case.launch(WAIT, settings=bench.limited)
+    case.up()
+    bench.end_time(one)
+    assert "time_limit" in case.ends("JobLost", "took longer than ")
+
+
+def test_preempted(case: Case, bench: Bench) -> None:
+    _makes_room(case, bench.spare, bench.preempt)
+
+
+def _makes_room(
+    case: Case,
+    settings: Mapping[str, Any],
+    preempt: Callable[[LaunchedJob], None],
+    words: str = "",
+) -> None:
+    """All ranks save at one step, and the next job of the same try goes on from there."""
+    one = case.launch(TRAINS, settings=settings)
+    case.up()
+    preempt(one)
+    case.ends("JobPreempted", words)
+    step = one.ended()[2]
+    assert step, one.said()
+    again = case.launch(TRAINS, settings=settings)
+    assert again.ended()[0] == "", again.said()
+    for rank in range(2):
+        steps = (one.root / "code" / f"steps-{rank}").read_text().split()
+        assert list(map(int, steps)) == list(range(1, step + 6))
+
+
+of_pods = pytest.mark.parametrize("bench", ["kubernetes"], indirect=True)
+
+
+@of_pods
+def test_out_of_memory(case: Case) -> None:
+    case.launch(TAKES_MEMORY, settings={"resources": {"memory": "400Mi"}})
+    said = case.ends("JobFailed", "took more memory than its limit (OOMKilled)")
+    assert said.startswith("rank 1 of 2 on ") and "launcher.resources.memory" in said
+
+
+@of_pods
+def test_no_such_image(case: Case) -> None:
+    one = case.launch(SAYS, settings={"image": "registry.invalid/none:1"})
+    said = case.ends("JobLost", "image registry.invalid/none:1 cannot be pulled")
+    assert "launcher.image" in said and one.ended()[2] is False
+
+
+@of_pods
+def test_no_room(case: Case) -> None:
+    settings = {"resources": {"cpu": "64"}, "start_timeout_s": 8.0}
+    one = case.launch(SAYS, settings=settings)
+    said = case.ends("JobLost", "0/2 nodes are available: 2 Insufficient cpu")
+    assert "launcher.resources.cpu" in said and "start_timeout" in said
+    assert one.ended()[2] is False
+
+
+@of_pods
+def test_higher_priority(case: Case, bench: Kubernetes) -> None:
+    full = {"resources": {"cpu": "1500m"}}
+    words = "had to make room for one of higher priority"
+    _makes_room(case, full, lambda _: bench.wants_room(), words)
+
+
+@of_pods
+def test_evicted(case: Case, bench: Kubernetes) -> None:
+    """By the kubelet of its node: it writes more than it may."""
+    bench.make_narrow()
+    case.launch(WRITES, settings={"namespace": bench.narrow})
+    assert "ephemeral" in case.ends("JobFailed", "was evicted: ")
 
 
 def test_node_lost(case: Case, bench: Bench) -> None:
@@ -329,9 +330,27 @@ def test_cut_link(case: Case, bench: Bench) -> None:
     began = time.monotonic()
     try:
         case.ends("JobLost", "does not answer")
-        assert time.monotonic() - began < within(15)
+        assert time.monotonic() - began < within(LINK_CUT_S[bench.kind])
     finally:
         bench.mend()
+
+
+def test_node_not_well(case: Case, bench: Bench, tmp_path: Path) -> None:
+    """Its mpi4py is not that of the other one: said before any rank starts."""
+    other = tmp_path / "other" / "mpi4py-3.0.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mpi4py\nVersion: 3.0.0\n")
+    real = Path(ranks_python())
+    for name in ("python", "mpirun"):
+        program = NOT_ALIKE.format(bin=real.parent, name=name, other=other.parent)
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    one = case.launch(WAIT, python=str(tmp_path / "python"))
+    kind = "JobLost" if bench.has_scheduler else "SubmitFailed"
+    said = case.ends(kind, "mpi4py is 3.0.0, and ")
+    assert NOT_WELL[bench.kind] in said, said
+    assert one.ended()[2] is True  # other hosts may be given then
+    assert not (case.root / "logs" / "rank-0.log").exists()
 
 
 def test_wrong_hosts(case: Case, tmp_path: Path) -> None:
@@ -343,3 +362,12 @@ def test_wrong_hosts(case: Case, tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     case.launch(WAIT, python=str(tmp_path / "python"))
     case.ends("JobLost", "2 hosts with 1 rank(s) each were asked for")
+
+
+@of_pods
+def test_nothing_is_left(case: Case, bench: Kubernetes) -> None:
+    """Of the objects of all jobs before."""
+    case.launch(SAYS)
+    case.ends("")
+    for name, space in bench.names:
+        until(lambda name=name, space=space: not bench.cluster.of_job(name, space), 90)

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import distribution
@@ -220,12 +221,15 @@ def test_a_healthy_start_raises_no_alarm(hosts: Hosts) -> None:
 @pytest.mark.skipif(not MANY, reason="takes long: TESTS_FAULTS=100")
 def test_many_faults_and_healthy_starts(hosts: Hosts) -> None:
     chosen = random.Random(14)
-    for _ in range(MANY):
+    for number in range(MANY):
         at, name = chosen.choice(RANKS), chosen.choice(FAULTS)
         test: Callable[[], object] = getattr(Fault(hosts, at), name)
         with test() as words:  # type: ignore[attr-defined]
             look = _look(hosts)
             assert look.ended() == ["", "", 3], look.said()
         _is_named(hosts, at, look.said(), words)
-    for _ in range(MANY // 5):
+        print(f"fault {number + 1}: {name} of {hosts.addresses[at]}: named")
+    for number in range(MANY // 5):
+        began = time.monotonic()
         test_a_healthy_start_raises_no_alarm(hosts)
+        print(f"healthy start {number + 1}: no alarm, {time.monotonic() - began:.1f} s")

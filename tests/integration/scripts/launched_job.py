@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ddl_airflow.core.cluster import parameter_servers
-from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.errors import DdlError, JobPreempted
 from ddl_airflow.core.job import JobHandle, JobSpec
 from ddl_airflow.launchers.base import Launcher, Preparing, Scheduler
 from ddl_airflow.launchers.registry import launcher
@@ -65,6 +65,8 @@ def main(asked: dict) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
         handle = run(asked)
+    except JobPreempted as error:
+        print("ended:", json.dumps([type(error).__name__, str(error), error.step]))
     except DdlError as error:
         print("ended:", json.dumps([type(error).__name__, str(error), error.retryable]))
     else:

@@ -265,15 +265,12 @@ def test_the_demo_imports_neither_tensorflow_nor_the_ops():
 def test_ops_never_import_airflow():
     sources = sorted(OPS.rglob("*.py"))
     assert sources
+    # What ddl-run is, what starts a cluster's tasks on a node, and the look at nodes before that:
+    # ranks import none of them.
+    may = [OPS / "ddl_ops" / name for name in ("run.py", "tasks.py", "nodes.py")]
     for path in sources:
         roots = {name.partition(".")[0] for name in imports(path)}
-<<<<<<< HEAD
-        # What ddl-run is, and what starts a cluster's tasks on a node; ranks import neither.
-        if path not in (OPS / "ddl_ops" / "run.py", OPS / "ddl_ops" / "tasks.py"):
-=======
-        # What ddl-run is, and the look at nodes before ranks start: ranks import neither.
-        if path not in (OPS / "ddl_ops" / "run.py", OPS / "ddl_ops" / "nodes.py"):
->>>>>>> 0901e36 (Look at the nodes of Slurm and Kubernetes jobs before their ranks start)
+        if path not in may:
             assert not roots & {"airflow", "ddl_airflow"}, path
 
 
