@@ -359,7 +359,8 @@ def _do(
                 return {}
             done = _waited_for(work)
             state = "published" if name == "upload_results" else "running"
-            keep_so_far(layout, context.run, {"state": state, "step": name})
+            with suppress(DdlError, OSError):  # no reason to do the step again
+                keep_so_far(layout, context.run, {"state": state, "step": name})
             return done
     except KeyboardInterrupt as error:
         context.cancel()

@@ -110,16 +110,22 @@ def _takes_results(question: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    if (so_far := Path(options.uri, "airflow", SO_FAR)).is_file():
+    place = Path(options.uri)
+    so_far = place / "airflow" / SO_FAR
+    # What was published has whatever files a training left.
+    if so_far.is_file() and not any((one / LINEAGE).exists() for one in (place, place.parent)):
         return _show_run(so_far, as_json=options.json)
     store = _publication(options.uri)
     record = _record(store)
     problems = check_files(record, store)
-    try:
-        story = described_training(record, store.uri, _in_production(store, record))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise _no_lineage(store, error) from error
-    print(json.dumps(record, indent=2) if options.json else story)
+    if options.json:
+        print(json.dumps(record, indent=2))
+    else:
+        try:
+            story = described_training(record, store.uri, _in_production(store, record))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _no_lineage(store, error) from error
+        print(story)
     for metric, word in record["result"].get("not_finite", {}).items():
         print(f"warning: {metric!r} was {word} at the end of the training", file=sys.stderr)
     for problem in problems:

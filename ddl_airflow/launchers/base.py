@@ -35,7 +35,6 @@ from ddl_airflow.core.job import (
     Submission,
 )
 from ddl_airflow.core.progress import Tail
-from ddl_airflow.launchers.job_preflight import unwell
 
 # Airflow kills a task 5 s after SIGTERM; the ranks must be gone before.
 GRACE_S = 3.0
@@ -292,6 +291,8 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     failure = _first_failure(handle, records)
     full = "" if failure and failure.exit_code is not None else _full(handle)
     if failure is None:
+        from ddl_airflow.launchers.job_preflight import unwell  # no parse needs it
+
         why = full and f"The ranks left no word: {full}"
         return JobStatus(JobState.LOST, reason=why or unwell(handle.record_dir, run_folder(handle)))
     if full:

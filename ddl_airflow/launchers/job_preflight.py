@@ -88,6 +88,10 @@ class JobPreflight:
         hosts = self._hosts
         said, why = self._run(hosts)
         found = {one["look"]["host"]: one["look"] for one in said if "look" in one}
+        if elsewhere := found.keys() - {*hosts}:
+            # No node's fault, and no other nodes would mend it: where ranks run decides.
+            _say(f"mpirun uses {', '.join(sorted(elsewhere))}, and not the nodes of this job")
+            return {}
         clocks = dict.fromkeys(hosts, 0.0)
         for one in said:
             clocks |= zip(one.get("hosts", ()), one.get("clocks", ()), strict=False)

@@ -11,9 +11,11 @@ removes from ``new/`` after that. So no reader misses one that others merge mean
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +33,9 @@ _NEW = f"{FOLDER}/new"
 _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
 _RECORD = re.compile(rf"([^/]+/[0-9a-f]{{16}}-[0-9a-f]{{8}})/({SUCCESS}|{re.escape(LINEAGE)})")
+
+# What parsing and looking into somebody's JSON may raise.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]
@@ -77,11 +82,10 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
         at = datetime.now(UTC).isoformat(timespec="seconds")
         body = json.dumps(summary(record, publication, at))
         store.put_bytes(_place(publication), body.encode())
-    if len(_listed(store)) >= _MERGED_AT:
+    # Without an index nothing is merged: only the records tell what was published before.
+    if len(_listed(store)) >= _MERGED_AT and (found := _read_index(store)) is not None:
         new = _read_new(store)
-        # Without an index nothing is merged: only the records tell what was published before.
-        if (found := _read_index(store)) is not None:
-            _write(store, _with(found[0], new.values()), found[1], new)
+        _write(store, _with(found[0], new.values()), found[1], new)
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
@@ -114,11 +118,14 @@ def read_index(
     new = _read_new(store)
     found = _read_index(store)
     if found is None or rebuild:
+        # As it is before the records are read: others may merge meanwhile, and that is to stay.
+        before = store.read_version(_INDEX)
         known = _of_records(store, progress)
+        if found is not None:  # which alone knows what is there no more
+            known |= {name: one for name, one in found[0].items() if "removed" in one}
         # It may be another's to write there.
         with suppress(StagingError):
-            version = store.read_version(_INDEX)
-            _write(store, _with(known, new.values()), version and version[1], new)
+            _write(store, _with(known, new.values()), before and before[1], new)
     else:
         known = found[0]
     together = _with(known, new.values()).values()
@@ -136,7 +143,8 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
 
 
 def _place(publication: str, what: str = "") -> str:
-    return f"{_NEW}/{publication.replace('/', '~')}{what}.json"
+    # Ids of trainings may be almost as long as a file's name may be.
+    return f"{_NEW}/{hashlib.sha256(publication.encode()).hexdigest()}{what}.json"
 
 
 def _listed(store: ObjectStore) -> list[str]:
@@ -151,9 +159,9 @@ def _read_new(store: ObjectStore) -> dict[str, Summary]:
     place = store.at(_NEW)
 
     def read(key: str) -> tuple[str, Summary] | None:
-        with suppress(SourceMissing, ValueError, LookupError, TypeError):  # merged meanwhile
+        with suppress(SourceMissing, *_DAMAGED):  # merged meanwhile
             one: Summary = json.loads(place.read_bytes(key))
-            if isinstance(one["publication"], str):
+            if _is_sound(one):
                 return key, one
         return None
 
@@ -170,9 +178,30 @@ def _read_index(store: ObjectStore) -> tuple[dict[str, Summary], str] | None:
         body = json.loads(gzip.decompress(found[0]))
         if body["schema"] != SCHEMA:
             return None
-        return {one["publication"]: one for one in body["publications"]}, found[1]
-    except (OSError, EOFError, ValueError, LookupError, TypeError):
+        known = {one["publication"]: one for one in body["publications"] if _is_sound(one)}
+        return known, found[1]
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError, zlib.error):
         return None
+
+
+def _is_sound(one: Any) -> bool:
+    """Whether it is as ``summary`` or ``mark_removed`` make them: others may write there, too."""
+    try:
+        if not isinstance(one["publication"], str):
+            return False
+        if "published" not in one:
+            return isinstance(one["removed"], str)
+        texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
+        texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
+        numbers = [*one["metrics"].values()]
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, int | float) for number in numbers)
+            and isinstance(one["parameters"], dict)
+            and isinstance(one["code"]["git_commit"], str | None)
+        )
+    except (LookupError, TypeError, AttributeError):
+        return False
 
 
 def _write(
@@ -203,9 +232,12 @@ def _of_records(
     def read(publication: str) -> Summary | None:
         at = datetime.fromtimestamp(marked[publication], UTC).isoformat(timespec="seconds")
         # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-        with suppress(SourceMissing, ValueError, LookupError, TypeError, AttributeError):
+        with suppress(
+            SourceMissing, ValueError, LookupError, TypeError, AttributeError, RecursionError
+        ):
             record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
-            return summary(record, publication, at)
+            if _is_sound(one := summary(record, publication, at)):
+                return one
         return None
 
     known = {}

@@ -15,8 +15,10 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from ddl_airflow.core.errors import StagingError
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
@@ -64,10 +66,11 @@ def clean_results(
         nbytes = sum(obj.size for obj in objects.values())
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
-            if LINEAGE in objects:
-                mark_removed(store, publication)
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
             target.delete(sorted(objects, key=lambda key: key == RETIRED))
+            if LINEAGE in objects:
+                with suppress(StagingError):  # a full disk, whose room this has just freed
+                    mark_removed(store, publication)
     for part in list(store.unfinished()):
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)

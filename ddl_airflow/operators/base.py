@@ -208,7 +208,10 @@ class StepOperator(BaseOperator):
                 self._context = self._context_of(layout, context)
                 done = work(self.work(self.asked(), self._context), context)
                 state = "published" if isinstance(self.step, UploadResultsStep) else "running"
-                keep_so_far(layout, self._context.run, {"state": state, "step": self.task_id})
+                try:
+                    keep_so_far(layout, self._context.run, {"state": state, "step": self.task_id})
+                except (DdlError, OSError) as unkept:  # no reason to do the step again
+                    self.log.warning("the run's record does not say that it is done: %s", unkept)
                 return done
 
     def _context_of(self, layout: RunLayout, context: Any) -> StepContext:

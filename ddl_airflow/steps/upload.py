@@ -13,7 +13,6 @@ from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     FileRefused,
     QualityTooLow,
-    StagingError,
     TransformError,
 )
 from ddl_airflow.core.metrics import Measurement, deciding
@@ -79,9 +78,9 @@ class UploadResults(StepTry[UploadResultsStep]):
         self.log.info("lineage: %s", places["lineage"])
         facts = record["result"], made_of(record)
         publication = f"{layout.training_id}/{published.name}"
-        self._index(store, record, publication)
         self._point(store, LATEST, publication, *facts)
         in_production = self.step.promote and self._point(store, PRODUCTION, publication, *facts)
+        self._index(store, record, publication)
         self.context.published(
             places
             | {
@@ -153,8 +152,13 @@ class UploadResults(StepTry[UploadResultsStep]):
         """Answers come faster with the index; it is made of the records where it is not whole."""
         try:
             add(store, record, publication)
-        except StagingError as error:
-            self.log.warning("not in the index of the results, `_lineage`: %s", error)
+        except Exception as error:  # whatever is there, the model is published
+            self.log.warning(
+                "`ddl-airflow lineage list` and `impact` do not know this training before somebody "
+                "calls them with --rebuild: the index of the results, _lineage, was not written: "
+                "%s: %s",
+                *(type(error).__name__, error),
+            )
 
     def _publish(
         self, store: ObjectStore, files: Mapping[str, Path]
@@ -270,7 +274,7 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
                 continue  # gone meanwhile
             why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
             left.append((path, why))
-        elif key in (SUCCESS, LINEAGE):
+        elif key in (SUCCESS, LINEAGE) or (key.startswith(CODE) and not prefix):
             # The first would be there before all is, and say what it likes.
             left.append((path, "what is published has a file of ours of that name. Rename it"))
         elif _UNUSABLE.search(key):

@@ -159,7 +159,8 @@ def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
             if not path.resolve().is_relative_to(top):
                 left_out.append(path.relative_to(source).as_posix())
                 continue
-            if path.suffix in (".yml", ".yaml") and looks_like_manifest(
+            # Also what editors leave of them: manifest.yml~, manifest.yml.bak, #manifest.yml#.
+            if re.search(r"\.ya?ml", file) and looks_like_manifest(
                 file, path.read_text("utf-8", "replace")
             ):
                 continue

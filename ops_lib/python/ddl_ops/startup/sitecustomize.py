@@ -137,7 +137,7 @@ class _UncollectedLoader(Loader):
             self._real.exec_module(module)
             return
         # Frozen, a file of the script's that is part of a cycle would not be flushed at the end.
-        freeze = not any(isinstance(it, io.IOBase) and _is_written(it) for it in gc.get_objects())
+        freeze = not any(_is_written(it) for it in gc.get_objects())
         gc.disable()
         try:
             self._real.exec_module(module)
@@ -147,10 +147,13 @@ class _UncollectedLoader(Loader):
             gc.enable()
 
 
-def _is_written(file: io.IOBase) -> bool:
+def _is_written(it: object) -> bool:
+    # Of the type alone: a proxy, as weakref has them, would be asked for what it stands for.
+    if not issubclass(type(it), io.IOBase):
+        return False
     try:
-        return file.writable() and file.fileno() > 2
-    except (OSError, ValueError, AttributeError):  # closed, or no file
+        return it.writable() and it.fileno() > 2  # type: ignore[attr-defined]
+    except Exception:  # closed, no file, or a class of the script's own
         return False
 
 

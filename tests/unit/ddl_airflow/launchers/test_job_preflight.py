@@ -87,6 +87,12 @@ def test_a_node_that_says_nothing_is_asked_alone(says, tmp_path):
     assert wrong(tmp_path) == {"c": f"does not answer: {nothing}"}
 
 
+def test_an_mpirun_that_uses_other_hosts_is_no_fault_of_a_node(says, tmp_path, capsys):
+    says(all=([look("launcher")] * 3, "", 0))
+    assert wrong(tmp_path) == {}
+    assert "mpirun uses launcher, and not the nodes of this job" in capsys.readouterr().out
+
+
 def test_ranks_need_not_be_in_the_order_of_nodes(says, tmp_path):
     all_of = [look("a"), look("b"), look("c")]
     # c is rank 0: its link is the slow one.
