@@ -175,13 +175,17 @@ def hold() -> NoReturn:
     held.write_text(str(os.getpid()))
     held.rename(PRIVATE / "held")
     print("up", flush=True)
+    done = False
     for line in sys.stdin:
         if line == "end\n":
             end_ranks()
         if line == "done\n":
-            (PRIVATE / "done").touch()
+            done = True
             print("bye", flush=True)
-            signal.pause()  # the pod's end ends this
+    # Not before the launcher has heard it: the pod's end would cut the answer off.
+    if done:
+        (PRIVATE / "done").touch()
+        signal.pause()  # the pod's end ends this
     sys.exit(0)
 
 
@@ -195,6 +199,7 @@ class Held:
     def __init__(self, pod: str) -> None:
         self.pod = pod
         self.up = False
+        self.heard = False
         self.said = ""
         self._ssh: subprocess.Popen[bytes] | None = None
         self._next = 0.0
@@ -232,17 +237,17 @@ class Held:
                 self._ssh.stdin.write(f"{word}\n".encode())
                 self._ssh.stdin.flush()
 
-    def let_go(self, until: float) -> bool:
-        """Waits for the end of the worker's pod, and returns whether that has heard of it."""
-        heard = False
-        while self._ssh is not None and time.monotonic() < until:
-            assert self._ssh.stdout is not None
-            ended = self._ssh.poll() is not None
-            heard = heard or b"bye\n" in (self._ssh.stdout.read() or b"")
-            if ended:
-                break
-            time.sleep(_POLL_S)
-        return heard
+    def let_go(self) -> bool:
+        """Takes the next step towards the end of the worker's pod; whether that has ended."""
+        if self._ssh is None:
+            return True
+        assert self._ssh.stdin is not None and self._ssh.stdout is not None
+        ended = self._ssh.poll() is not None
+        if not self.heard and b"bye\n" in (self._ssh.stdout.read() or b""):
+            self.heard = True
+            with suppress(OSError):
+                self._ssh.stdin.close()
+        return ended
 
 
 class Launcher:
@@ -274,9 +279,10 @@ class Launcher:
         until = time.monotonic() + _ENDS_S + self._grace_s
         for one in self._held:
             one.tell("done")
-        silent = [one.pod for one in self._held if not one.let_go(until)]
+        while not all([one.let_go() for one in self._held]) and time.monotonic() < until:
+            time.sleep(_POLL_S)
         # mpirun may not say that a host is gone: its code is then 0.
-        lost = lost or next(iter(silent), "")
+        lost = lost or next((one.pod for one in self._held if not one.heard), "")
         if lost:
             end(code or LOST, f"pod {lost} does not answer any more", lost)
         if self._asked:

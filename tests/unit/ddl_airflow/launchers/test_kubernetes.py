@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,30 @@ def test_a_job_needs_an_image():
 def test_what_runs_in_pods_needs_nothing_but_python():
     code = f"import runpy; runpy.run_path({pod_program.__file__!r}, run_name='x')"
     subprocess.run([sys.executable, "-ISc", code], check=True)
+
+
+def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path):
+    """What ends with the pod forwards the answer, and may be slow to."""
+    code = (
+        f"import runpy, pathlib; pod = runpy.run_path({pod_program.__file__!r}, run_name='x');"
+        f"pod['hold'].__globals__['PRIVATE'] = pathlib.Path({str(tmp_path)!r}); pod['hold']()"
+    )
+    pipe = subprocess.PIPE
+    session = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe)
+    try:
+        assert session.stdout.readline() == b"up\n"
+        session.stdin.write(b"done\n")
+        session.stdin.flush()
+        assert session.stdout.readline() == b"bye\n"
+        time.sleep(0.3)
+        assert not (tmp_path / "done").exists()
+        session.stdin.close()
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "done").exists():
+            assert session.poll() is None and time.monotonic() < deadline
+    finally:
+        session.kill()
+        session.communicate()
 
 
 def test_the_manifest_in_the_documentation_is_one():
