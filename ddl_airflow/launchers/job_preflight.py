@@ -30,6 +30,8 @@ from ddl_airflow.launchers.remote import on_each
 # Of this program; mpirun's own codes are others. Source: sysexits.h, EX_OSERR.
 UNWELL = 71
 _FILE = "preflight.json"
+# Under this name, which no host has, what is no node's fault.
+_ELSEWHERE = ""
 _NAMES_S = 30.0
 _LONGEST = 1000
 
@@ -49,7 +51,7 @@ def words(python: str, record_dir: Path, slots: int, hostfile: str = "") -> list
 
 
 def unwell(record_dir: Path, root: Path, on: Mapping[str, str] | None = None) -> str:
-    """Which nodes a job has found not to be well, and so has started no rank; empty: none.
+    """Why a job has started no rank, as far as the look at its nodes knows; empty: it does not.
 
     Args:
         record_dir: of the job.
@@ -60,6 +62,13 @@ def unwell(record_dir: Path, root: Path, on: Mapping[str, str] | None = None) ->
         told = read_object(record_dir / _FILE, root)
     except (OSError, ValueError, FileRefused):
         return ""
+    if elsewhere := str(told.pop(_ELSEWHERE, ""))[:_LONGEST]:
+        if any(record_dir.glob("rank-*.json")):
+            return ""
+        return (
+            f"No rank has started: {elsewhere}. What starts them has not used the hosts that it "
+            "was given; logs/launcher.log has its words."
+        )
     wrong = [f"{(on or {}).get(host, host)}: {str(why)[:_LONGEST]}." for host, why in told.items()]
     return f"No rank was started, for not all nodes are well. {' '.join(wrong)}" if wrong else ""
 
@@ -83,15 +92,17 @@ class JobPreflight:
         )
 
     def wrong(self) -> dict[str, str]:
-        """What ails which node; empty: all are well. Says it, too."""
+        """What ails which node, or under no name all of them; empty: all are well. Says it, too."""
         began = time.monotonic()
         hosts = self._hosts
         said, why = self._run(hosts)
         found = {one["look"]["host"]: one["look"] for one in said if "look" in one}
         if elsewhere := found.keys() - {*hosts}:
-            # No node's fault, and no other nodes would mend it: where ranks run decides.
-            _say(f"mpirun uses {', '.join(sorted(elsewhere))}, and not the nodes of this job")
-            return {}
+            # No other nodes would mend it. Ranks are tried all the same, for the two may only
+            # call a node by different names: where ranks run decides.
+            why = f"mpirun uses {', '.join(sorted(elsewhere))}, and not {_few(hosts)}"
+            _say(why)
+            return {_ELSEWHERE: why}
         clocks = dict.fromkeys(hosts, 0.0)
         for one in said:
             clocks |= zip(one.get("hosts", ()), one.get("clocks", ()), strict=False)
@@ -171,6 +182,11 @@ def _slowest(speeds: preflight.Speeds) -> str:
     return f"; {one} and {other} reduce {speed / 2**20:.0f} MiB a second, and no two less"
 
 
+def _few(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+    return ", ".join(hosts[:3]) + more
+
+
 def _say(line: str) -> None:
     print(f"ddl: before the ranks start: {line}", flush=True)
 
@@ -187,5 +203,6 @@ def main(argv: Sequence[str]) -> int:
     look = JobPreflight(given.python, given.records, given.slots, given.hostfile)
     if wrong := look.wrong():
         (given.records / _FILE).write_text(json.dumps(wrong), "utf-8")
-        return UNWELL
+        if _ELSEWHERE not in wrong:
+            return UNWELL
     os.execvp(given.program[0], given.program)

@@ -6,7 +6,8 @@ ranks.
 shim wants to know.
 
 A task that fails ends the others. Parameter servers wait for work for ever; when all others have
-done theirs, they are released, and that is how they succeed. SIGTERM ends all tasks.
+done theirs, they are released, and that is how they succeed. SIGTERM ends all tasks. SIGUSR1, and
+SIGURG, which asks them to make room, go to their scripts.
 
 A program of its own, so that the kernel can tether it to whoever starts it.
 
@@ -94,6 +95,8 @@ class Tasks:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, _frame: self._end(128 + signum))
+        for number in (signal.SIGUSR1, signal.SIGURG):
+            signal.signal(number, lambda signum, _frame: self._pass_on(signum))
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
         held = reserve(len(self._tasks))
         try:
@@ -172,6 +175,9 @@ class Tasks:
         signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
     def _send(self, number: int) -> None:
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
         for pid in list(self._running):
             try:
                 os.kill(pid, number)

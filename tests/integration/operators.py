@@ -34,16 +34,22 @@ _ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # What of the launcher's command an operator's user would not have written: all that we do about
 # hosts. What is left goes by the operator's variables, and so by none.
 _BLIND = """\
-import os, sys
-words = sys.argv[1:]
-words[: words.index("--") + 1] = []
-for option in ("--hostfile", "--map-by"):
-    at = words.index(option)
-    del words[at : at + 2]
+import os, sys, tempfile
+words = sys.argv[sys.argv.index("--") + 1 :]
 for name in [one for one in os.environ if one.startswith("PRTE_MCA_")]:
     del os.environ[name]
-os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
-os.execvp(words[0], [words[0], "--map-by", ":OVERSUBSCRIBE", *words[1:]])
+folder = tempfile.mkdtemp()
+with open(f"{folder}/mpirun", "w") as file:
+    file.write(f"#!{sys.executable}\\n")
+    file.write(f"import os, sys; real = {os.path.dirname(sys.executable)!r} + '/mpirun'\\n")
+    file.write("words = sys.argv[1:]\\n")
+    file.write("for option in ('--hostfile', '--host', '--map-by'):\\n")
+    file.write("    if option in words:\\n")
+    file.write("        at = words.index(option); del words[at : at + 2]\\n")
+    file.write("os.execv(real, [real, '--map-by', ':OVERSUBSCRIBE', *words])\\n")
+os.chmod(f"{folder}/mpirun", 0o700)
+os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+os.execvp(words[0], words)
 """
 _HOSTFILE = "/etc/mpi/hostfile"
 _OF_OPEN_MPI = {

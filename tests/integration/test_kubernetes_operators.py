@@ -149,13 +149,10 @@ def test_a_drained_worker_of_a_stand_in_is_a_preemption(job, stand_in, operator)
 def test_a_stand_in_that_runs_every_rank_in_the_launchers_pod_fails_the_try(
     job, stand_in, operator, monkeypatch
 ):
-    """As the operators do with Open MPI 5, which does not read their variables.
-
-    Without the look at nodes, which would have started none of them.
-    """
+    """As the operators do with Open MPI 5, which does not read their variables."""
     monkeypatch.setattr(stand_in, "blind", True)
     script = "import os\nprint(os.uname().nodename)"
-    one = job(script, operator=operator, preflight=False).start()
+    one = job(script, operator=operator).start()
     said = stand_in.conditions
     done = {"mpi": "Succeeded", "trainer": "Complete"}[operator]
     one.until(lambda: done in said(OBJECTS[operator][0], one.name), "reported as done")

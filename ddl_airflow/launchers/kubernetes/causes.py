@@ -378,9 +378,11 @@ def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -
         if role_of(pod) == "worker" and end.get("exitCode") == _LAUNCHER_LOST and launcher:
             return _node_lost(launcher)
         if end.get("reason") and message.get("said"):
-            about, of_job = pod["metadata"], job["metadata"]
-            if about.get("deletionTimestamp") and not of_job.get("deletionTimestamp"):
-                return _of_missing(about["name"], events, place_of(pod))
+            removed = bool(pod["metadata"].get("deletionTimestamp"))
+            if removed and cleaned:
+                continue
+            if removed and not is_deleted(job):
+                return _of_missing(pod["metadata"]["name"], events, place_of(pod))
             return Verdict(JobState.LOST, f"{place_of(pod)}: {message['said']}.")
     if cleaned and (said := condition_of(job, "Failed").get("message")):
         # JobSet ends all when a worker's pod has: and none of them says that it failed.

@@ -191,7 +191,9 @@ def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path
             assert session.poll() is None and time.monotonic() < deadline
     finally:
         session.kill()
-        session.communicate()
+        session.wait()
+        session.stdout.close()
+        session.stdin.close()
 
 
 def test_the_manifest_in_the_documentation_is_one():

@@ -208,6 +208,17 @@ def test_cancel_asks_every_task_and_leaves_no_process(cluster, tmp_path):
     assert one.status().state is not JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("number", [signal.SIGURG, signal.SIGUSR1])
+def test_every_task_hears_what_asks_the_ranks_of_other_jobs(cluster, tmp_path, number):
+    script = ENDLESS.replace("signal.SIGTERM", f"signal.{number.name}")
+    one = cluster(script, env={"PLACE": str(tmp_path)}).start()
+    for name in NAMES:
+        one.wait_for(tmp_path / f"up-{name}")
+    os.kill(one.handle.number, number)
+    assert one.wait(SOON_S).state is JobState.SUCCEEDED, one.said()
+    assert all((tmp_path / f"told-{name}").exists() for name in NAMES)
+
+
 def test_everything_ends_with_the_process_that_holds_it_together(cluster, tmp_path):
     one = cluster(ENDLESS, env={"PLACE": str(tmp_path)}).start()
     for name in NAMES:
