@@ -21,6 +21,9 @@ from ddl_airflow.core.parameters import parameter_environment
 if TYPE_CHECKING:  # launchers need not know what reads manifests
     from ddl_airflow.core.plan import ScriptStep, TrainStep
 
+# Which environment, files and signals launchers and ranks agree on: another number where an older
+# one could not be told from them. ddl_ops.rank has the same, and starts no script by another.
+CONTRACT = 1
 # ddlrun's default mode. Set, it makes `import ddl` initialise and hook; see ddl's docstring.
 DEFAULT_OPTIONS = "-mode p"
 _BEGIN = "<!-- variables: written by python -m ddl_airflow.core.environment -->"
@@ -77,6 +80,7 @@ def of_job(job: JobSpec) -> dict[str, str]:
     """What every process of a job finds, whatever starts it."""
     return {
         **job.env,
+        "DDL_CONTRACT": str(CONTRACT),
         "DDL_JOB_ID": job.job_id,
         "DDL_SLOTS": str(job.slots),
         "DDL_RECORD_DIR": str(job.record_dir),
@@ -153,6 +157,10 @@ VARIABLES = (
         "DDL_RECORD_DIR",
         "where the rank shim leaves its record; marks every process of the job: what "
         "carries it when the job is over is killed",
+    ),
+    _variable(
+        "DDL_CONTRACT",
+        "the number of this contract; a rank shim of another one starts nothing",
     ),
     _variable("DDL_SLOTS DDL_METRICS DDL_TASK DDL_MPIRUN DDL_OUTPUT", "for the rank shim"),
     _variable(

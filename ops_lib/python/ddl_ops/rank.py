@@ -43,6 +43,9 @@ from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank_record import RankRecord, exception_file, settings, writes_file
 
+# As ddl_airflow.core.environment has it.
+CONTRACT = 1
+_NOT_EXECUTABLE = 126
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
@@ -274,6 +277,14 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     rank = placement.rank
     directory = environ.get("DDL_RECORD_DIR")
     record = RankRecord(Path(directory) if directory else None, rank, task["task"] if task else "")
+    if (theirs := environ.get("DDL_CONTRACT", str(CONTRACT))) != str(CONTRACT):
+        said = (
+            f"ddl-ops of {sys.executable} is of another release than ddl-airflow: process contract "
+            f"{CONTRACT}, and {theirs} there. Install the same release of both"
+        )
+        print(f"rank {rank}: {said}", file=sys.stderr)
+        record.write(ended=time.time(), exit_code=_NOT_EXECUTABLE, reason=said)
+        return _NOT_EXECUTABLE
     argv = command_argv(command) if isinstance(command, str) else list(command)
     # A level that somebody has chosen says what they want to see.
     no_gpu = environ.get("DDL_NO_GPU") == "1" and _LOG_LEVEL not in environ
@@ -298,7 +309,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         print(said, file=sys.stderr)
         if directory and not given:
             _log_path(environ, rank).write_text(f"{said}\n", "utf-8")
-        code = 127 if isinstance(error, FileNotFoundError) else 126
+        code = 127 if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
         return code
 

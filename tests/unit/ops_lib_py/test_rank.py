@@ -472,6 +472,13 @@ def test_program_that_may_not_be_run_is_126(start):
     assert "./main.py" in one.record()["reason"]
 
 
+def test_a_launcher_of_another_contract_starts_no_script(start):
+    one = start("print('ran')", DDL_CONTRACT="99").end()
+    assert one.code == one.record()["exit_code"] == 126
+    assert "of another release than ddl-airflow: process contract 1, and 99" in one.errors
+    assert "Install the same release of both" in one.record()["reason"]
+
+
 def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
     script = """
         import signal, sys, time

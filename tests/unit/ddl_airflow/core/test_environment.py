@@ -3,7 +3,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ddl_airflow.core.environment import VARIABLES, of_run, with_table
+from ddl_ops import rank
+
+from ddl_airflow.core.environment import CONTRACT, VARIABLES, of_run, with_table
 from ddl_airflow.core.layout import RunLayout
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +33,10 @@ def test_rank_environment_is_the_contract():
         "DDL_PROGRESS": str(root / "ddl/progress.jsonl"),
         "DDL_STATS": str(root / "ddl/stats.json"),
     }
+
+
+def test_launchers_and_ranks_name_the_same_contract():
+    assert rank.CONTRACT == CONTRACT
 
 
 def test_trainings_of_one_experiment_share_its_folder():
