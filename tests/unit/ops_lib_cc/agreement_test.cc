@@ -69,7 +69,7 @@ void OnRanks(int size, const std::function<void(Rank&, int rank)>& function,
     RunThreads(
         size,
         [&](HostGroup& group) {
-          Rank rank(&group, &mailboxes, shares_memory, timeout_s);
+          Rank rank(&group, &mailboxes, shares_memory, Paced(timeout_s));
           function(rank, group.rank());
         },
         timeout_s);
@@ -166,15 +166,15 @@ TEST(WhatIsOptionalIsDroppedWhereNotAllRanksAskForIt) {
 
 // Rank 0 pings, then learns that rank 2 waits for another one and drops its own; the answers to its
 // ping arrive after that.
-TEST(AnAnswerToAnEarlierPingIsNotTakenForOne) {
+TIMED_TEST(AnAnswerToAnEarlierPingIsNotTakenForOne) {
   using std::chrono::milliseconds;
   Mailboxes mailboxes;
   mailboxes.takes = [](int from, int to, const std::string& message) {
     if (to != 0) return milliseconds(0);
-    return milliseconds(message.size() == 1 ? 500 : from == 2 ? 250 : 0);
+    return milliseconds(pace * (message.size() == 1 ? 500 : from == 2 ? 250 : 0));
   };
   const auto run = [&](HostGroup& group) {
-    Rank rank(&group, &mailboxes, false, 4);  // it pings each second
+    Rank rank(&group, &mailboxes, false, Paced(4));  // it pings each second
     std::string ran;
     if (group.rank() < 2) {
       Request check = Sum("check", 1, false);
@@ -267,7 +267,7 @@ TEST(RanksThatJoinHearWhatTheOthersRun) {
   });
 }
 
-TEST(ARankThatDoesNotComeIsNamed) {
+TIMED_TEST(ARankThatDoesNotComeIsNamed) {
   OnRanks(
       3,
       [](Rank& rank, int number) {

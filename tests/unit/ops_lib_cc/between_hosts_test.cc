@@ -215,11 +215,11 @@ TEST(TreeBroadcastReachesAll) {
   }
 }
 
-TEST(MissingAndEndedRanksAreErrors) {
+TIMED_TEST(MissingAndEndedRanksAreErrors) {
   for (const Algorithm& algorithm : kAlgorithms) {
     for (const bool ends : {false, true}) {
       constexpr int kSize = 4;
-      ddl::ThreadNetwork network(kSize, ends ? 60 : 0.1);
+      ddl::ThreadNetwork network(kSize, ends ? 60 : Paced(0.1));
       std::unique_ptr<ddl::Transport> missing = network.Join(2);
       std::vector<std::thread> threads;
       for (const int rank : {0, 1, 3}) {

@@ -50,7 +50,7 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
   const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
   std::vector<std::unique_ptr<ddl::ThreadNetwork>> networks;
   for (int share = 0; share < shares; ++share) {
-    networks.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, timeout_s));
+    networks.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, Paced(timeout_s)));
   }
   std::vector<std::unique_ptr<void, void (*)(void*)>> memories;
   std::vector<int> host_of;
@@ -69,8 +69,9 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
         auto memory = std::make_unique<ddl::HostMemory>();
         std::vector<int> global_ranks(ranks_on[host]);
         std::iota(global_ranks.begin(), global_ranks.end(), rank - rank_on_host);
-        memory->group = std::make_unique<ddl::HostGroup>(memories[host].get(), rank_on_host,
-                                                         ranks_on[host], timeout_s, global_ranks);
+        memory->group =
+            std::make_unique<ddl::HostGroup>(memories[host].get(), rank_on_host, ranks_on[host],
+                                             Paced(timeout_s), global_ranks);
         std::vector<void*> others;
         for (int channel = 1; channel < channels; ++channel) {
           others.push_back(static_cast<char*>(memories[host].get()) +
@@ -368,8 +369,8 @@ void CancelOnce(const std::vector<int>& ranks_on, int late, int canceller) {
       arrival.cancelled = &cancelled;
       std::thread other;
       while (group.rank() == late && cancellations <= step) std::this_thread::yield();
-      // Long, for a busy machine: the word of it takes several steps, and looks at flags between.
-      if (group.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      // The word of it takes several steps, and looks at flags between.
+      if (group.rank() == late) SleepFor(0.4);
       if (group.rank() == canceller) {
         other = std::thread([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -387,7 +388,7 @@ void CancelOnce(const std::vector<int>& ranks_on, int late, int canceller) {
   });
 }
 
-TEST(WhatARankCancelsBeforeTheLastArrivalIsDoneOnNoHost) {
+TIMED_TEST(WhatARankCancelsBeforeTheLastArrivalIsDoneOnNoHost) {
   CancelOnce({2, 2}, 3, 2);           // of one host
   CancelOnce({2, 2}, 0, 2);           // the leader of its host
   CancelOnce({2, 2}, 0, 3);           // another one
@@ -413,7 +414,7 @@ TEST(ARankThatLeavesFailsThoseOfOtherHosts) {
   }
 }
 
-TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
+TIMED_TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
   for (const std::vector<int>& ranks_on : {kGroups[2], kGroups[3]}) {
     const int size = std::accumulate(ranks_on.begin(), ranks_on.end(), 0);
     for (const int missing : {0, size - 1}) {
@@ -423,7 +424,7 @@ TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
             ddl::BarrierResult result = ddl::BarrierResult::kMatch;
             if (group.rank() == missing) {
               // Too late, and alive: whoever dies is another kind of error.
-              std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+              SleepFor(1.5);
               CHECK(!group.Barrier(Plan(7), &result).ok(), "the others have given up");
               return;
             }
@@ -437,11 +438,11 @@ TEST(AMissingRankIsNamedOnEveryRankOfEveryHost) {
   }
 }
 
-TEST(AChainOfWaitsOverHostsIsNoStall) {
+TIMED_TEST(AChainOfWaitsOverHostsIsNoStall) {
   RunOnHosts(
       {2, 1, 1},
       [&](Communicator& group) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(400) * group.rank());
+        SleepFor(0.4 * group.rank());
         ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
         const ddl::Status status = group.Barrier(Plan(1), &result);
         CHECK(status.ok() && result == ddl::BarrierResult::kMatch, status.message());
@@ -450,13 +451,13 @@ TEST(AChainOfWaitsOverHostsIsNoStall) {
 }
 
 // A rank that is always late has no time to look what the others tell each other meanwhile.
-TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
+TIMED_TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
   Mailboxes mailboxes;
   RunOnHosts(
       {1, 2, 1},
       [&](Communicator& group) {
         for (int step = 0; step < 40; ++step) {
-          if (group.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          if (group.rank() == 3) SleepFor(0.03);
           ddl::BarrierResult result = ddl::BarrierResult::kMismatch;
           CHECK(group.Barrier(Plan(step), &result).ok() && result == ddl::BarrierResult::kMatch,
                 "");
@@ -468,12 +469,12 @@ TEST(WhatRanksTellWhileTheyWaitDoesNotPileUp) {
 
 // Until `done`, or long after all should have been.
 void AwaitOrGoOn(const std::function<bool()>& done) {
-  for (int i = 0; i < 4000 && !done(); ++i) usleep(1000);
+  for (int i = 0; i < 4000 * pace && !done(); ++i) usleep(1000);
 }
 
 // Rank 2 does not arrive. The executor of rank 0, the leader of its host, cancels its request and
 // submits nothing more; rank 1 still waits.
-TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
+TIMED_TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
   for (const int early : {true, false}) {  // before or after the barrier of the host
     std::atomic<int> failed{0};
     RunOnHosts(
@@ -505,7 +506,7 @@ TEST(ARankKeepsItsLimitWhenTheFirstOfItsHostHasGivenUp) {
 }
 
 // As on one host: whoever wants nothing and has nothing else to do may wait.
-TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
+TIMED_TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
   RunOnHosts(
       {2, 1},
       [&](Communicator& group) {
@@ -513,7 +514,7 @@ TEST(NoLimitHoldsWhereAllRanksOfAHostHaveGivenUp) {
         ddl::Arrival arrival = Plan(7);
         arrival.cancelled = &cancelled;
         arrival.limited = [] { return false; };
-        if (group.rank() == 2) usleep(2'000'000);
+        if (group.rank() == 2) SleepFor(2);
         ddl::BarrierResult result = ddl::BarrierResult::kMatch;
         const ddl::Status status = group.Barrier(arrival, &result);
         CHECK(status.ok() && result == ddl::BarrierResult::kCancelled, status.message());

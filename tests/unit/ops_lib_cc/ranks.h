@@ -47,7 +47,7 @@ inline void RunThreads(int size, const RankFunction& function, double timeout_s 
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      ddl::HostGroup group(memory.get(), rank, size, timeout_s);
+      ddl::HostGroup group(memory.get(), rank, size, Paced(timeout_s));
       function(group);
     });
   }

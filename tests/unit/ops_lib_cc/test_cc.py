@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from tests.unit.ops_lib_cc.conftest import AARCH64, HERE, SANITIZERS, Compiler
 
 def _names(sources: Iterable[Path]) -> list[str]:
     lines = [line for path in sources for line in path.read_text().splitlines()]
-    return [line[5:-3] for line in lines if line.startswith("TEST(")]
+    return [found[1] for line in lines if (found := re.match(r"(?:TIMED_)?TEST\((\w+)\) {", line))]
 
 
 def _check(words: list[str | Path], expected: int, folder: Path) -> None:
