@@ -34,6 +34,8 @@ _LEAST_MEMORY_BYTES = 256 << 20  # for each rank; TensorFlow alone takes more
 _LEAST_DISK_BYTES = 64 << 20
 # A host whose best link carries less than that part of what others' do.
 _SLOW = 0.25
+# Measured again before it is called slow, on a busy host.
+_AGAIN = 3
 # For the reductions: so long, and for each pair of hosts.
 _PREFLIGHT_S = 15.0
 _PAIR_S = 0.2
@@ -208,7 +210,9 @@ def linked(hosts: Sequence[str], measure: Measure) -> tuple[Speeds, dict[str, st
     if said is not None:
         speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
         wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
-        if slow_hosts(speeds):
+        for _ in range(_AGAIN):
+            if not slow_hosts(speeds):
+                break
             # Somebody else may have been busy there for that second.
             again, _ = measure(hosts)
             for a, b, speed in again["pairs"] if again else ():

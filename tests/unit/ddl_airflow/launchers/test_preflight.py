@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ddl_ops.preflight import rounds
 
-from ddl_airflow.launchers.preflight import Asked, Look, look_at, slow_hosts, slow_links
+from ddl_airflow.launchers.preflight import Asked, Look, linked, look_at, slow_hosts, slow_links
 from ddl_airflow.launchers.remote import Said
 
 GIB = 1 << 30
@@ -94,6 +96,22 @@ def test_a_host_that_is_slow_with_all_others_is_named() -> None:
     assert found["b"].startswith("it reduces at most 95 MiB a second with any other host")
     assert slow_hosts(speeds("abcd", 1e9, b=5e8)) == {}
     assert slow_hosts(speeds("ab", 1e9, b=1e8)) == {}
+
+
+@pytest.mark.parametrize(("busy", "named"), [(0, []), (1, []), (3, []), (9, ["c"])])
+def test_a_host_that_is_busy_for_a_moment_is_not_slow(busy: int, named: list[str]) -> None:
+    measured = 0
+
+    def measure(hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        nonlocal measured
+        measured += 1
+        slow = {"c": 1e8} if measured <= busy else {}
+        found = speeds("abcd", 1e9, **slow)
+        pairs = [[hosts.index(a), hosts.index(b), speed] for (a, b), speed in found.items()]
+        return {"pairs": pairs, "wrong": []}, ""
+
+    assert list(linked("abcd", measure)[1]) == named
+    assert measured == min(busy, 3) + 1
 
 
 def test_a_slow_link_is_no_slow_host() -> None:
