@@ -282,8 +282,10 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
     if running:
         return JobStatus(JobState.RUNNING)
     ended = {rank: r for rank, r in records.items() if "exit_code" in r}
-    if len(ended) == handle.world_size and all(map(_made_room, ended.values())):
-        return _preempted(handle, {r["preempted"] for r in ended.values()})
+    # Parameter servers are released when the others have made room.
+    worked = [r for r in ended.values() if "released" not in r]
+    if len(ended) == handle.world_size and worked and all(map(_made_room, worked)):
+        return _preempted(handle, {r["preempted"] for r in worked})
     if len(ended) == handle.world_size and all(map(_did_its_work, ended.values())):
         if handle.averages and (reason := _apart(ended, handle.trained_before)):
             return JobStatus(JobState.FAILED, reason=reason, permanent=True, apart=True)

@@ -200,9 +200,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--hostfile", default="")
     parser.add_argument("program", nargs="+")
     given = parser.parse_args(argv)
-    look = JobPreflight(given.python, given.records, given.slots, given.hostfile)
-    if wrong := look.wrong():
-        (given.records / _FILE).write_text(json.dumps(wrong), "utf-8")
-        if _ELSEWHERE not in wrong:
-            return UNWELL
+    try:
+        look = JobPreflight(given.python, given.records, given.slots, given.hostfile)
+        if wrong := look.wrong():
+            (given.records / _FILE).write_text(json.dumps(wrong), "utf-8")
+            if _ELSEWHERE not in wrong:
+                return UNWELL
+    except (OSError, LookupError, ValueError, subprocess.SubprocessError) as error:
+        # Such as a node without scontrol: it is no look that makes ranks run.
+        _say(f"nodes could not be looked at: {type(error).__name__}: {error}")
     os.execvp(given.program[0], given.program)

@@ -153,7 +153,7 @@ def _usual(looks: Sequence[Look]) -> dict[str, Any]:
     versions = {name: most([one["versions"].get(name, "") for one in said]) for name in _ALIKE}
     return {
         "versions": versions,
-        "mtu": most([one["mtu"] for one in said]),
+        "mtu": most([one["mtu"] for one in said if one["mtu"]]),
         "sees_marker": most([one["sees_marker"] for one in said]),
     }
 
@@ -190,7 +190,8 @@ def _judged(look: Look, usual: Mapping[str, Any], asked: Asked) -> Look:
     for name, writable in facts["writable"].items():
         if not writable:
             wrong.append(f"{asked.folders[name]}, for {name}, cannot be written. Give the right")
-    if facts["mtu"] != usual["mtu"]:
+    # 0: the host cannot say, as one that is reached by an address which no interface names.
+    if facts["mtu"] not in (0, usual["mtu"]):
         wrong.append(
             f"its network takes packets of {facts['mtu']} bytes, and that of the others "
             f"{usual['mtu']}: large ones would be lost. Set the same MTU"

@@ -35,7 +35,15 @@ def launcher(
         raise SubmitFailed(f"launcher {kind!r} is not known. Use one of: {known}", retryable=False)
     module, _, name = found.implementation.partition(":")
     given = settings or {} if found.own_fields() else {}
-    made: Launcher = getattr(import_module(module), name)(**given)
+    try:
+        of_kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SubmitFailed(
+            f"launcher {kind!r}: {found.implementation} cannot be loaded: {error}. Install the "
+            "package that brings it wherever Airflow runs, the triggerer among them",
+            retryable=False,
+        ) from error
+    made: Launcher = of_kind(**given)
     if isinstance(made, Connecting):
         made.find_connections(connections)
     return made

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -218,9 +219,14 @@ class SlurmLauncher:
             share_file(job.lock, job.lock.parent, of.pw_gid)
         said = _slurm(submission.argv, submission.script, submission.env, job.user)
         if said.returncode:
-            raise _refused(said.stderr)
-        number = int(said.stdout.strip().partition(";")[0])  # the cluster's name may follow
-        return replace(self.expected(job), number=number)
+            refused = _refused(said.stderr)
+            # The controller may have taken a job though its answer came too late.
+            with suppress(LaunchError):
+                if refused.retryable and (taken := self.find(self.expected(job))).number:
+                    return taken
+            raise refused
+        *_, last = said.stdout.split()  # a site's plug-in may say something before
+        return replace(self.expected(job), number=int(last.partition(";")[0]))
 
     def find(self, handle: JobHandle) -> JobHandle:
         """Asks for the job by its name, if its number is not known. The newest one of that name.

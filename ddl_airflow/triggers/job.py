@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from ddl_airflow.core.job import JobHandle, JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
 from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler, reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
+
+log = logging.getLogger(__name__)
 
 _AGAIN_S = 2.0
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
@@ -217,5 +220,9 @@ async def _reached(handle: JobHandle) -> Scheduler:
         try:
             _CONNECTIONS[conn_id] = (time.monotonic(), await connection_soon(conn_id))
         except ConnectionInvalid as error:
-            raise LaunchError(f"launcher.connection: {error}", retryable=False) from error
+            # Airflow says the same of one that nobody has, and where its own API is away.
+            if conn_id not in _CONNECTIONS:
+                raise LaunchError(f"launcher.connection: {error}", retryable=False) from error
+            log.warning("launcher.connection: %s What it was is used for now.", error)
+            _CONNECTIONS[conn_id] = (time.monotonic(), _known(conn_id))
     return scheduler

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
@@ -49,6 +49,7 @@ _NOT_EXECUTABLE = 126
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
+_LEFT_S, _LEFT_LOOK_S = 10.0, 0.005
 # A script that is released, or whose mpirun has ended, and will not listen to SIGTERM is killed
 # after that.
 _GRACE_S = 1.5
@@ -195,10 +196,19 @@ def _streams(given: Sequence[int], *, logged: bool, searched: bool) -> dict[str,
 def _end_what_is_left() -> None:
     """Kills whatever the script started and left, also what made a session of its own."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := children.read_text().split():
-        for pid in map(int, pids):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)  # its own children come to this process now
+    foreign: set[int] = set()  # another user's, by way of sudo
+    deadline = time.monotonic() + _LEFT_S
+    while pids := {*map(int, children.read_text().split())} - foreign:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                foreign.add(pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # its own children come to this process now
+        if time.monotonic() > deadline:
+            return  # one that the kernel does not end, in a file system that is away
+        time.sleep(_LEFT_LOOK_S)
 
 
 def _keep(
@@ -359,14 +369,15 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     for descriptor in given:
         os.close(descriptor)
     code = child.wait()
-    _end_what_is_left()
     if code < 0:
         code = 128 - code
     ended: dict[str, object] = {"ended": time.time(), "exit_code": code}
     logged = directory and not given
     if 0 < code < 128 and logged and (last := _last_line(_log_path(environ, rank))):
         ended["reason"] = f"its last line: {last}"
+    # First: what is left may be another user's, or not end.
     record.write(**ended)
+    _end_what_is_left()
     return 0 if released else code
 
 

@@ -5,7 +5,6 @@ Standard library only, as ``ddl_ops.rank``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from ddl_ops import averaging
 
@@ -90,13 +90,22 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _told(path: Path | None) -> dict[str, Any]:
+    """The object in a file; nothing if there is none, or a script has written something else."""
+    try:
+        found = json.loads(path.read_text("utf-8")) if path else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _whole_lines(path: Path) -> list[str]:
     """The texts in a file of JSON, one a line, as far as they are some, and as many as may be."""
     with path.open("rb") as file:
         lines = file.read(_MOST_WRITTEN).split(b"\n")[:-1]
     texts = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # cut short
+        with suppress(ValueError):  # cut short
             texts.append(str(json.loads(line)))
     return texts
 
@@ -134,15 +143,14 @@ class RankRecord:
         self._facts.update(facts)
         if self._written is not None and self._written.exists():
             self._facts["wrote"] = _whole_lines(self._written)
-        if self._ddl.exists():
-            self._facts["ddl"] = json.loads(self._ddl.read_text("utf-8"))
-        if self._preemption is not None and self._preemption.exists():
-            told = json.loads(self._preemption.read_text("utf-8"))
+        if facts := _told(self._ddl):
+            self._facts["ddl"] = facts
+        if told := _told(self._preemption):
             self._facts["listens"] = told.get("listens", False)
             if "step" in told:
                 self._facts["preempted"] = {"step": told["step"]}
-        if self._exception is not None and self._exception.exists():
-            self._facts["exception"] = json.loads(self._exception.read_text("utf-8"))
+        if exception := _told(self._exception):
+            self._facts["exception"] = exception
         # A signal may come while this writes, and its handler write as well.
         self._writes += 1
         partial = self._path.with_suffix(f".partial-{self._writes}")

@@ -594,6 +594,38 @@ def test_that_there_is_no_gpu_is_said_where_one_is_expected_only(start, command,
     assert one.log() == f"Epoch 1\n{kept}loss: 1\n"
 
 
+def test_an_end_is_recorded_whatever_the_script_left(start, monkeypatch):
+    """Another user's process, which may not be killed; and files of ours that are not ours."""
+    one = start(
+        """
+        import os, subprocess
+        sleeper = subprocess.Popen(["sleep", "30"], start_new_session=True)
+        folder = os.environ["DDL_RECORD_DIR"]
+        for name in ("ddl.json", "preemption.json", "exception.json"):
+            with open(f"{folder}/rank-0.{name}", "w") as file:
+                file.write("[not an object")
+        """
+    ).end()
+    assert (one.code, one.record()["exit_code"]) == (0, 0)
+
+
+def test_what_may_not_be_killed_is_left(monkeypatch):
+    with subprocess.Popen(["sleep", "30"]) as foreign, subprocess.Popen(["sleep", "30"]) as own:
+        kill = os.kill
+
+        def refused(pid: int, number: int) -> None:
+            if pid == foreign.pid:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            kill(pid, number)
+
+        with monkeypatch.context() as context:
+            context.setattr(os, "kill", refused)
+            shim._end_what_is_left()
+        assert foreign.poll() is None
+        foreign.kill()
+        own.returncode = -signal.SIGKILL  # waited for
+
+
 def test_a_record_on_a_full_disk_is_whole_however_many_files_were_written(tmp_path, monkeypatch):
     record = RankRecord(tmp_path, 0, "")
     record.write()

@@ -196,6 +196,7 @@ def test_a_rank_that_listens_and_came_to_its_end_first_did_its_work(tmp_path):
 
 def test_released_parameter_server_has_succeeded_however_it_ended(tmp_path):
     released = {"task": "ps 0", "released": 4.0, "ended": 4.1, "exit_code": 143}
+    assert status_of(tmp_path, SAVED, released).state is JobState.PREEMPTED
     assert status_of(tmp_path, GOOD, released) == JobStatus(JobState.SUCCEEDED)
     died = {"task": "ps 0", "ended": 4.1, "exit_code": 143}
     assert status_of(tmp_path, GOOD, died).failure.task == "ps 0"

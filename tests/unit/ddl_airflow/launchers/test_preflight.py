@@ -76,6 +76,11 @@ def test_what_ails_a_host_is_said_of_that_host_alone(change: dict, words: str) -
     assert words in found["c"]
 
 
+@pytest.mark.parametrize("others", ["b", "bcd"])
+def test_a_host_that_cannot_say_how_large_its_packets_are_is_well(others: str) -> None:
+    assert wrong(**{host: {"mtu": 0} for host in others}) == {}
+
+
 def test_what_most_of_the_hosts_have_is_right() -> None:
     old = {"versions": VERSIONS | {"tensorflow": "2.20"}}
     assert list(wrong(a=old, b=old, c=old)) == ["d"]

@@ -29,6 +29,13 @@ def test_unknown_kind_names_the_known_ones_and_is_not_retried():
     assert caught.value.retryable is False
 
 
+def test_a_kind_whose_module_is_not_here_names_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ddl_airflow.launchers.slurm", None)
+    with pytest.raises(SubmitFailed, match="launcher 'slurm': .* cannot be loaded: ") as caught:
+        launcher("slurm")
+    assert caught.value.retryable is False
+
+
 def test_a_backend_is_imported_only_when_used():
     code = (
         "import sys; from ddl_airflow.launchers.registry import launcher; launcher('fake');"

@@ -168,7 +168,7 @@ def submitted(tmp_path):
     return launcher.submit(launcher.render(spec))
 
 
-@pytest.mark.parametrize("answer", ["4711\n", "4711;cluster\n"])
+@pytest.mark.parametrize("answer", ["4711\n", "4711;cluster\n", "Welcome, 12 users\n4711\n"])
 def test_the_number_is_what_sbatch_says(tmp_path, says, answer):
     says("sbatch", answer)
     assert submitted(tmp_path).number == 4711
@@ -232,6 +232,13 @@ def test_what_may_pass_is_tried_again(tmp_path, says, said):
     with pytest.raises(SubmitFailed) as caught:
         submitted(tmp_path)
     assert caught.value.retryable is True
+
+
+def test_a_job_that_slurm_took_though_it_answered_too_late_is_found(tmp_path, says):
+    late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    says("sbatch", error=late, code=1)
+    says("squeue", "4712\n")
+    assert submitted(tmp_path).number == 4712
 
 
 def test_a_host_without_slurm_says_so(tmp_path, says):

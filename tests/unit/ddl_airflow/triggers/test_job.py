@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Tail
@@ -288,6 +289,17 @@ def test_airflow_is_asked_for_the_connection_by_which_a_job_is_reached(
 ):
     told = {"conn_type": "kubernetes", "login": "trainer"}
     monkeypatch.setenv("AIRFLOW_CONN_MY_CLUSTER", json.dumps(told))
+    cluster.set(1, "succeeded", "")
+    (event,) = events(triggered())
+    assert event["status"]["state"] == "succeeded"
+    assert connects == ["trainer"]
+
+
+def test_a_connection_that_airflow_had_is_kept_while_it_does_not_answer(
+    triggered, cluster, connects, monkeypatch
+):
+    known = AirflowConnection("my_cluster", "kubernetes", login="trainer")
+    monkeypatch.setattr("ddl_airflow.triggers.job._CONNECTIONS", {"my_cluster": (-1e9, known)})
     cluster.set(1, "succeeded", "")
     (event,) = events(triggered())
     assert event["status"]["state"] == "succeeded"
