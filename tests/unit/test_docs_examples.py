@@ -1,7 +1,7 @@
 """What the documentation shows is what the program takes: manifests, settings and commands.
 
-Scripts of README.md and docs/scripts.md are run by tests/parallel/test_documents.py, the commands of
-the tutorial by tests/parallel/test_tutorial.py. Here each block is held to the program's own readers.
+Each block is held to the program's own readers. tests/parallel/test_documents.py runs scripts,
+tests/parallel/test_tutorial.py the tutorial.
 """
 
 from __future__ import annotations

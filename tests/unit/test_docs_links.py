@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,25 @@ def test_pages_that_the_program_and_its_files_name_are_there():
     gone = {name for name, _ in named if not (ROOT / name).exists()}
     assert gone == set()
     assert [one for one in named if one[1] and one[1] not in anchors(ROOT / one[0])] == []
+
+
+def test_the_index_of_pages_names_each_once_and_says_what_it_is():
+    """docs/llms.txt: for programs that read, and the navigation of the site. llmstxt.org"""
+    title, _, summary, *rest = (ROOT / "docs" / "llms.txt").read_text("utf-8").splitlines()
+    assert title == "# ddl-airflow" and summary.startswith("> ")
+    entries = [line for line in rest if line.startswith("- ")]
+    found = [re.fullmatch(r"- \[[^\]]+\]\(([^)]+)\): \S.+", line) for line in entries]
+    listed = [(ROOT / "docs" / one[1]).resolve() for one in found if one is not None]
+    assert len(listed) == len(entries)
+    assert sorted(listed) == sorted([*PAGES, ROOT / "docs" / "manifest.schema.json"])
+    assert [line for line in rest if line.startswith("#") and not line.startswith("## ")] == []
+
+
+def test_the_page_of_commands_says_what_the_parsers_say():
+    script = ROOT / "scripts" / "commands_page.py"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *sys.path]))}
+    said = subprocess.run(
+        [sys.executable, script], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    written = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert written == said, "python scripts/commands_page.py > docs/commands.md"
