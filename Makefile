@@ -11,7 +11,7 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images check
+.PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images docs check
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -84,6 +84,9 @@ wheels: install  ## Both wheels in dist, and the time from them to a first model
 
 images:  ## Images of trainer, Airflow, worker and example, by ENGINE=docker; VARIANT=cuda for GPUs
 	@scripts/images $(ENGINE) $(VARIANT)
+
+docs:  ## The documentation as a site that needs no server, in build/docs; in an environment of its own
+	@scripts/docs $(PYTHON)
 
 check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)
