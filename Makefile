@@ -10,7 +10,7 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
+.PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
 .PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images check
 .PHONY: check-nccl format lock clean
 
@@ -100,6 +100,9 @@ build/nvidia/.fetched: requirements/nccl.txt | $(STAMP)
 	@rm -rf build/nvidia
 	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target build/nvidia -r $<
 	@touch $@
+
+ui:  ## The page in Airflow's UI, of ui/ into ddl_airflow/plugin/built; needs npm, fetches 70 MB once
+	@cd ui && npm ci --silent && npm run --silent build
 
 format: install  ## Format Python and C++ in place
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
