@@ -27,7 +27,7 @@ _MOST_JOBS = 1000
 _MOST_CHECKPOINTS = 50
 _MOST_ENTRIES = 10_000
 # Of the progress, for what is left: the lines of some minutes.
-_TAIL = 256 * 1024
+_TAIL = 128 * 1024
 # How the message of a failed job ends; the page has the log beside it.
 _LOG_OF_RANK = re.compile(r"\s*All ranks were ended\.(\s*Its whole log: .*)?$", re.DOTALL)
 _LINE = re.compile(r"(?:^| at )([^\s:'\"]+\.(?:py|ya?ml|json):\d+)\b")
@@ -116,21 +116,25 @@ def _explained(message: str) -> dict[str, str]:
     return {"cause": cause, "fix": fix, "line": line[1] if line else ""}
 
 
-def read_pace(layout: RunLayout) -> dict[str, Any]:
+def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
     """How far it is: ``step``, ``steps``, ``epoch``, ``done`` (share, 0 to 1), ``steps_per_s``,
     ``examples_per_s``, ``left_s`` and whether it ``stopped_early``; null for what is not known.
 
     A training whose step has ended well is done, whatever it announced: it may have stopped early.
+
+    Args:
+        layout: the run's.
+        most_bytes: of the end of its progress that are looked at.
     """
     progress = Progress()
     try:
         with open(open_beneath(layout.progress, layout.workspace), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL))
-            tail = file.read(_TAIL)
+            file.seek(max(0, size - most_bytes))
+            tail = file.read(most_bytes)
     except (FileNotFoundError, FileRefused):
         tail = b""
-    if len(tail) == _TAIL:
+    if len(tail) == most_bytes:
         tail = tail[tail.find(b"\n") + 1 :]
     progress.feed(tail.decode("utf-8", "replace"))
     ended, failed = has_part(layout, "train"), layout.failure.exists()
@@ -153,7 +157,8 @@ def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
 
     Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
     for people, ``started`` and ``ended`` (unix seconds or null), ``hosts`` and ``ranks``: of each
-    ``rank``, ``host``, ``cpu``, ``gpus``, ``state``, ``started``, ``ended`` and ``exit_code``.
+    ``rank``, ``host``, ``cpu``, ``gpus``, ``state``, ``started``, ``ended``, ``exit_code``
+    and whether it was ``asked`` to end.
     """
     folders = layout.all_records()[-_MOST_JOBS:]
     return [_job(layout, folder, last=folder is folders[-1]) for folder in folders]
@@ -200,6 +205,7 @@ def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
         "started": _finite(record.get("started")),
         "ended": _finite(record.get("ended")),
         "exit_code": code if type(code) is int and abs(code) < 2**31 else None,
+        "asked": "asked_to_end" in record,
     }
 
 

@@ -17,6 +17,7 @@ from ddl_airflow.core.metrics import is_word, number_of, spelled
 from ddl_airflow.plugin.training import facts, read_failure, read_pace, read_record
 
 _MOST = 2000
+_TAIL = 16 * 1024
 
 
 class Trainings:
@@ -32,7 +33,7 @@ class Trainings:
         """The newest 2000 trainings, of the DAGs that somebody may read, the newest first.
 
         Each has ``dag_id``, ``run_id``, ``training_id``, ``state``, ``started``, ``changed`` (unix
-        seconds), ``pace``, ``metrics``, ``held_s``, ``failure`` (its cause), ``publication`` and
+        seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause), ``publication`` and
         ``facts``.
         """
         runs = workspace / "runs"
@@ -110,7 +111,8 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         "step": outcome.get("step", ""),
         "started": run.get("started"),
         "changed": changed or None,
-        "pace": read_pace(layout),
+        # Of one that has ended, the record says it; and of many the list has to be quick.
+        "pace": read_pace(layout, _TAIL) if state == "running" else None,
         "metrics": metrics,
         "held_s": goodput.get("held_s"),
         "steps_per_s": goodput.get("steps_per_held_s"),

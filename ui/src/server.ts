@@ -21,7 +21,7 @@ export interface Failure {
 }
 export interface Rank {
   rank: number; host: string; task: string; cpu: string; gpus: string[];
-  started: number | null; ended: number | null; exit_code: number | null;
+  started: number | null; ended: number | null; exit_code: number | null; asked: boolean;
 }
 export interface Job {
   name: string; try: number; state: string; words: string;
@@ -41,7 +41,7 @@ export interface About {
 }
 export interface Line {
   dag_id: string; run_id: string; training_id: string; state: string; step: string;
-  started: string | null; changed: number | null; pace: Pace;
+  started: string | null; changed: number | null; pace: Pace | null;
   metrics: Record<string, number | string>; held_s: number | null; steps_per_s: number | null;
   failure: string | null; publication: string | null; production: boolean | null; facts: Facts;
 }

@@ -219,7 +219,7 @@ function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; s
                 <td>{one.host || "–"}</td>
                 <td>{one.cpu || "–"}</td>
                 <td>{one.gpus.join(", ") || "–"}</td>
-                <td>{one.ended === null ? "at work" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
+                <td>{one.ended === null ? "at work" : one.asked ? "was ended with the others" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
                 <td>{logs.includes(one.rank) && <button type="button" aria-label={`Log of rank ${one.rank}`} onClick={() => showLog(one.rank)}>Log</button>}</td>
               </tr>
             ))}

@@ -11,7 +11,7 @@ const NAMES: Record<Key, string> = {
   name: "training", state: "state", metric: "metric", duration: "duration", speed: "steps/s", data: "data", started: "started",
 };
 const started = (line: Line) => (line.started ? Date.parse(line.started) / 1000 : null);
-const speed = (line: Line) => line.steps_per_s ?? line.pace.steps_per_s;
+const speed = (line: Line) => line.steps_per_s ?? line.pace?.steps_per_s ?? null;
 const idOf = (line: Line) => `${line.dag_id}/${line.run_id}`;
 
 function duration(line: Line): number | null {
@@ -130,7 +130,7 @@ export function Trainings({ dag }: { dag: string }) {
                   <th scope="row"><a href={go({ view: "run", dag: line.dag_id, run: line.run_id })}>{line.dag_id}<br /><span class="source">{line.run_id}</span></a></th>
                   <td title={line.failure ?? undefined}>
                     <span class="state"><span aria-hidden="true">{sign(line.state === "published" ? "success" : line.state)}</span> {spoken(line.state)}</span>
-                    {line.state === "running" && line.pace.done !== null && ` ${percent(line.pace.done)}`}
+                    {line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
                     {line.failure && <span class="cause source">{line.failure}</span>}
                   </td>
                   <td class="number">{shownMetric in line.metrics ? number(line.metrics[shownMetric]) : "–"}</td>

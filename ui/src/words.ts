@@ -6,7 +6,7 @@ const significant = new Intl.NumberFormat(locale, { minimumSignificantDigits: 4,
 const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
 const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
-const moment = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "medium" });
+const moment = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
 
 export const count = (value: number): string => plain.format(value);
 export const percent = (value: number): string => share.format(value);
