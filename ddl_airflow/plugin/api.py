@@ -38,6 +38,7 @@ from ddl_airflow.plugin.training import (
     read_measurements,
     read_pace,
     read_record,
+    read_starts,
 )
 from ddl_airflow.plugin.trainings import Trainings
 from ddl_airflow.site import training_of, workspace
@@ -92,15 +93,12 @@ def app() -> FastAPI:
     @api.get("/curves/{dag_id}/{run_id:path}", dependencies=[may_read])
     def curves(dag_id: str, run_id: str, cursor: str = "", points: int = 800) -> JSONResponse:
         layout = _layout(dag_id, run_id)
-        started = [job["started"] for job in read_jobs(layout)]
-        begun = [at for at in started if at is not None]
         return _answer(
             read_curves(
                 layout.progress,
                 layout.workspace,
                 cursor=cursor,
-                # Of all or none: by their places the parts are known.
-                started=begun if begun == sorted(begun) and len(begun) == len(started) else (),
+                started=read_starts(layout),
                 points=points,
             )
         )

@@ -100,7 +100,8 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         ``nodes``: each ``id``, ``kind`` (data, code, manifest, run, model or pointer), ``title``
         and ``facts``: pairs of a name and a text; of a model also ``files`` with their digests; of
         a pointer ``names`` (whether it names this model). ``edges``: pairs of ids. ``unknown``:
-        why the pointers are not known, or empty. ``production``: the pointer, or null.
+        why the pointers are not known, or empty. ``production``: the pointer, or null. ``results``:
+        where its DAG publishes, or empty.
     """
     record = read_record(layout)
     with suppress(FileRefused, OSError):
@@ -115,7 +116,7 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     edges = [(node["id"], "run") for node in nodes if node["id"] != "run"]
     publication = outcome.get("publication")
     if not isinstance(publication, str):
-        return {"nodes": nodes, "edges": edges, "unknown": "", "production": None}
+        return {"nodes": nodes, "edges": edges, "unknown": "", "production": None, "results": ""}
     result = _mapping(record.get("result"))
     files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
     metrics = _mapping(result.get("metrics")).items()
@@ -137,7 +138,13 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         if names:
             edges.append(("model", name))
     why = str(known.get("unknown", ""))
-    return {"nodes": nodes, "edges": edges, "unknown": why, "production": known.get(PRODUCTION)}
+    return {
+        "nodes": nodes,
+        "edges": edges,
+        "unknown": why,
+        "production": known.get(PRODUCTION),
+        "results": _mapping(outcome.get("results")).get("uri", ""),
+    }
 
 
 def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,12 +156,25 @@ def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
     """The jobs of the training, in their order: what each was, did and became.
 
     Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
-    for people, ``started`` and ``ended`` (unix seconds or null), ``hosts`` and ``ranks``: of each
-    ``rank``, ``host``, ``cpu``, ``gpus``, ``state``, ``started``, ``ended``, ``exit_code``
-    and whether it was ``asked`` to end.
+    for people, ``started`` and ``ended`` (unix seconds or null), ``hosts``, and of the last one
+    ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
+    ``exit_code`` and whether it was ``asked`` to end.
     """
     folders = layout.all_records()[-_MOST_JOBS:]
     return [_job(layout, folder, last=folder is folders[-1]) for folder in folders]
+
+
+def read_starts(layout: RunLayout) -> list[float]:
+    """When each job of the training began, in their order; empty unless that is known of all."""
+    starts = []
+    for folder in layout.all_records()[-_MOST_JOBS:]:
+        try:
+            record = read_object(folder / "rank-0.json", layout.workspace)
+        except (FileRefused, OSError):
+            return []
+        starts.append(_finite(record.get("started")))
+    known = [at for at in starts if at is not None]
+    return known if known == sorted(known) and len(known) == len(starts) else []
 
 
 def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
@@ -182,7 +195,7 @@ def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
         "started": min(begun, default=None),
         "ended": max(over) if all_over or (over and state != "running") else None,
         "hosts": list(dict.fromkeys(one["host"] for one in ranks if one["host"])),
-        "ranks": ranks,
+        "ranks": ranks if last else [],
     }
 
 

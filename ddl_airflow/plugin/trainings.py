@@ -33,8 +33,8 @@ class Trainings:
         """The newest 2000 trainings, of the DAGs that somebody may read, the newest first.
 
         Each has ``dag_id``, ``run_id``, ``training_id``, ``state``, ``started``, ``changed`` (unix
-        seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause), ``publication`` and
-        ``facts``.
+        seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause),
+        ``publication`` and ``facts``.
         """
         runs = workspace / "runs"
         dags = [name for name in _folders(runs) if slug(name) == name]

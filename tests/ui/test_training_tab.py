@@ -70,7 +70,8 @@ def test_dag_shows_the_four_steps_in_order(page, site, finished):
 def test_training_tab_draws_the_loss(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(f"{site.run_url('mnist-tf1', run_id)}")
-    page.get_by_role("link", name="Training").or_(page.get_by_role("tab", name="Training")).click()
+    tabs = [page.get_by_role(role, name="Training", exact=True) for role in ("link", "tab")]
+    tabs[0].or_(tabs[1]).click()
     frame = page.frame_locator("iframe")
     loss = frame.locator("figure", has=frame.locator("h3", has_text="loss"))
     expect(loss.locator("canvas")).to_be_visible()

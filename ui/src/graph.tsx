@@ -71,12 +71,14 @@ function About({ node }: { node: Node }) {
   );
 }
 
-// The DAG by which production is set, if the site has one: ddl_airflow.operators.production.
-async function productionDag(): Promise<string> {
-  interface Told { dags: { dag_id: string; tags: { name: string }[] }[] }
+// The DAG by which production is set in these results, if the site has one: as production_dag of
+// ddl_airflow.operators.production makes it, whose description names them.
+async function productionDag(results: string): Promise<string> {
+  interface Told { dags: { dag_id: string; description: string | null; tags: { name: string }[] }[] }
   const { dags } = await ask<Told>("/api/v2/dags?tags=ddl&limit=100");
-  for (const { dag_id, tags } of dags) {
-    if (tags.length !== 1) continue; // those of manifests have their framework's, too
+  for (const { dag_id, description, tags } of dags) {
+    // Those of manifests have their framework's tag, too.
+    if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
     const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`/api/v2/dags/${encodeURIComponent(dag_id)}/tasks`);
     if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
   }
@@ -92,10 +94,10 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
   const model = graph.nodes.find((node) => node.kind === "model");
   useEffect(() => {
     (async () => {
-      const found = await productionDag();
+      const found = graph.results && (await productionDag(graph.results));
       if (found && (await ask<{ trigger: boolean }>(`rights/${encodeURIComponent(found)}`)).trigger) setBy(found);
     })().catch(() => undefined); // without the right nothing is offered
-  }, []);
+  }, [graph.results]);
   if (!by || !model) return null;
   const serves = graph.nodes.some((node) => node.id === "production" && node.names);
   const earlier: Named[] = graph.production?.before ?? [];

@@ -51,7 +51,7 @@ export interface Node {
 }
 export interface Named { publication: string; training_id: string; model: string; set: string }
 export interface Graph {
-  nodes: Node[]; edges: [string, string][]; unknown: string;
+  nodes: Node[]; edges: [string, string][]; unknown: string; results: string;
   production: (Named & { before: Named[] }) | null;
 }
 export interface LogPart { text: string; start: number; end: number; size: number }
@@ -153,4 +153,12 @@ export async function tasksOf(dag: string, run: string): Promise<Task[]> {
   const order = await orders.get(dag)!;
   const place = (task: Task) => order.get(task.task_id) ?? order.size;
   return found.task_instances.sort((a, b) => place(a) - place(b));
+}
+
+// How Airflow says the newest runs ended, by DAG and run: of one whose task was killed without a
+// word, the record in the workspace says that it runs.
+export async function statesOfRuns(): Promise<Map<string, string>> {
+  interface Told { dag_id: string; dag_run_id: string; state: string }
+  const { dag_runs } = await ask<{ dag_runs: Told[] }>("/api/v2/dags/~/dagRuns?order_by=-run_after&limit=100");
+  return new Map(dag_runs.map((run) => [`${run.dag_id}/${run.dag_run_id}`, run.state]));
 }

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
-import { again, ask, type Line } from "./server";
+import { again, ask, statesOfRuns, type Line } from "./server";
 import { sign } from "./training";
 import { at, number, percent, short, spoken, time } from "./words";
 
@@ -40,7 +40,12 @@ export function Trainings({ dag }: { dag: string }) {
   useEffect(() => {
     let before = "";
     return again(async () => {
-      const told = await ask<{ trainings: Line[] }>("trainings");
+      const [told, states] = await Promise.all([
+        ask<{ trainings: Line[] }>("trainings"),
+        statesOfRuns().catch(() => new Map<string, string>()),
+      ]);
+      for (const line of told.trainings)
+        if (line.state === "running" && states.get(idOf(line)) === "failed") line.state = "failed";
       const text = JSON.stringify(told);
       const isNew = text !== before;
       before = text;

@@ -153,6 +153,13 @@ def test_too_many_metrics_are_left_out(told):
     assert len(told.read()["curves"]) == 100
 
 
+def test_a_long_training_is_a_short_answer(told):
+    told(*({"t": n, "source": "keras", "step": n, "loss": n % 97 / 7} for n in range(10_000)))
+    answer = told.read(points=800)
+    assert len(json.dumps(answer)) < 32 * 1024
+    assert 400 < len(answer["curves"][0]["parts"][0]["steps"]) <= 800
+
+
 @pytest.mark.parametrize("count", [1, 799, 800, 801, 10_000, 123_457])
 def test_fewer_points_keep_ends_spikes_and_order(count):
     dice = random.Random(count)

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -55,6 +56,7 @@ class Site:
         self.url = ""
         self.sent: list[tuple[str, dict]] = []
         self.refused = 0
+        self.production: list[Any] = []
 
     def run(self, dag_id: str, run_id: str) -> RunLayout:
         layout = RunLayout(self.workspace, dag_id, self._training_of(dag_id, run_id))
@@ -112,7 +114,7 @@ class Site:
 
         @app.get("/api/v2/dags/{dag}/tasks")
         def tasks(dag: str) -> dict:
-            if dag == "ddl-production":
+            if dag in {one.dag_id for one in self.production}:
                 return {"tasks": [{"task_id": "x", "operator_name": "SetProductionOperator"}]}
             names = ["before", *ROAD]
             after = [[name] for name in names[1:]] + [[]]
@@ -121,9 +123,18 @@ class Site:
 
         @app.get("/api/v2/dags")
         def dags() -> dict:
-            tags = {"ddl-production": ["ddl"], "digits": ["ddl", "tensorflow"]}
-            named = [{"dag_id": d, "tags": [{"name": t} for t in ts]} for d, ts in tags.items()]
+            told = [(dag.dag_id, dag.description, dag.tags) for dag in self.production]
+            told.append(("digits", "Training from manifest.yml", {"ddl", "tensorflow"}))
+            names = ("dag_id", "description", "tags")
+            named = [
+                dict(zip(names, (*one[:2], [{"name": t} for t in one[2]]), strict=True))
+                for one in told
+            ]
             return {"dags": named}
+
+        @app.get("/api/v2/dags/~/dagRuns")
+        def runs() -> dict:
+            return {"dag_runs": [{"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"}]}
 
         @app.post("/api/v2/dags/{dag}/dagRuns")
         async def trigger(dag: str, request: Request) -> dict:
@@ -440,6 +451,10 @@ def published(site, tmp_path):
     """Two published trainings, of which the first is in production, and one that failed."""
     results = tmp_path / "results"
     store, place = open_store(results.as_uri()), {"uri": results.as_uri()}
+    from ddl_airflow.operators.production import production_dag
+
+    others = production_dag("s3://others", "my_s3", "of-others")
+    site.production = [others, production_dag(results.as_uri())]
     for run in ("first", "second"):
         name = f"t-{run}/{'0' * 16}-{'1' * 8}"
         (results / name).mkdir(parents=True)
@@ -456,6 +471,8 @@ def published(site, tmp_path):
     site.fail("rank 1 on gpu02 raised ValueError at train.py:5: no.", 1)
     record = {"outcome": {"state": "failed", "step": "train"}, "run": {"run_id": "run"}}
     (site.layout.kept / "record.json").write_text(json.dumps(record))
+    # Its task was killed without a word.
+    site.recorded("lost", state="running", step="stage_data")
     return site
 
 
@@ -463,7 +480,8 @@ def published(site, tmp_path):
 def test_all_trainings_in_a_table(tab, published, theme, width):
     page, frame = tab("", theme, width)
     rows = frame.locator("#trainings tbody tr")
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
+    expect(frame.locator("tr", has_text="lost")).to_contain_text("failed")
     expect(frame.locator("tr", has_text="digits")).to_contain_text("failed")
     expect(frame.locator("tr", has_text="second")).to_contain_text("★ in production")
     expect(frame.locator("tr", has_text="first")).not_to_contain_text("production")
@@ -471,9 +489,13 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     shot(page, f"trainings-{theme}-{width}")
     frame.get_by_label("Metric").select_option("test_accuracy")
     frame.get_by_role("button", name="test_accuracy").click()
-    expect(rows.locator("td.number:nth-of-type(3)")).to_have_text(["0.9868", "0.7500", "–"])
+    expect(rows.locator("td.number:nth-of-type(3)")).to_have_text(
+        ["0.9868", "0.9868", "0.7500", "–"]
+    )
     frame.get_by_role("button", name="test_accuracy").click()
-    expect(rows.locator("td.number:nth-of-type(3)")).to_have_text(["0.7500", "0.9868", "–"])
+    expect(rows.locator("td.number:nth-of-type(3)")).to_have_text(
+        ["0.7500", "0.9868", "0.9868", "–"]
+    )
     frame.get_by_label("Filter").fill("valueerror")
     expect(rows).to_have_count(1)
     frame.get_by_label("Filter").fill("")
@@ -492,7 +514,7 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     without_fault(page)
     shot(page, f"compare-{theme}-{width}")
     frame.get_by_role("link", name="← Trainings").click()
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
     published.tasks["train"] = "failed"
     frame.get_by_role("link", name=re.compile("digits")).click()
     expect(frame.locator("#failure")).to_contain_text("no.")
@@ -502,7 +524,7 @@ def test_trainings_of_a_dag(tab, published):
     _, frame = tab("dag_id=digits&run_id={RUN_ID}")
     expect(frame.locator("#trainings tbody tr")).to_have_count(1)
     frame.get_by_role("link", name="see all").click()
-    expect(frame.locator("#trainings tbody tr")).to_have_count(3)
+    expect(frame.locator("#trainings tbody tr")).to_have_count(4)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

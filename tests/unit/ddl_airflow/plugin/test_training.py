@@ -16,6 +16,7 @@ from ddl_airflow.plugin.training import (
     read_failure,
     read_jobs,
     read_pace,
+    read_starts,
 )
 
 # Airflow's own import of Starlette's test client warns of the client's name.
@@ -139,6 +140,7 @@ def test_each_try_in_words(layout):
         ("try 2, job 2", "done", "2 ranks ended well"),
         ("try 3", "running", "2 ranks at work"),
     ]
+    assert read_starts(layout) == [100.0] * 4
     first = read_jobs(layout)[0]
     assert (first["started"], first["ended"]) == (100.0, 160.5)
     assert first["hosts"] == ["gpu01", "gpu02"]
