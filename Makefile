@@ -11,7 +11,7 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images check
+.PHONY: bench-peers bench-dags bench-overhead bench-page bench-training bench-scaling wheels images check
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -71,6 +71,9 @@ bench-overhead: install  ## Measure the overhead around a training, against task
 
 bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs it once
 	@$(BIN)/python -m benchmarks.dag_parse
+
+bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
+	@$(BIN)/python -m benchmarks.trainings_page
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training

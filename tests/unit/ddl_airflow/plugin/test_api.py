@@ -129,6 +129,50 @@ def test_what_is_of_trainings_is_refused_without_a_login(get, path):
     assert set(json.loads(text)) == {"detail"}
 
 
+def test_who_may_not_read_a_dags_logs_sees_nothing_of_it(workspace, monkeypatch):
+    """With Airflow's own checks, and somebody who may read one of two DAGs."""
+    from airflow.api_fastapi import app as airflows
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+    from airflow.api_fastapi.core_api import security
+    from airflow.models import DagModel
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.core.layout import RunLayout
+    from ddl_airflow.lineage.record import fix_run
+    from ddl_airflow.plugin import api
+    from ddl_airflow.site import training_of
+
+    class Manager:
+        def is_authorized_dag(self, *, method, user, access_entity, details):
+            assert user == "a reader"
+            if access_entity is DagAccessEntity.TASK_LOGS:
+                return method == "GET" and details.id == "mine"
+            return access_entity is DagAccessEntity.RUN and details.id == "mine"
+
+    for place in (airflows, security):
+        monkeypatch.setattr(place, "get_auth_manager", Manager)
+    # Of a database, which is not there.
+    monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id: None)
+    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda dag_ids: {})
+    for dag_id in ("mine", "others"):
+        layout = RunLayout(workspace, dag_id, training_of(dag_id, "run"))
+        layout.create()
+        fix_run(layout, "run", {}, {})
+        (layout.logs / "rank-0.log").write_text("said")
+    app = api.app()
+    app.dependency_overrides[security.get_user] = lambda: "a reader"
+    client = TestClient(app)
+    paths = ("about/{}/run", "curves/{}/run", "graph/{}/run", "log/0/{}/run", "log-part/0/{}/run")
+    for path in (*paths, "log-lines/0/{}/run?words=s"):
+        assert client.get("/" + path.format("mine")).status_code == 200
+        refused = client.get("/" + path.format("others"))
+        assert (refused.status_code, refused.json()) == (403, {"detail": "Forbidden"})
+    lines = client.get("/trainings").json()["trainings"]
+    assert [line["dag_id"] for line in lines] == ["mine"]
+    assert client.get("/rights/mine").json() == {"trigger": True, "approve": False}
+    assert client.get("/rights/others").json() == {"trigger": False, "approve": False}
+
+
 def test_a_browser_runs_the_pages_own_script_only(workspace):
     from fastapi.testclient import TestClient
 
