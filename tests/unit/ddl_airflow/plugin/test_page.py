@@ -348,8 +348,21 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     expect(loss.locator("details")).to_have_attribute("open", "")
     grown = loss.bounding_box()
     assert grown["y"] == places[0]["y"] and grown["x"] == places[0]["x"]
-    # What comes is what is new.
+    # What comes is what is new; and nobody is asked while nobody looks.
     assert any(re.search(r"curves/digits/run\?.*cursor=[1-9]", url) for url in asked)
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    inner = page.frames[1]
+    inner.evaluate(hide, True)
+    page.wait_for_load_state("networkidle")
+    asked.clear()
+    site.progress({"t": now + 4, "step": 40, "loss": 0.25})
+    page.wait_for_timeout(3500)
+    assert asked == []
+    inner.evaluate(hide, False)
+    expect(value_of(frame, "loss")).to_have_text("0,2500")
 
 
 def test_what_stopped_early_and_ended_well_is_whole(tab, site):
