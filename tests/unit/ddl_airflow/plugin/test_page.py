@@ -568,6 +568,10 @@ def test_a_model_that_waits_for_approval_gets_it(tab, published):
     expect(frame.locator("#lanes tbody tr")).to_have_count(2)
     without_fault(page)
     shot(page, "training-light")
+    page.set_viewport_size({"width": 390, "height": 900})
+    without_fault(page)
+    assert page.frames[1].evaluate("document.documentElement.scrollWidth") <= 390
+    shot(page, "training-light-390")
     frame.get_by_role("link", name="Lineage, with all digests").click()
     frame.get_by_role("button", name="Approve").click()
     expect(frame.get_by_text("Approve: said.")).to_be_visible()
