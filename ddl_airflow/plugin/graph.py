@@ -63,7 +63,7 @@ class Pointers:
         try:
             return asked.result(patience_s)
         except NotYet:
-            return {"unknown": "the store has not answered yet"}
+            return {"unknown": "the store has not answered yet", "pending": True}
 
     def forget(self) -> None:
         """The next question asks the stores again."""
@@ -100,8 +100,8 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         ``nodes``: each ``id``, ``kind`` (data, code, manifest, run, model or pointer), ``title``
         and ``facts``: pairs of a name and a text; of a model also ``files`` with their digests; of
         a pointer ``names`` (whether it names this model). ``edges``: pairs of ids. ``unknown``:
-        why the pointers are not known, or empty. ``production``: the pointer, or null. ``results``:
-        where its DAG publishes, or empty.
+        why the pointers are not known, or empty; ``pending``: whether they may be soon.
+        ``production``: the pointer, or null. ``results``: where its DAG publishes, or empty.
     """
     record = read_record(layout)
     with suppress(FileRefused, OSError):
@@ -116,7 +116,8 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     edges = [(node["id"], "run") for node in nodes if node["id"] != "run"]
     publication = outcome.get("publication")
     if not isinstance(publication, str):
-        return {"nodes": nodes, "edges": edges, "unknown": "", "production": None, "results": ""}
+        of_none = {"unknown": "", "pending": False, "production": None, "results": ""}
+        return {"nodes": nodes, "edges": edges} | of_none
     result = _mapping(record.get("result"))
     files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
     metrics = _mapping(result.get("metrics")).items()
@@ -142,6 +143,7 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         "nodes": nodes,
         "edges": edges,
         "unknown": why,
+        "pending": bool(known.get("pending")),
         "production": known.get(PRODUCTION),
         "results": _mapping(outcome.get("results")).get("uri", ""),
     }

@@ -181,6 +181,16 @@ export function Lineage({ place }: { place: Place }) {
     );
   };
   useEffect(() => read(false), [path]);
+  // A store may be slow; who waits for it longer than that is told.
+  const [asked, setAsked] = useState(0);
+  useEffect(() => {
+    if (!graph?.pending || asked > 15) return;
+    const timer = setTimeout(() => {
+      setAsked(asked + 1);
+      read(false);
+    }, 2000);
+    return () => clearTimeout(timer);
+  }, [graph]);
   if (error) return <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
   if (!graph) return <p id="empty">Reading …</p>;
   const node = graph.nodes.find((one) => one.id === chosen) ?? graph.nodes.find((one) => one.kind === "model") ?? graph.nodes.at(-1)!;

@@ -51,7 +51,8 @@ export interface Node {
 }
 export interface Named { publication: string; training_id: string; model: string; set: string }
 export interface Graph {
-  nodes: Node[]; edges: [string, string][]; unknown: string; results: string;
+  nodes: Node[]; edges: [string, string][]; unknown: string; pending: boolean;
+  results: string;
   production: (Named & { before: Named[] }) | null;
 }
 export interface LogPart { text: string; start: number; end: number; size: number }

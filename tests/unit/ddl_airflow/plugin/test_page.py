@@ -382,3 +382,18 @@ def test_a_model_that_waits_for_approval_gets_it(tab, published):
     frame.get_by_role("button", name="Approve").click()
     expect(frame.get_by_text("Approve: said.")).to_be_visible()
     assert published.sent == [("approve", {"chosen_options": ["Approve"], "params_input": {}})]
+
+
+def test_a_store_that_is_slow_is_asked_again(tab, published, monkeypatch):
+    from ddl_airflow.plugin import graph
+
+    def slowly(*place):
+        time.sleep(2.5)
+        return read(*place)
+
+    read = graph._read
+    monkeypatch.setattr(graph, "_read", slowly)
+    _, frame = tab("dag_id=mnist-tf1&run_id=first")
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    expect(frame.get_by_text("the store has not answered yet")).to_be_visible()
+    expect(frame.locator(".node.pointer")).to_contain_text("production")

@@ -306,6 +306,8 @@ def test_whose_pointer_is_not_known_is_said(layout):
     place = {"uri": "s3://nowhere", "endpoint_url": "https://127.0.0.1:1"}
     assert "conn_id" in known.read(place, "digits")["unknown"]
     assert "unknown" in known.read(None, "digits")
+    slow = known.read({"uri": "none://slow"}, "digits", patience_s=0)
+    assert slow.get("pending") or "does not say" in slow["unknown"]
     assert "unknown" in known.read({"uri": "none://x"}, "digits", patience_s=20)
     graph = read_graph(layout, known)
     assert [node["id"] for node in graph["nodes"]] == ["run"] and graph["edges"] == []
