@@ -10,8 +10,9 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
-.PHONY: help install ops demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-training bench-scaling wheels images docs check
+.PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
+.PHONY: bench-peers bench-dags bench-overhead bench-page bench-training bench-scaling wheels images
+.PHONY: docs check
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -72,6 +73,9 @@ bench-overhead: install  ## Measure the overhead around a training, against task
 bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs it once
 	@$(BIN)/python -m benchmarks.dag_parse
 
+bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
+	@$(BIN)/python -m benchmarks.trainings_page
+
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training
 
@@ -103,6 +107,9 @@ build/nvidia/.fetched: requirements/nccl.txt | $(STAMP)
 	@rm -rf build/nvidia
 	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target build/nvidia -r $<
 	@touch $@
+
+ui:  ## The page in Airflow's UI, of ui/ into ddl_airflow/plugin/built; needs npm, fetches 70 MB once
+	@cd ui && npm ci --silent && npm run --silent build
 
 format: install  ## Format Python and C++ in place
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

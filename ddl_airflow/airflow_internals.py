@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -418,3 +418,67 @@ def readers_of_task_logs() -> Any:
     from airflow.api_fastapi.core_api.security import requires_access_dag
 
     return requires_access_dag("GET", DagAccessEntity.TASK_LOGS)
+
+
+def readers_among_dags() -> Any:
+    """What FastAPI's ``Depends`` gives who is logged in: ``may_read(dag_ids)``, which returns those
+    of the DAGs whose task logs the user may read.
+
+    Seen in 3.3 and 3.4.0b2: as above. Without it the page has no list of trainings.
+    """
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import (
+        DagAccessEntity,
+        DagDetails,
+    )
+    from airflow.api_fastapi.core_api.security import get_user
+    from airflow.models import DagModel
+    from fastapi import Depends
+
+    def among(user: Any = Depends(get_user)) -> Callable[[Iterable[str]], set[str]]:  # noqa: B008
+        def may_read(dag_ids: Iterable[str]) -> set[str]:
+            asked = list(dag_ids)
+            teams = DagModel.get_dag_id_to_team_name_mapping(asked) if asked else {}
+            return {
+                dag_id
+                for dag_id in asked
+                if get_auth_manager().is_authorized_dag(
+                    method="GET",
+                    access_entity=DagAccessEntity.TASK_LOGS,
+                    details=DagDetails(id=dag_id, team_name=teams.get(dag_id)),
+                    user=user,
+                )
+            }
+
+        return may_read
+
+    return among
+
+
+def rights_over_dag() -> Any:
+    """What FastAPI's ``Depends`` gives who is logged in: whether the user may ``trigger`` runs of
+    ``{dag_id}``, and ``approve`` what its tasks ask people.
+
+    Seen in 3.3 and 3.4.0b2: as above. Without it the page offers what Airflow then refuses.
+    """
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import (
+        DagAccessEntity,
+        DagDetails,
+    )
+    from airflow.api_fastapi.core_api.security import get_user
+    from airflow.models import DagModel
+    from fastapi import Depends
+
+    def rights(dag_id: str, user: Any = Depends(get_user)) -> dict[str, bool]:  # noqa: B008
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        manager = get_auth_manager()
+        trigger = manager.is_authorized_dag(
+            method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user
+        )
+        approve = manager.is_authorized_dag(
+            method="PUT", access_entity=DagAccessEntity.HITL_DETAIL, details=details, user=user
+        )
+        return {"trigger": trigger, "approve": approve}
+
+    return rights

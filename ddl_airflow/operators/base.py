@@ -207,9 +207,14 @@ class StepOperator(BaseOperator):
             with ready:
                 self._context = self._context_of(layout, context)
                 done = work(self.work(self.asked(), self._context), context)
-                state = "published" if isinstance(self.step, UploadResultsStep) else "running"
+                outcome: dict[str, Any] = {"state": "running", "step": self.task_id}
+                if isinstance(self.step, UploadResultsStep):
+                    outcome["state"] = "published"
+                    # For the page, which finds the pointers by it.
+                    outcome |= {"publication": done["training"]} if "training" in done else {}
+                    outcome["results"] = self.step.results.view()
                 try:
-                    keep_so_far(layout, self._context.run, {"state": state, "step": self.task_id})
+                    keep_so_far(layout, self._context.run, outcome)
                 except (DdlError, OSError) as unkept:  # no reason to do the step again
                     self.log.warning("the run's record does not say that it is done: %s", unkept)
                 return done

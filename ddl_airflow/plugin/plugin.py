@@ -1,4 +1,4 @@
-"""Airflow plugin: a tab on each DAG run that draws how its training goes."""
+"""Airflow plugin: a page on trainings, in the navigation and on each DAG, run and task."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from ddl_airflow.links import TAB
+
+_PAGE = "/ddl/training"
 
 
 class LazyApp:
@@ -33,9 +35,27 @@ class DdlPlugin(AirflowPlugin):
     fastapi_apps = [{"app": LazyApp(), "url_prefix": "/ddl", "name": "ddl"}]
     external_views = [
         {
+            "name": "DDL trainings",
+            "destination": "nav",
+            "href": _PAGE,
+            "url_route": "ddl-trainings",
+        },
+        {
+            "name": "Trainings",
+            "destination": "dag",
+            "href": f"{_PAGE}?dag_id={{DAG_ID}}",
+            "url_route": "ddl-dag",
+        },
+        {
             "name": "Training",
-            "href": "/ddl/training?dag_id={DAG_ID}&run_id={RUN_ID}",
             "destination": "dag_run",
+            "href": f"{_PAGE}?dag_id={{DAG_ID}}&run_id={{RUN_ID}}",
             "url_route": TAB,
-        }
+        },
+        {
+            "name": "Training",
+            "destination": "task_instance",
+            "href": f"{_PAGE}?dag_id={{DAG_ID}}&run_id={{RUN_ID}}",
+            "url_route": "ddl-task",
+        },
     ]

@@ -141,7 +141,8 @@ def test_no_file_is_in_both_wheels_and_nothing_else_of_the_tree(wheels):
     assert top["ddl_airflow"] == {"ddl_airflow", information["ddl_airflow"]}
     packages = {"ddl", "ddl_ops", "dl_comm", "ml_comm", "mpi_collectives"}
     assert top["ddl_ops"] == {*packages, information["ddl_ops"]}
-    assert "ddl_airflow/plugin/training.html" in names["ddl_airflow"]
+    page = ("index.html", "licenses.txt", "assets/page.js", "assets/page.css")
+    assert {f"ddl_airflow/plugin/built/{name}" for name in page} <= set(names["ddl_airflow"])
     assert {"ddl_ops/_ddl_ops.so", "ddl_ops/_loopback.so"} <= names["ddl_ops"]
     assert "ddl_ops/startup/sitecustomize.py" in names["ddl_ops"]
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names["ddl_ops"]

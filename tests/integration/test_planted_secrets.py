@@ -245,7 +245,8 @@ def test_no_secret_is_found_where_it_does_not_belong(
     token = httpx.post(f"{site.url}/auth/token", json=login, timeout=within(60)).json()[
         "access_token"
     ]
-    for path in ("training", f"progress/planted/{run_id}", f"log/0/planted/{run_id}"):
+    told = [f"{what}/planted/{run_id}" for what in ("about", "curves", "graph", "log/0")]
+    for path in ("training", "trainings", *told):
         answer = httpx.get(
             f"{site.url}/ddl/{path}",
             headers={"Authorization": f"Bearer {token}"},

@@ -263,8 +263,8 @@ def test_it_trains_while_triggerers_come_and_go_and_holds_no_slot(trainings, tri
     os.kill(int(child), signal.SIGKILL)
     killed.stop()
     assert one.jobs() == {number: "RUNNING"}
-    shown = one.site.call("GET", f"{one.site.url}/ddl/progress/{one.dag_id}/{one.run_id}")
-    assert [line["step"] for line in shown["lines"]] == [1]  # the Training tab
+    shown = one.site.call("GET", f"{one.site.url}/ddl/about/{one.dag_id}/{one.run_id}")
+    assert shown["pace"]["step"] == 1  # the Training tab
     one.go()
     one.until(lambda: one.jobs() == {number: "COMPLETED"}, "trained")
     assert one.task()["state"] == "deferred"  # nobody is there to see it

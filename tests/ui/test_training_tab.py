@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -68,27 +70,62 @@ def test_dag_shows_the_four_steps_in_order(page, site, finished):
 def test_training_tab_draws_the_loss(page, site, finished):
     run_id, _ = finished["mnist-tf1"]
     page.goto(f"{site.run_url('mnist-tf1', run_id)}")
-    page.get_by_role("link", name="Training").or_(page.get_by_role("tab", name="Training")).click()
+    tabs = [page.get_by_role(role, name="Training", exact=True) for role in ("link", "tab")]
+    tabs[0].or_(tabs[1]).click()
     frame = page.frame_locator("iframe")
-    loss = frame.locator("figure", has=frame.locator("figcaption", has_text="loss"))
-    expect(loss.locator("polyline")).to_be_visible()
-    assert len(loss.locator("polyline").get_attribute("points").split()) >= 20
+    loss = frame.locator("figure", has=frame.locator("h3", has_text="loss"))
+    expect(loss.locator("canvas")).to_be_visible()
+    loss.locator("summary").click()
+    assert loss.locator("tbody tr").count() >= 20
+    loss.locator("summary").click()
     expect(frame.locator("#tasks .success")).to_have_count(4)
-    expect(frame.locator("dl")).to_contain_text("400 / 400")
-    expect(frame.locator("dl")).to_contain_text("test_accuracy")
+    expect(frame.locator("#now")).to_contain_text("400 / 400")
+    expect(frame.locator(".progress")).to_have_text("100%")
+    # The numbers are those of the lineage, and a number's source is beside it.
+    (kept,) = (site.home / "ddl" / "runs" / "mnist-tf1").glob("*/airflow/lineage.json")
+    record = json.loads(kept.read_bytes())
+    for name, value in record["result"]["metrics"].items():
+        fact = frame.locator(
+            "#now > div", has=frame.locator("dt", has_text=re.compile(f"^{name}$"))
+        )
+        expect(fact.filter(has_text=f"{value:#.4g}")).to_have_count(1)
+    expect(frame.locator("#now")).to_contain_text("the output")
+    expect(frame.locator("#lanes tbody tr")).to_have_count(2)
+    expect(frame.locator("#tries")).to_contain_text("2 ranks ended well")
     _shot(page, "training")
-    # A number's source is beside it; the chips stand as the steps run.
-    expect(frame.locator("dl")).to_contain_text("the output")
-    chips = [f"{name}: success" for name in ("stage-data", "train", "transform", "upload-results")]
-    expect(frame.locator("#tasks span")).to_have_text(chips)
-    frame.get_by_role("link", name="1", exact=True).click()
-    expect(frame.locator("#whose")).to_have_text("Log of rank 1")
+    # The chips stand as the steps run.
+    chips = [
+        f"✓ {name}: success" for name in ("stage-data", "train", "transform", "upload-results")
+    ]
+    expect(frame.locator("#tasks li")).to_have_text(chips)
+    frame.get_by_role("button", name="Log of rank 1").click()
+    expect(frame.locator("#logs select")).to_have_value("1")
     expect(frame.locator("#shown")).to_contain_text("all ")
     with page.expect_download() as log:
         frame.get_by_role("link", name="Whole log").click()
     assert log.value.suggested_filename == "mnist-tf1-rank-1.log"
-    frame.get_by_role("link", name="← Training").click()
-    expect(loss.locator("polyline")).to_be_visible()
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    expect(frame.locator(".node.model")).to_be_visible()
+    # The manifest has its keys from variables of the workers, which the api-server has not.
+    expect(frame.get_by_text("Whether it is in production is not known")).to_be_visible()
+    _shot(page, "lineage")
+
+
+def test_trainings_are_in_the_navigation_and_on_the_dag(page, site, finished):
+    page.goto(f"{site.url}/plugin/ddl-trainings")
+    frame = page.frame_locator("iframe")
+    for dag_id in ("mnist-tf1", "mnist-keras"):
+        row = frame.locator("#trainings tr", has_text=dag_id)
+        expect(row.first).to_contain_text("published")
+        expect(row.get_by_text("published", exact=True).last).to_be_visible()
+    _shot(page, "trainings")
+    # Of its connection the api-server asks the store which model is the newest.
+    row.get_by_role("link", name="published").first.click()
+    expect(frame.locator(".node.pointer", has_text="latest")).to_be_visible()
+    _shot(page, "lineage-keras")
+    page.goto(f"{site.url}/dags/mnist-tf1/plugin/ddl-dag")
+    expect(frame.locator("#trainings tbody tr").first).to_contain_text("mnist-tf1")
+    expect(frame.locator("#trainings tr", has_text="mnist-keras")).to_have_count(0)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -122,7 +159,7 @@ def test_links_of_a_task_open(page, site, object_store, finished, task, names):
         address = link.get_attribute("href")
         if name.startswith("Training"):
             link.click()
-            expect(page.frame_locator("iframe").locator("#ranks a")).to_have_count(2)
+            expect(page.frame_locator("iframe").locator("#logs option")).to_have_count(2)
         else:
             assert address.startswith(object_store.endpoint_url)
             assert httpx.get(address).status_code in (200, 403)  # no keys, so not its content
@@ -183,7 +220,9 @@ def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
     _shot(page, "trigger-form")
 
 
-def test_progress_is_for_those_who_may_read_the_run(site, finished):
+def test_what_is_of_a_training_is_for_those_who_may_read_the_run(site, finished):
     run_id, _ = finished["mnist-tf1"]
-    url = f"{site.url}/ddl/progress/mnist-tf1/{run_id}"
-    assert httpx.get(url).status_code == 401
+    for what in ("about/", "curves/", "graph/", "log/0/", "log-part/0/"):
+        assert httpx.get(f"{site.url}/ddl/{what}mnist-tf1/{run_id}").status_code == 401
+    for what in ("trainings", "rights/mnist-tf1"):
+        assert httpx.get(f"{site.url}/ddl/{what}").status_code == 401

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "dag": {"airflow_internals", "core", "manifest_dag", "manifest_file"},
     "bundle": {"airflow_internals", "core", "dag"},
     "importer": {"airflow_internals", "bundle", "core", "manifest_file"},
-    "plugin": {"airflow_internals", "core", "site", "lineage", "dag", "links"},
+    "plugin": {"airflow_internals", "core", "site", "lineage", "hooks", "links"},
     "demo": {"core", "storage", "launchers", "lineage"},
     "doctor": {"core", "launchers", "operators", "site", "storage"},
     "local_run": {"core", "storage", "launchers", "lineage", "steps"},

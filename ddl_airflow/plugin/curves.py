@@ -1,0 +1,240 @@
+"""Progress lines as curves: of each metric one part per job, by step, in as many points as drawn.
+
+A training may be tried several times, and goes on where its last checkpoint is. So what one job
+reported of a step stands beside what the next one did, and within a job the last word on a step
+counts: no curve goes back.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.metrics import Measurement, is_word, number_of, source_of, spelled
+from ddl_airflow.core.progress import ABOUT_RUN, MAX_LINE, read_line
+
+MOST_POINTS = 4000
+_PIECE = 1 << 20
+# In one answer: about 500,000 lines. Who asks again gets the rest.
+_MOST_BYTES = 64 * _PIECE
+_MOST_METRICS = 100
+_MOST_JOBS = 1000
+_MOST_GAPS = 100
+_CURSOR = re.compile(r"(\d{1,18})\.(\d{1,4})\.(\d{1,18})\.(\d{1,18})\.([01])")
+# A rank's record is written a moment after the clock is read for its first line, or before.
+_SLACK_S = 0.5
+
+Point = tuple[int, float]
+
+
+@dataclass
+class Cursor:
+    """Where an answer ended, so that the next one goes on there.
+
+    Attributes:
+        offset: in the file, in bytes.
+        job: that wrote the last line, by its place among the training's jobs.
+        ops: steps as the ops of that job counted them last.
+        step: the last one that was reported.
+        script: whether the script counts its steps itself, which goes before the ops' count.
+    """
+
+    offset: int = 0
+    job: int = 0
+    ops: int = 0
+    step: int = 0
+    script: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """What ``str`` made; the beginning, if it is none."""
+        match = _CURSOR.fullmatch(text)
+        if match is None:
+            return cls()
+        offset, job, ops, step = map(int, match.groups()[:4])
+        return cls(offset, min(job, _MOST_JOBS), ops, step, match[5] == "1")
+
+    def __str__(self) -> str:
+        numbers = (self.offset, self.job, max(0, self.ops), max(0, self.step), int(self.script))
+        return ".".join(map(str, numbers))
+
+
+@dataclass
+class _Parts:
+    """What one metric was, by job and step."""
+
+    source: str
+    jobs: dict[int, dict[int, float]] = field(default_factory=dict)
+
+
+def read_curves(
+    path: Path, root: Path, *, cursor: str = "", started: Sequence[float] = (), points: int = 800
+) -> dict[str, Any]:
+    """What was reported since a cursor.
+
+    Args:
+        path: of the progress lines; it need not be there.
+        root: no link beneath it is followed.
+        cursor: of the answer before; empty for all.
+        started: when each job of the training began, as far as is known, in their order.
+        points: about how many a part of a curve has at most.
+
+    Returns:
+        ``curves``: of each metric ``name``, ``measured_on`` and ``parts``, of which each has
+        ``job``, ``steps``, ``values`` (null for what is no number), and ``gaps``: first and last
+        step and the word for what is none. ``ops``: of the jobs' rank 0, ``job``, ``step``, and
+        seconds ``t``, ``comm_s``, ``wait_s``. ``cursor``: to ask again with. ``again``: whether the
+        file is another than the cursor's, so that this is all of it.
+    """
+    at = Cursor.read(cursor)
+    try:
+        opened = open_beneath(path, root)
+    except (FileNotFoundError, FileRefused):
+        return {"curves": [], "ops": [], "cursor": str(Cursor()), "again": at.offset > 0}
+    metrics: dict[str, _Parts] = {}
+    shares: list[dict[str, Any]] = []
+    with open(opened, "rb") as file:
+        again = at.offset > os.fstat(file.fileno()).st_size
+        if again:
+            at = Cursor()
+        for line in _lines(file, at):
+            _take(line, at, started, metrics, shares)
+    limit = min(max(8, points), MOST_POINTS)
+    return {
+        "curves": [_curve(name, parts, limit) for name, parts in metrics.items()],
+        "ops": _thinned(shares, limit // 4),
+        "cursor": str(at),
+        "again": again,
+    }
+
+
+def _lines(file: Any, at: Cursor) -> Iterator[Mapping[str, Any]]:
+    """Whole lines that are progress; moves the cursor on."""
+    file.seek(at.offset)
+    rest, left = b"", _MOST_BYTES
+    while left > 0 and (piece := file.read(min(_PIECE, left))):
+        left -= len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            at.offset += len(line) + 1
+            if said := read_line(line):
+                yield said
+        if len(rest) > MAX_LINE:  # is none, and must not stand in the others' way
+            at.offset += len(rest)
+            rest = b""
+
+
+def _take(
+    line: Mapping[str, Any],
+    at: Cursor,
+    started: Sequence[float],
+    metrics: dict[str, _Parts],
+    shares: list[dict[str, Any]],
+) -> None:
+    said, t, source = line.get("step"), line.get("t"), line.get("source")
+    step = int(said) if isinstance(said, int | float) and said >= 0 else None
+    job = at.job
+    if isinstance(t, int | float) and len(started) > 1:
+        job = max(job, bisect_right(started, t + _SLACK_S) - 1)
+    # The ops begin at 0 in each job, also where nobody has noted when it began.
+    if source == "ops" and step is not None:
+        if step < at.ops and job == at.job:
+            job += 1
+        at.ops = step
+    if job != at.job:
+        at.job, at.step, at.script = min(job, _MOST_JOBS), 0, False
+    if step is not None and (source != "ops" or not at.script):
+        at.step, at.script = step, at.script or source != "ops"
+    if source == "ops" and isinstance(t, int | float):
+        numbers = (line.get("comm_s"), line.get("wait_s"))
+        if all(isinstance(one, int | float) for one in numbers):
+            names = ("t", "comm_s", "wait_s")
+            told = dict(zip(names, (t, *numbers), strict=True))
+            shares.append({"job": at.job, "step": at.ops, **told})
+    for name, value in line.items():
+        is_curve = name not in ABOUT_RUN or name == "examples_per_s"
+        if not is_curve or not (isinstance(value, int | float) or is_word(value)):
+            continue
+        if name not in metrics:
+            if len(metrics) >= _MOST_METRICS:
+                continue
+            metrics[name] = _Parts("")
+        of = "" if name == "examples_per_s" else source_of(name, _text(source))
+        metrics[name].source = of
+        part = metrics[name].jobs.setdefault(at.job, {})
+        part[at.step if step is None else step] = number_of(value)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _curve(name: str, told: _Parts, limit: int) -> dict[str, Any]:
+    parts = []
+    for job, values in told.jobs.items():
+        ordered = sorted(values.items())
+        drawn = downsampled(ordered, limit)
+        parts.append(
+            {
+                "job": job,
+                "steps": [step for step, _ in drawn],
+                "values": [value if math.isfinite(value) else None for _, value in drawn],
+                "gaps": _gaps(ordered),
+            }
+        )
+    of = Measurement(name, 0.0, told.source).measured_on if told.source else ""
+    return {"name": name, "measured_on": of, "parts": parts}
+
+
+def _gaps(points: Sequence[Point]) -> list[list[Any]]:
+    """First and last step, and the word, of each stretch that has no numbers."""
+    gaps: list[list[Any]] = []
+    before = False
+    for step, value in points:
+        lost = not math.isfinite(value)
+        if lost and before and gaps[-1][2] == spelled(value):
+            gaps[-1][1] = step
+        elif lost and len(gaps) < _MOST_GAPS:
+            gaps.append([step, step, spelled(value)])
+        before = lost
+    return gaps
+
+
+def downsampled(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most about so many of them, which look the same: of each stretch the first, the last,
+    the least and the greatest, and one of those that are no number. Points are in order of step.
+
+    So a spike of one step is always drawn, which a mean or each n-th point would lose.
+    """
+    if len(points) <= limit:
+        return list(points)
+    stretches = max(1, limit // 5)
+    drawn: list[Point] = []
+    for number in range(stretches):
+        begin = number * len(points) // stretches
+        end = (number + 1) * len(points) // stretches
+        stretch = range(begin, end)
+        kept = {begin, end - 1}
+        finite = [index for index in stretch if math.isfinite(points[index][1])]
+        if finite:
+            kept.add(min(finite, key=lambda index: points[index][1]))
+            kept.add(max(finite, key=lambda index: points[index][1]))
+        if len(finite) < len(stretch):
+            kept.add(next(index for index in stretch if not math.isfinite(points[index][1])))
+        drawn += [points[index] for index in sorted(kept)]
+    return drawn
+
+
+def _thinned(shares: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Each n-th, and the last: seconds that were added up lose nothing by that."""
+    every = -(-len(shares) // max(1, limit))
+    kept = [one for index, one in enumerate(shares) if index % max(1, every) == 0]
+    return [*kept, shares[-1]] if shares and kept[-1] is not shares[-1] else kept

@@ -1,0 +1,178 @@
+"""The lineage of one training as a graph: data, code and manifest to run, to model, to pointers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+from typing import Any
+
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.hooks.store import store_of
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, Pointer, read_pointer
+from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.plugin.training import read_record
+
+_FRESH_S = 15.0
+_PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
+_READERS = 4
+_MOST_FILES = 500
+
+# What is asked: where results are, and by which connection; of which DAG.
+_Place = tuple[str, str, str]
+
+
+class Pointers:
+    """What ``production.json`` and ``latest.json`` of a DAG name, as stores said it lately.
+
+    A store may be slow, or away: nobody waits for it longer than a moment.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_READERS, "ddl-pointers")
+        self._asked: dict[_Place, tuple[float, Future[dict[str, Any]]]] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, results: object, dag_id: str, *, patience_s: float = _PATIENCE_S
+    ) -> dict[str, Any]:
+        """``production`` and ``latest``, as ``read_pointer`` has them or null; or ``unknown``, why.
+
+        Args:
+            results: ``uri`` and perhaps ``conn_id``, as a record has them.
+            dag_id: whose trainings.
+            patience_s: how long to wait for the store.
+        """
+        if not isinstance(results, Mapping) or not isinstance(results.get("uri"), str):
+            return {"unknown": "nothing has been published since this was noted"}
+        if "endpoint_url" in results:
+            return {"unknown": "the manifest itself has the keys; with conn_id it is known here"}
+        place = (results["uri"], str(results.get("conn_id") or ""), dag_id)
+        with self._lock:
+            at, asked = self._asked.get(place, (0.0, None))
+            if asked is None or (asked.done() and time.monotonic() - at > _FRESH_S):
+                asked = self._pool.submit(_read, *place)
+                self._asked[place] = (time.monotonic(), asked)
+        try:
+            return asked.result(patience_s)
+        except NotYet:
+            return {"unknown": "the store has not answered yet", "pending": True}
+
+    def forget(self) -> None:
+        """The next question asks the stores again."""
+        with self._lock:
+            self._asked.clear()
+
+
+def _read(uri: str, conn_id: str, dag_id: str) -> dict[str, Any]:
+    try:
+        connection = Connection(conn_id=conn_id) if conn_id else None
+        store = store_of(StoreReference(uri, connection))
+        told = {name: read_pointer(store, dag_id, name) for name in (PRODUCTION, LATEST)}
+    except Exception as error:
+        # A provider's client may raise what it likes; the words may have an address, never keys.
+        return {"unknown": f"the store does not say: {type(error).__name__}"}
+    return {name: _short(pointer) for name, pointer in told.items()}
+
+
+def _short(pointer: Pointer | None) -> dict[str, Any] | None:
+    if pointer is None:
+        return None
+    names = ("publication", "training_id", "model", "set")
+    before = [{name: one.get(name) for name in names} for one in pointer["before"]]
+    return {name: pointer.get(name) for name in names} | {
+        "before": before,
+        "history": pointer["history"][:20],
+    }
+
+
+def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
+    """The graph of a training, as far as it has come.
+
+    Returns:
+        ``nodes``: each ``id``, ``kind`` (data, code, manifest, run, model or pointer), ``title``
+        and ``facts``: pairs of a name and a text; of a model also ``files`` with their digests; of
+        a pointer ``names`` (whether it names this model). ``edges``: pairs of ids. ``unknown``:
+        why the pointers are not known, or empty; ``pending``: whether they may be soon.
+        ``production``: the pointer, or null. ``results``: where its DAG publishes, or empty.
+    """
+    record = read_record(layout)
+    with suppress(FileRefused, OSError):
+        record = {**read_object(layout.kept / LINEAGE, layout.workspace), **_outcome(record)}
+    outcome = _mapping(record.get("outcome"))
+    nodes = _inputs(record)
+    state = str(outcome.get("state", "running"))
+    run = _mapping(record.get("run"))
+    told = [("training", layout.training_id), ("state", state), ("started", run.get("started"))]
+    told += [("asked for by", run.get("triggered_by"))]
+    nodes.append(_node("run", "run", str(run.get("run_id", layout.training_id)), told))
+    edges = [(node["id"], "run") for node in nodes if node["id"] != "run"]
+    publication = outcome.get("publication")
+    if not isinstance(publication, str):
+        of_none = {"unknown": "", "pending": False, "production": None, "results": ""}
+        return {"nodes": nodes, "edges": edges} | of_none
+    result = _mapping(record.get("result"))
+    files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
+    metrics = _mapping(result.get("metrics")).items()
+    told = [("place", publication), *((name, value) for name, value in metrics)]
+    model = _node("model", "model", publication.rpartition("/")[2], told)
+    model["files"] = [
+        {name: one.get(name) for name in ("key", "size", "sha256")} for one in files[:_MOST_FILES]
+    ]
+    nodes.append(model)
+    edges.append(("run", "model"))
+    known = pointers.read(outcome.get("results"), layout.dag_id)
+    for name in (PRODUCTION, LATEST):
+        pointer = known.get(name)
+        if pointer is None:
+            continue
+        names = publication.endswith(f"/{pointer['publication']}")
+        told = [("names", pointer["publication"]), ("since", pointer["set"])]
+        nodes.append(_node(name, "pointer", name, told) | {"names": names})
+        if names:
+            edges.append(("model", name))
+    why = str(known.get("unknown", ""))
+    return {
+        "nodes": nodes,
+        "edges": edges,
+        "unknown": why,
+        "pending": bool(known.get("pending")),
+        "production": known.get(PRODUCTION),
+        "results": _mapping(outcome.get("results")).get("uri", ""),
+    }
+
+
+def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"outcome": record["outcome"]} if "outcome" in record else {}
+
+
+def _inputs(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    nodes = []
+    if data := _mapping(record.get("dataset")):
+        told = [(name, data.get(name)) for name in ("fingerprint", "files", "bytes")]
+        nodes.append(_node("data", "data", str(data.get("uri", "data")), told))
+    if code := _mapping(record.get("code")):
+        files = code.get("files")
+        names = [str(one) for one in files[:20]] if isinstance(files, list) else []
+        told = [("digest", code.get("digest")), ("commit", code.get("git_commit"))]
+        nodes.append(_node("code", "code", ", ".join(names) or "code", told))
+    if manifest := _mapping(record.get("manifest")):
+        told = [(name, manifest.get(name)) for name in ("digest", "dialect", "file")]
+        nodes.append(_node("manifest", "manifest", str(manifest.get("name", "manifest")), told))
+    return nodes
+
+
+def _node(node_id: str, kind: str, title: str, told: list[tuple[str, Any]]) -> dict[str, Any]:
+    known = [(name, value) for name, value in told if value is not None]
+    return {"id": node_id, "kind": kind, "title": title, "facts": known}
+
+
+def _mapping(said: object) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {}

@@ -1,0 +1,104 @@
+"""Logs of ranks: whole, in pieces from their end, and the lines that have some words in them."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.errors import FileRefused
+
+_PIECE = 64 * 1024
+# Of a log, in one answer: its end first, of which people want to read the last lines.
+_TAIL = 64 * 1024
+_MOST_FOUND = 200
+_MOST_SEARCHED = 256 * 1024 * 1024
+_LONGEST_LINE = 1000
+
+
+def rank_log(folder: Path, root: Path, rank: int) -> BinaryIO | None:
+    """The rank's log; None if there is none, or a link to what is not the script's to show.
+
+    Args:
+        folder: of the logs.
+        root: no link beneath it is followed.
+        rank: from 0.
+    """
+    try:
+        return open(open_beneath(folder / f"rank-{rank}.log", root), "rb")
+    except (FileNotFoundError, FileRefused):
+        return None
+
+
+def ranks_with_logs(folder: Path) -> list[int]:
+    """Ranks whose log is in the folder, in order."""
+    numbers = (path.stem[5:] for path in folder.glob("rank-*.log"))
+    # The shim writes no other names; int() would take more, and fail over "²".
+    return sorted(int(number) for number in numbers if re.fullmatch("[0-9]{1,9}", number))
+
+
+def whole_log(file: BinaryIO) -> Iterator[bytes]:
+    """All of it, as it is now: what ranks add meanwhile is for the next request."""
+    with file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0 and (piece := file.read(min(_PIECE, left))):
+            left -= len(piece)
+            yield piece
+
+
+def part_of_log(file: BinaryIO, before: int | None, after: int | None) -> dict[str, Any]:
+    """A piece of a log, at most 64 KiB, in whole lines where they are shorter than that.
+
+    Args:
+        file: the log, which may grow.
+        before: where the piece ends, in bytes; by default the log's end.
+        after: where it begins instead, to follow the log. Beyond the end: as without.
+
+    Returns:
+        ``text``, its ``start`` and ``end`` in the file, and the file's ``size``, in bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if after is not None and 0 <= after <= size:
+        start, end = after, min(size, after + _TAIL)
+    else:
+        end = size if before is None else min(max(0, before), size)
+        start = max(0, end - _TAIL)
+    file.seek(start)
+    piece = file.read(end - start)
+    if start > 0 and after is None:
+        line = piece.find(b"\n") + 1  # 0 where there is none
+        piece = piece[line if line < len(piece) else 0 :]
+    start = file.tell() - len(piece)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(piece)
+    cut = len(decoder.getstate()[0])  # of a character, whose rest is still to come
+    return {"text": text, "start": start, "end": start + len(piece) - cut, "size": size}
+
+
+def lines_with(file: BinaryIO, words: str) -> dict[str, Any]:
+    """The newest lines of a log that have some words in them, in capitals or not.
+
+    Returns:
+        ``found``: ``text`` (at most 1000 characters of the line) and its ``end`` in the file, in
+        bytes, the newest last; ``more``: how many older ones there are; ``searched``: the bytes
+        that were looked at, from the log's end.
+    """
+    size = os.fstat(file.fileno()).st_size
+    at = max(0, size - _MOST_SEARCHED)
+    searched, sought = size - at, words.casefold()
+    found: deque[dict[str, Any]] = deque(maxlen=_MOST_FOUND)
+    count = 0
+    file.seek(at)
+    # A line may be as long as the log.
+    while at < size and (line := file.readline(_PIECE)):
+        at += len(line)
+        text = line.decode("utf-8", "replace").rstrip("\n")
+        if sought in text.casefold():
+            count += 1
+            found.append({"text": text[:_LONGEST_LINE], "end": at})
+    return {"found": list(found), "more": count - len(found), "searched": searched}

@@ -1,0 +1,334 @@
+"""What is known of one training: how far it is, why it failed, what each try did, and where.
+
+Most of it was written by ranks, which may write anything: what is not of its type is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.advice import advice
+from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
+from ddl_airflow.core.errors import FileRefused, StagingError
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.metrics import Measurement, newest
+from ddl_airflow.core.progress import Progress
+from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
+
+_LONGEST_MESSAGE = 10_000
+_MOST_RANKS = 4096
+_MOST_JOBS = 1000
+_MOST_CHECKPOINTS = 50
+_MOST_ENTRIES = 10_000
+# Of the progress, for what is left: the lines of some minutes.
+_TAIL = 128 * 1024
+# How the message of a failed job ends; the page has the log beside it.
+_LOG_OF_RANK = re.compile(r"\s*All ranks were ended\.(\s*Its whole log: .*)?$", re.DOTALL)
+_LINE = re.compile(r"(?:^| at )([^\s:'\"]+\.(?:py|ya?ml|json):\d+)\b")
+_SENTENCE = re.compile(r"[.?!]\s+(?=[A-Z`$])")
+_CHECKPOINT = re.compile(
+    r"(?P<name>.*?(?:[-_.](?P<step>\d+))?)(?:\.index|\.keras|(?:\.weights)?\.h5)"
+)
+# What of a record the page shows: no listings, and nothing that is long.
+_SHOWN = {
+    "manifest": ("name", "file", "digest", "dialect"),
+    "dataset": ("uri", "fingerprint", "files", "bytes"),
+    "code": ("digest", "git_commit", "files"),
+    "environment": (
+        *("framework", "launcher", "distribution", "world_size", "nodes", "slots", "hosts"),
+        *("devices", "processors", "settings", "versions"),
+    ),
+    "run": ("type", "triggered_by", "started", "due", "parameters", "experiment"),
+    "result": ("metrics", "steps", "goodput"),
+}
+
+
+def read_record(layout: RunLayout) -> dict[str, Any]:
+    """The training's record, whole or so far; empty if there is none."""
+    for name in (SO_FAR, LINEAGE):
+        with suppress(FileRefused, OSError):
+            return read_object(layout.kept / name, layout.workspace)
+    return {}
+
+
+def facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What made it, of a record, without what is long."""
+    told = {}
+    for section, names in _SHOWN.items():
+        said = record.get(section)
+        if isinstance(said, Mapping):
+            told[section] = {name: said[name] for name in names if said.get(name) is not None}
+    return told
+
+
+def read_measurements(layout: RunLayout) -> list[dict[str, Any]]:
+    """What the run's steps have measured of the model, the newest of each metric; no steps, none.
+
+    Each has ``metric``, ``value`` (a number, or "NaN" and the like) and ``measured_on``.
+    """
+    try:
+        if has_part(layout, "evaluate"):
+            told = read_part(layout, "evaluate")["result"]["measurements"]
+            known = [Measurement.load(one) for one in told]
+        else:
+            known = measured(layout)
+        return [one.dump() | {"measured_on": one.measured_on} for one in newest(known).values()]
+    except (StagingError, OSError, LookupError, TypeError, ValueError, AttributeError):
+        return []  # no step has come so far; or it is of another version of ours
+
+
+def read_failure(layout: RunLayout) -> dict[str, Any] | None:
+    """Which step of the run failed last, and why; None if none did.
+
+    Returns:
+        ``step``, ``try``, ``error``, ``rank`` and ``message`` as the step kept them; and of the
+        message ``cause``, ``fix`` and ``line`` (``train.py:33``), which may be empty.
+    """
+    try:
+        said = read_object(layout.failure, layout.workspace)
+    except (FileRefused, OSError):
+        return None
+    texts = {name: said.get(name) for name in ("step", "error", "message")}
+    tried, rank = said.get("try"), said.get("rank")
+    sound = all(isinstance(text, str) for text in texts.values())
+    if not sound or type(tried) is not int or not (rank is None or type(rank) is int):
+        return None
+    cut = {name: str(text)[:_LONGEST_MESSAGE] for name, text in texts.items()}
+    return {**cut, "try": tried, "rank": rank, **_explained(cut["message"])}
+
+
+def _explained(message: str) -> dict[str, str]:
+    text = _LOG_OF_RANK.sub("", message).strip()
+    line = _LINE.search(text)
+    cause, fix = text, ""
+    raised = re.search(r"raised (\w+)(?: at \S+?)?(?:: (.*))?$", text, re.DOTALL)
+    known = advice(raised[1], raised[2] or "") if raised else ""
+    if known and text.endswith(known):
+        cause, fix = text[: -len(known)].rstrip(), known
+    elif end := _SENTENCE.search(text):
+        cause, fix = text[: end.start() + 1], text[end.end() :]
+    return {"cause": cause, "fix": fix, "line": line[1] if line else ""}
+
+
+def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
+    """How far it is: ``step``, ``steps``, ``epoch``, ``done`` (share, 0 to 1), ``steps_per_s``,
+    ``examples_per_s``, ``left_s`` and whether it ``stopped_early``; null for what is not known.
+
+    A training whose step has ended well is done, whatever it announced: it may have stopped early.
+
+    Args:
+        layout: the run's.
+        most_bytes: of the end of its progress that are looked at.
+    """
+    progress = Progress()
+    try:
+        with open(open_beneath(layout.progress, layout.workspace), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - most_bytes))
+            tail = file.read(most_bytes)
+    except (FileNotFoundError, FileRefused):
+        tail = b""
+    if len(tail) == most_bytes:
+        tail = tail[tail.find(b"\n") + 1 :]
+    progress.feed(tail.decode("utf-8", "replace"))
+    ended, failed = has_part(layout, "train"), layout.failure.exists()
+    step, steps = progress.step, progress.steps
+    done = min(1.0, max(0.0, step / steps)) if step is not None and steps else None
+    return {
+        "step": step,
+        "steps": steps,
+        "epoch": progress.epoch,
+        "done": 1.0 if ended else done,
+        "stopped_early": bool(ended and done is not None and done < 1),
+        "steps_per_s": progress.steps_per_s,
+        "examples_per_s": _finite(progress.examples_per_s),
+        "left_s": None if ended or failed or not steps else progress.eta_s,
+    }
+
+
+def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
+    """The jobs of the training, in their order: what each was, did and became.
+
+    Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
+    for people, ``started`` and ``ended`` (unix seconds or null), ``hosts``, and of the last one
+    ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
+    ``exit_code`` and whether it was ``asked`` to end.
+    """
+    folders = layout.all_records()[-_MOST_JOBS:]
+    return [_job(layout, folder, last=folder is folders[-1]) for folder in folders]
+
+
+def read_starts(layout: RunLayout) -> list[float]:
+    """When each job of the training began, in their order; empty unless that is known of all."""
+    starts = []
+    for folder in layout.all_records()[-_MOST_JOBS:]:
+        try:
+            record = read_object(folder / "rank-0.json", layout.workspace)
+        except (FileRefused, OSError):
+            return []
+        starts.append(_finite(record.get("started")))
+    known = [at for at in starts if at is not None]
+    return known if known == sorted(known) and len(known) == len(starts) else []
+
+
+def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
+    records = dict(_records(folder, layout.workspace))
+    ranks = [_rank(rank, record) for rank, record in sorted(records.items())]
+    begun = [one["started"] for one in ranks if one["started"] is not None]
+    over = [one["ended"] for one in ranks if one["ended"] is not None]
+    all_over = bool(ranks) and len(over) == len(ranks)
+    try_number, _, again = folder.name.partition("-")[2].partition(".")
+    state, words = _what_became(records, ranks)
+    if state == "running" and (not last or has_part(layout, "train") or layout.failure.exists()):
+        state, words = "ended", "was ended, and its ranks said no more"
+    return {
+        "name": f"try {try_number}" + (f", job {int(again) + 1}" if again else ""),
+        "try": int(try_number),
+        "state": state,
+        "words": words,
+        "started": min(begun, default=None),
+        "ended": max(over) if all_over or (over and state != "running") else None,
+        "hosts": list(dict.fromkeys(one["host"] for one in ranks if one["host"])),
+        "ranks": ranks if last else [],
+    }
+
+
+def _records(folder: Path, root: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", path.name) for path in folder.glob("rank-*"))
+    for rank in sorted(int(match[1]) for match in numbers if match)[:_MOST_RANKS]:
+        with suppress(FileRefused, OSError):
+            yield rank, read_object(folder / f"rank-{rank}.json", root)
+
+
+def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
+    code = record.get("exit_code")
+    gpus = record.get("gpus")
+    return {
+        "rank": rank,
+        "host": _word(record.get("host")),
+        "task": _word(record.get("task")),
+        "cpu": _word(record.get("cpu")),
+        "gpus": [_word(gpu) for gpu in gpus[:64]] if isinstance(gpus, list) else [],
+        "started": _finite(record.get("started")),
+        "ended": _finite(record.get("ended")),
+        "exit_code": code if type(code) is int and abs(code) < 2**31 else None,
+        "asked": "asked_to_end" in record,
+    }
+
+
+def _what_became(
+    records: Mapping[int, Mapping[str, Any]], ranks: list[dict[str, Any]]
+) -> tuple[str, str]:
+    """State and words of a job."""
+    if not ranks:
+        return "running", "no rank has begun"
+    saved = [one.get("preempted") for one in records.values()]
+    steps = [one.get("step") for one in saved if isinstance(one, Mapping)]
+    if len(steps) == len(ranks):
+        at = f" after step {steps[0]}" if type(steps[0]) is int else ""
+        return "made_room", f"made room for other jobs{at}, where it was saved"
+    failed = [
+        (_finite(_raised(record).get("t")) or one["ended"] or 0.0, one, _raised(record))
+        for one, record in zip(ranks, (records[r["rank"]] for r in ranks), strict=True)
+        if one["exit_code"] not in (None, 0) and "asked_to_end" not in record
+    ]
+    if failed:
+        _, one, raised = min(failed, key=lambda told: told[0])
+        on = f" on {one['host']}" if one["host"] else ""
+        if kind := _word(raised.get("type")):
+            place = ""
+            if file := _word(raised.get("file")):
+                place = (
+                    f" at {file}:{raised.get('line')}" if type(raised.get("line")) is int else ""
+                )
+            said = _word(raised.get("message"), 500)
+            return "failed", f"rank {one['rank']}{on} raised {kind}{place}: {said}".rstrip(": ")
+        code = one["exit_code"]
+        how = f"was ended by signal {code - 128}" if code > 128 else f"exited with code {code}"
+        return "failed", f"rank {one['rank']}{on} {how}"
+    if any(one["ended"] is None for one in ranks):
+        return "running", f"{_count(len(ranks), 'rank')} at work"
+    if any("asked_to_end" in record for record in records.values()):
+        return "ended", "was ended from outside"
+    return "done", f"{_count(len(ranks), 'rank')} ended well"
+
+
+def _raised(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = record.get("exception")
+    return said if isinstance(said, Mapping) else {}
+
+
+def read_communication(layout: RunLayout) -> dict[str, Any] | None:
+    """How each rank of the last job spent its time, once that has ended; None before.
+
+    Returns:
+        ``straggler`` (a rank, or null) and ``ranks``: of each ``rank``, ``host`` and the seconds
+        ``run_s``, ``computing_s``, ``reducing_s`` and ``waiting_s``.
+    """
+    try:
+        said = read_object(layout.statistics, layout.workspace)
+        told = said["ranks"][:_MOST_RANKS]
+        ranks = []
+        for one in told:
+            run, comm, wait = (_finite(one[name]) for name in ("run_s", "comm_s", "wait_s"))
+            if run is None or comm is None or wait is None or type(one["rank"]) is not int:
+                return None
+            comm = min(max(0.0, comm), run)
+            wait = min(max(0.0, wait), comm)
+            seconds = {"computing_s": run - comm, "reducing_s": comm - wait, "waiting_s": wait}
+            host = _word(one.get("host"))
+            ranks.append({"rank": one["rank"], "host": host, "run_s": run, **seconds})
+        straggler = said.get("straggler")
+        who = straggler.get("rank") if isinstance(straggler, Mapping) else None
+    except (FileRefused, OSError, LookupError, TypeError, AttributeError):
+        return None
+    return {"straggler": who if type(who) is int else None, "ranks": ranks}
+
+
+def read_checkpoints(layout: RunLayout) -> list[dict[str, Any]]:
+    """The newest checkpoints: ``name``, ``step`` (or null), ``bytes`` and ``at`` (unix seconds)."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in (layout.result, layout.checkpoints, layout.experiment):
+        with suppress(FileRefused, OSError):
+            check_folder(folder, layout.workspace)
+            with os.scandir(folder) as entries:
+                for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
+                    match = _CHECKPOINT.fullmatch(entry.name)
+                    if match is None or not entry.is_file(follow_symlinks=False):
+                        continue
+                    stat = entry.stat(follow_symlinks=False)
+                    size = stat.st_size
+                    if entry.name.endswith(".index"):  # TensorFlow's: the values lie beside it
+                        beside = Path(folder, f"{match['name']}.data-00000-of-00001")
+                        with suppress(OSError):
+                            size += beside.lstat().st_size
+                    step = int(match["step"]) if match["step"] and len(match["step"]) < 16 else None
+                    name = _word(entry.name.removesuffix(".index"))
+                    told = {"name": name, "step": step, "bytes": size, "at": stat.st_mtime}
+                    found[f"{folder.name}/{name}"] = told
+    return sorted(found.values(), key=lambda one: one["at"], reverse=True)[:_MOST_CHECKPOINTS]
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'s' * (number != 1)}"
+
+
+def _word(said: object, longest: int = 200) -> str:
+    """Text that can be sent; empty if it is none."""
+    text = said[:longest] if isinstance(said, str) else ""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _finite(said: object) -> float | None:
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        return None
+    with suppress(OverflowError):
+        number = float(said)
+        return number if math.isfinite(number) else None
+    return None

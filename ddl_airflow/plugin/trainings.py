@@ -1,0 +1,127 @@
+"""All trainings of the site, in a line each, as their folders in the workspace say."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import FileRefused
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest.sections.definition import slug
+from ddl_airflow.core.metrics import is_word, number_of, spelled
+from ddl_airflow.plugin.training import facts, read_failure, read_pace, read_record
+
+_MOST = 2000
+_TAIL = 16 * 1024
+
+
+class Trainings:
+    """Lines about trainings; of those that have not changed it keeps what it has read."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, workspace: Path, may_read: Callable[[Iterable[str]], set[str]]
+    ) -> list[dict[str, Any]]:
+        """The newest 2000 trainings, of the DAGs that somebody may read, the newest first.
+
+        Each has ``dag_id``, ``run_id``, ``training_id``, ``state``, ``started``, ``changed`` (unix
+        seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause),
+        ``publication`` and ``facts``.
+        """
+        runs = workspace / "runs"
+        dags = [name for name in _folders(runs) if slug(name) == name]
+        readable = may_read(dags)
+        found: list[tuple[float, str, str]] = []
+        for dag_id in dags:
+            if dag_id in readable:
+                for training in _folders(runs / dag_id):
+                    with suppress(OSError):
+                        stat = (runs / dag_id / training / "airflow").lstat()
+                        found.append((stat.st_mtime, dag_id, training))
+        newest = sorted(found, reverse=True)[:_MOST]
+        lines = (self._line(RunLayout(workspace, dag, training)) for _, dag, training in newest)
+        return [line for line in lines if line]
+
+    def _line(self, layout: RunLayout) -> dict[str, Any] | None:
+        key = (layout.dag_id, layout.training_id)
+        files = (layout.kept / "record.json", layout.kept / "run.json", layout.failure)
+        seen = tuple(map(_stamp, (*files, layout.kept / "lineage.json", layout.progress)))
+        with self._lock:
+            known = self._known.get(key)
+        if known is not None and known[0] == seen:
+            return known[1]
+        line = _read_line(layout)
+        if line is not None:
+            with self._lock:
+                self._known[key] = (seen, line)
+        return line
+
+
+def _folders(path: Path) -> list[str]:
+    """Names of the folders in it; a link is none."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.lstat()
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+def _read_line(layout: RunLayout) -> dict[str, Any] | None:
+    record = read_record(layout)
+    run, outcome = _mapping(record.get("run")), _mapping(record.get("outcome"))
+    run_id = run.get("run_id")
+    if run_id is None:
+        with suppress(FileRefused, OSError):
+            run_id = read_object(layout.kept / "run.json", layout.workspace).get("run_id")
+    if not isinstance(run_id, str):
+        return None  # nothing has been staged, so there is nothing to show
+    state = outcome.get("state", "running")
+    if "outcome" not in record and record:
+        state = "published"  # of an earlier version of ours: the whole record
+    result = _mapping(record.get("result"))
+    goodput = _mapping(result.get("goodput"))
+    metrics = {
+        name: spelled(number_of(value))
+        for name, value in _mapping(result.get("metrics")).items()
+        if isinstance(value, int | float) or is_word(value)
+    }
+    failure = read_failure(layout)
+    changed = max(_stamp(path)[0] for path in (layout.kept / "record.json", layout.progress)) / 1e9
+    return {
+        "dag_id": layout.dag_id,
+        "run_id": run_id,
+        "training_id": layout.training_id,
+        "state": state,
+        "step": outcome.get("step", ""),
+        "started": run.get("started"),
+        "changed": changed or None,
+        # Of one that has ended, the record says it; and of many the list has to be quick.
+        "pace": read_pace(layout, _TAIL) if state == "running" else None,
+        "metrics": metrics,
+        "held_s": goodput.get("held_s"),
+        "steps_per_s": goodput.get("steps_per_held_s"),
+        "failure": failure and failure["cause"],
+        "publication": outcome.get("publication"),
+        "results": outcome.get("results"),
+        "facts": facts(record),
+    }
+
+
+def _mapping(said: object) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {}

@@ -1,0 +1,313 @@
+"""What the page is told of one training, and of all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.lineage.record import Run, drop_parts, keep_so_far, write_part
+from ddl_airflow.plugin.training import (
+    facts,
+    read_checkpoints,
+    read_communication,
+    read_failure,
+    read_jobs,
+    read_pace,
+    read_starts,
+)
+
+# Airflow's own import of Starlette's test client warns of the client's name.
+pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    made = RunLayout(tmp_path / "workspace", "digits", "digits-run-1")
+    made.create()
+    return made
+
+
+def progress(layout, *lines):
+    with layout.progress.open("a") as file:
+        file.writelines(json.dumps({"source": "keras"} | line) + "\n" for line in lines)
+
+
+def record(layout, folder, rank, **said):
+    place = layout.state / folder
+    place.mkdir(exist_ok=True)
+    (place / f"rank-{rank}.json").write_text(json.dumps({"rank": rank} | said).ljust(8192))
+
+
+def fail(layout, message, rank=1, error="JobFailed"):
+    said = {"step": "train", "try": 2, "error": error, "message": message, "rank": rank}
+    layout.failure.write_text(json.dumps(said))
+
+
+def test_what_stopped_early_and_ended_well_is_done_and_nothing_is_left(layout):
+    progress(layout, *({"t": 1.0 + n, "step": 10 * n, "steps": 1500} for n in range(1, 52)))
+    pace = read_pace(layout)
+    assert (pace["step"], pace["steps"], pace["done"]) == (510, 1500, 0.34)
+    assert pace["left_s"] == pytest.approx(99) and not pace["stopped_early"]
+    write_part(layout, "train", {"result": {"metrics": {}}})
+    pace = read_pace(layout)
+    assert (pace["done"], pace["left_s"], pace["stopped_early"]) == (1.0, None, True)
+    # Cleared: it trains again.
+    drop_parts(layout, "train")
+    assert read_pace(layout)["done"] == 0.34
+    fail(layout, "gone")
+    pace = read_pace(layout)
+    assert (pace["done"], pace["left_s"]) == (0.34, None)
+
+
+def test_a_training_that_told_nothing(layout):
+    assert set(read_pace(layout).values()) == {None, False}
+    assert read_failure(layout) is None and read_communication(layout) is None
+    assert read_jobs(layout) == read_checkpoints(layout) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "fix", "line"),
+    [
+        (
+            "rank 0 of 2 on vm raised FileNotFoundError at train.py:3: [Errno 2] No such file or "
+            "directory: 'train.npz'. A rank runs in a copy of the script's folder; staged data is "
+            "in $DATA_DIR. All ranks were ended. Its whole log: /w/logs/rank-0.log",
+            "rank 0 of 2 on vm raised FileNotFoundError at train.py:3: [Errno 2] No such file or "
+            "directory: 'train.npz'.",
+            "A rank runs in a copy of the script's folder; staged data is in $DATA_DIR.",
+            "train.py:3",
+        ),
+        (
+            "rank 0 of 2 on vm raised ValueError at train.py:5: invalid literal: 'ten'. All ranks "
+            "were ended. Its whole log: /w/logs/rank-0.log",
+            "rank 0 of 2 on vm raised ValueError at train.py:5: invalid literal: 'ten'.",
+            "",
+            "train.py:5",
+        ),
+        (
+            "rank 1 of 2 on vm raised KeyError at train.py:3: 'DATADIR'. Did you mean DATA_DIR? "
+            "All ranks were ended. Its whole log: /w/logs/rank-1.log",
+            "rank 1 of 2 on vm raised KeyError at train.py:3: 'DATADIR'.",
+            "Did you mean DATA_DIR?",
+            "train.py:3",
+        ),
+        (
+            "rank 0 of 2 on vm was ended by SIGKILL (often the machine ran out of memory). Give "
+            "each rank a smaller batch, or run fewer ranks on a node. All ranks were ended.",
+            "rank 0 of 2 on vm was ended by SIGKILL (often the machine ran out of memory).",
+            "Give each rank a smaller batch, or run fewer ranks on a node.",
+            "",
+        ),
+        (
+            "train.py:1: invalid syntax. The script is not valid Python.",
+            "train.py:1: invalid syntax.",
+            "The script is not valid Python.",
+            "train.py:1",
+        ),
+        (
+            "conn_id: Airflow has no connection 'my_s4'. Add it under Admin > Connections.",
+            "conn_id: Airflow has no connection 'my_s4'.",
+            "Add it under Admin > Connections.",
+            "",
+        ),
+    ],
+)
+def test_a_failure_is_one_cause_one_fix_and_the_line(layout, message, cause, fix, line):
+    fail(layout, message)
+    said = read_failure(layout)
+    assert (said["cause"], said["fix"], said["line"]) == (cause, fix, line)
+    assert said["message"] == message
+
+
+def test_each_try_in_words(layout):
+    begun = {"host": "gpu01", "started": 100.0}
+    raised = {"type": "ValueError", "message": "loss is NaN", "file": "train.py", "line": 33}
+    record(layout, "try-1", 0, **begun, ended=160.5, exit_code=143, asked_to_end=160.0)
+    failed = {"exit_code": 1, "exception": raised | {"t": 159.0}}
+    record(layout, "try-1", 1, host="gpu02", started=101.0, ended=160.0, **failed)
+    saved = {"exit_code": 0, "preempted": {"step": 40}}
+    for rank in (0, 1):
+        record(layout, "try-2", rank, **begun, ended=260.0, **saved)
+        record(layout, "try-2.1", rank, **begun, ended=300.0 + rank, exit_code=0)
+        record(layout, "try-3", rank, **begun)
+    told = [(job["name"], job["state"], job["words"]) for job in read_jobs(layout)]
+    assert told == [
+        ("try 1", "failed", "rank 1 on gpu02 raised ValueError at train.py:33: loss is NaN"),
+        ("try 2", "made_room", "made room for other jobs after step 40, where it was saved"),
+        ("try 2, job 2", "done", "2 ranks ended well"),
+        ("try 3", "running", "2 ranks at work"),
+    ]
+    assert read_starts(layout) == [100.0] * 4
+    first = read_jobs(layout)[0]
+    assert (first["started"], first["ended"]) == (100.0, 160.5)
+    assert first["hosts"] == ["gpu01", "gpu02"]
+    # A try that was ended so hard that its ranks could not say so.
+    record(layout, "try-4", 0, **begun, ended=9.0, exit_code=137)
+    words = [job["words"] for job in read_jobs(layout)]
+    assert words[3:] == [
+        "was ended, and its ranks said no more",
+        "rank 0 on gpu01 was ended by signal 9",
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"exit_code": "1", "exception": "none", "host": 5, "gpus": {"a": 1}, "started": "now"},
+        {"exit_code": 1, "exception": {"type": ["x"], "t": "NaN", "line": True}, "ended": 1e999},
+        {"exit_code": 10**30, "ended": 10**400, "started": True, "preempted": 7},
+        {"host": "\ud800", "preempted": {"step": "x" * 1000}, "exit_code": 0},
+    ],
+)
+def test_a_rank_may_write_anything(layout, said):
+    from ddl_airflow.plugin.api import sendable
+
+    record(layout, "try-1", 0, **said)
+    record(layout, "try-1", 1, host="vm")
+    (layout.state / "try-1" / "rank-2.json").write_text("[")
+    (layout.state / "try-1" / "rank-3.json").symlink_to("/etc/passwd")
+    layout.statistics.write_text(json.dumps({"ranks": [said], "straggler": said}))
+    (job,) = read_jobs(layout)
+    assert [rank["rank"] for rank in job["ranks"]] == [0, 1]
+    json.dumps(sendable(job), allow_nan=False).encode()
+    assert read_communication(layout) is None
+
+
+def test_how_each_rank_spent_its_time(layout):
+    ranks = [
+        {"rank": 0, "host": "a", "run_s": 10.0, "comm_s": 2.0, "wait_s": 1.5},
+        {"rank": 1, "host": "b", "run_s": 10.0, "comm_s": 99.0, "wait_s": -1.0},
+    ]
+    layout.statistics.write_text(json.dumps({"straggler": {"rank": 0}, "ranks": ranks}))
+    told = read_communication(layout)
+    assert told["straggler"] == 0
+    seconds = [
+        [one[f"{n}_s"] for n in ("computing", "reducing", "waiting")] for one in told["ranks"]
+    ]
+    assert seconds == [[8.0, 0.5, 1.5], [0.0, 10.0, 0.0]]
+
+
+def test_checkpoints_are_files_of_the_training(layout):
+    for name in ("mnist-50.index", "mnist-50.data-00000-of-00001", "mnist-50.meta", "notes.txt"):
+        (layout.result / name).write_bytes(b"x" * 10)
+    (layout.checkpoints / "model-3.keras").write_bytes(b"x" * 7)
+    (layout.checkpoints / "best.weights.h5").write_bytes(b"x")
+    (layout.result / "linked-9.keras").symlink_to("/etc/passwd")
+    for age, path in enumerate(sorted(layout.root.rglob("*.*"))):
+        if not path.is_symlink():
+            os.utime(path, (1000 + age, 1000 + age))
+    told = {(one["name"], one["step"], one["bytes"]) for one in read_checkpoints(layout)}
+    assert told == {("mnist-50", 50, 20), ("model-3.keras", 3, 7), ("best.weights.h5", None, 1)}
+
+
+def test_what_made_it_is_told_without_what_is_long():
+    told = facts(
+        {
+            "dataset": {"uri": "s3://b", "fingerprint": "sha256:1", "listing": [1] * 1000},
+            "environment": {"launcher": "local", "hosts": ["a"], "other": 1},
+            "code": "none",
+        }
+    )
+    assert told == {
+        "dataset": {"uri": "s3://b", "fingerprint": "sha256:1"},
+        "environment": {"launcher": "local", "hosts": ["a"]},
+    }
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+def kept(workspace, dag_id, run_id, outcome, **sections):
+    from datetime import UTC, datetime
+
+    from ddl_airflow.site import training_of
+
+    made = RunLayout(workspace, dag_id, training_of(dag_id, run_id))
+    made.create()
+    at = datetime(2026, 11, 20, tzinfo=UTC)
+    run = Run(dag_id=dag_id, run_id=run_id, type="manual", due=at, started=at)
+    for section, said in sections.items():
+        write_part(made, section, said)
+    keep_so_far(made, run, outcome)
+    return made
+
+
+@pytest.fixture
+def trainings(workspace):
+    from ddl_airflow.plugin.trainings import Trainings
+
+    known = Trainings()
+    return lambda may=lambda asked: set(asked): known.read(workspace, may)
+
+
+def test_a_line_for_each_training_that_may_be_read(workspace, trainings):
+    assert trainings() == []
+    done = {"metrics": {"loss": 0.5}, "goodput": {"held_s": 9.5, "steps_per_held_s": 40.0}}
+    of = {"dataset": {"uri": "s3://b/d", "fingerprint": "sha256:1", "listing": []}}
+    publication = {"state": "published", "step": "upload_results", "publication": "file:///r/t/c"}
+    kept(workspace, "a", "one", publication, stage_data=of, train={"result": done})
+    failed = kept(workspace, "b", "two", {"state": "failed", "step": "train", "error": "JobFailed"})
+    fail(failed, "rank 1 on vm raised ValueError at train.py:5: no.")
+    (workspace / "runs" / "a" / "odd").mkdir()
+    lines = {line["dag_id"]: line for line in trainings()}
+    assert set(lines) == {"a", "b"}
+    assert (lines["a"]["state"], lines["a"]["metrics"]) == ("published", {"loss": 0.5})
+    assert (lines["a"]["held_s"], lines["a"]["steps_per_s"]) == (9.5, 40.0)
+    assert lines["a"]["facts"]["dataset"]["fingerprint"] == "sha256:1"
+    assert lines["b"]["failure"] == "rank 1 on vm raised ValueError at train.py:5: no."
+    assert [line["dag_id"] for line in trainings(lambda asked: {"b", "c"})] == ["b"]
+    # What changes is read again.
+    failed.failure.unlink()
+    kept(workspace, "b", "two", {"state": "running", "step": "train"})
+    assert {line["dag_id"]: line["state"] for line in trainings()}["b"] == "running"
+    assert {line["dag_id"]: line["failure"] for line in trainings()}["b"] is None
+
+
+def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, monkeypatch):
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
+    from ddl_airflow.plugin import api
+    from ddl_airflow.storage.stores import open_store
+
+    results = tmp_path / "results"
+    store = open_store(results.as_uri())
+    for run in ("one", "two"):
+        name = f"t-{run}/{'0' * 16}-{'1' * 8}"
+        (results / name).mkdir(parents=True)
+        (results / name / "_SUCCESS").write_text("{}")
+        outcome = {"state": "published", "step": "upload_results"}
+        place = {"publication": f"{results.as_uri()}/{name}", "results": {"uri": results.as_uri()}}
+        kept(workspace, "digits", run, outcome | place)
+        for pointer in (LATEST, PRODUCTION)[: 2 if run == "one" else 1]:
+            point(store, "digits", pointer, name, {"loss": 1.0})
+    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
+    monkeypatch.setattr(api, "rights_over_dag", lambda: lambda: {})
+    monkeypatch.setattr(api, "readers_among_dags", lambda: lambda: lambda asked: set(asked))
+    client = TestClient(api.app())
+    lines = client.get("/trainings").json()["trainings"]
+    assert {line["run_id"]: line["production"] for line in lines} == {"one": True, "two": False}
+    graph = client.get("/graph/digits/one").json()
+    kinds = {node["id"]: node["kind"] for node in graph["nodes"]}
+    assert kinds == {"run": "run", "model": "model", "production": "pointer", "latest": "pointer"}
+    assert graph["edges"] == [["run", "model"], ["model", "production"]]
+    edges = client.get("/graph/digits/two").json()["edges"]
+    assert edges == [["run", "model"], ["model", "latest"]]
+    assert graph["production"]["publication"].startswith("t-one/")
+
+
+def test_whose_pointer_is_not_known_is_said(layout):
+    from ddl_airflow.plugin.graph import Pointers, read_graph
+
+    known = Pointers()
+    place = {"uri": "s3://nowhere", "endpoint_url": "https://127.0.0.1:1"}
+    assert "conn_id" in known.read(place, "digits")["unknown"]
+    assert "unknown" in known.read(None, "digits")
+    slow = known.read({"uri": "none://slow"}, "digits", patience_s=0)
+    assert slow.get("pending") or "does not say" in slow["unknown"]
+    assert "unknown" in known.read({"uri": "none://x"}, "digits", patience_s=20)
+    graph = read_graph(layout, known)
+    assert [node["id"] for node in graph["nodes"]] == ["run"] and graph["edges"] == []

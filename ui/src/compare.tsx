@@ -1,0 +1,95 @@
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { Chart } from "./chart";
+import { asOne } from "./curves";
+import { go, type Place } from "./places";
+import { ask, pathOf, type About, type Curves } from "./server";
+import { flat, number, said } from "./words";
+
+interface Side { name: string; about: About; curves: Curves }
+
+const SIGNS = ["A", "B"];
+
+async function read(dag: string, run: string): Promise<Side> {
+  const path = pathOf(dag, run);
+  const [about, curves] = await Promise.all([ask<About>(`about/${path}`), ask<Curves>(`curves/${path}?points=800`)]);
+  return { name: `${dag} ${run}`, about, curves };
+}
+
+function differences(sides: Side[]): [string, string[]][] {
+  const told = sides.map(({ about }) => new Map([
+    ...flat(about.facts).filter(([name]) => !/^(result|run\.(started|due|experiment))/.test(name)),
+  ]));
+  const names = [...new Set(told.flatMap((one) => [...one.keys()]))].sort();
+  return names
+    .map((name): [string, string[]] => [name, told.map((one) => (one.has(name) ? said(one.get(name)) : "–"))])
+    .filter(([, [one, other]]) => one !== other);
+}
+
+export function Compare({ place }: { place: Place }) {
+  const [sides, setSides] = useState<Side[] | null>(null);
+  const [error, setError] = useState("");
+  const [weight, setWeight] = useState(0);
+  const [open, setOpen] = useState("");
+  const [dag, run] = place.other!;
+  useEffect(() => {
+    Promise.all([read(place.dag, place.run), read(dag, run)]).then(setSides, (told: Error) => setError(told.message));
+  }, [place.dag, place.run, dag, run]);
+  const charts = useMemo(() => {
+    if (!sides) return [];
+    const names = [...new Set(sides.flatMap((side) => side.curves.curves.map((curve) => curve.name)))];
+    return names.map((name) => ({
+      name,
+      lines: sides.flatMap((side, index) => {
+        const curve = side.curves.curves.find((one) => one.name === name);
+        return curve ? [{ ...asOne(curve), name: SIGNS[index]!, colour: index, dash: index ? [8, 4] : [] }] : [];
+      }),
+    })).filter(({ lines }) => lines.some((line) => line.steps.length > 1));
+  }, [sides]);
+  if (error) return <p role="alert" class="lost">Cannot compare them: {error}</p>;
+  if (!sides) return <p id="empty">Reading both …</p>;
+  const metrics = [...new Set(sides.flatMap((side) => side.about.measurements.map((one) => one.metric)))];
+  const known = differences(sides);
+  const heads = SIGNS.map((sign) => <th scope="col" key={sign}>{sign}</th>);
+  return (
+    <>
+      <h1>Two trainings</h1>
+      <dl class="facts">
+        {sides.map((side, index) => (
+          <div key={index}>
+            <dt>{SIGNS[index]}, {index ? "broken line" : "unbroken line"}</dt>
+            <dd><a href={go({ view: "run", dag: index ? dag : place.dag, run: index ? run : place.run })}>{side.name}</a></dd>
+          </div>
+        ))}
+      </dl>
+      <div class="beside">
+        <section aria-labelledby="curves-title">
+          <h2 id="curves-title">Curves</h2>
+          <p class="row"><label>Smoothing <input type="range" min="0" max="0.98" step="0.02" value={weight} onInput={(event) => setWeight(Number(event.currentTarget.value))} /></label></p>
+          {!charts.length && <p id="empty">Neither has reported anything.</p>}
+          <div id="charts">
+            {charts.map(({ name, lines }) => (
+              <Chart key={name} title={name} note="" lines={lines} weight={weight} open={open === name} toggle={(now) => setOpen(now ? name : "")} />
+            ))}
+          </div>
+        </section>
+        <section aria-labelledby="differences-title">
+          <h2 id="differences-title">Differences</h2>
+          <div class="wide" tabIndex={0} role="group" aria-label="Differences">
+            <table id="differences">
+              <thead><tr><th scope="col">what</th>{heads}</tr></thead>
+              <tbody>
+                {metrics.map((name) => (
+                  <tr key={`metric ${name}`}><th scope="row">{name}</th>{sides.map((side, index) => <td key={index}>{number(side.about.measurements.find((one) => one.metric === name)?.value)}</td>)}</tr>
+                ))}
+                {known.map(([name, values]) => (
+                  <tr key={name}><th scope="row">{name}</th>{values.map((value, index) => <td key={index}>{value}</td>)}</tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          {!known.length && <p>Data, code, manifest, parameters and environment are the same.</p>}
+        </section>
+      </div>
+    </>
+  );
+}

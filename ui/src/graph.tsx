@@ -1,0 +1,207 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { go, type Place } from "./places";
+import { ask, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
+import { bytes, said } from "./words";
+
+const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
+const [WIDTH, HEIGHT, GAP_X, GAP_Y] = [210, 76, 60, 20];
+
+function laid(nodes: Node[]): Map<string, { x: number; y: number }> {
+  const columns = new Map<number, Node[]>();
+  for (const node of nodes) columns.set(COLUMNS[node.kind] ?? 0, [...(columns.get(COLUMNS[node.kind] ?? 0) ?? []), node]);
+  const tallest = Math.max(...[...columns.values()].map((of) => of.length));
+  const places = new Map<string, { x: number; y: number }>();
+  for (const [column, of] of columns)
+    of.forEach((node, index) => {
+      const y = ((tallest - of.length) / 2 + index) * (HEIGHT + GAP_Y);
+      places.set(node.id, { x: column * (WIDTH + GAP_X), y });
+    });
+  return places;
+}
+
+function Picture({ graph, chosen, choose }: { graph: Graph; chosen: string; choose: (id: string) => void }) {
+  const places = laid(graph.nodes);
+  const right = Math.max(...[...places.values()].map(({ x }) => x)) + WIDTH;
+  const bottom = Math.max(...[...places.values()].map(({ y }) => y)) + HEIGHT;
+  return (
+    <div class="wide" tabIndex={0} role="group" aria-label="Lineage as a graph">
+      <div class="graph" style={{ width: `${right}px`, height: `${bottom}px` }}>
+        <svg width={right} height={bottom} aria-hidden="true">
+          {graph.edges.map(([from, to]) => {
+            const [a, b] = [places.get(from)!, places.get(to)!];
+            const [x0, y0, x1, y1] = [a.x + WIDTH, a.y + HEIGHT / 2, b.x, b.y + HEIGHT / 2];
+            const half = (x0 + x1) / 2;
+            return <path key={`${from} ${to}`} d={`M${x0},${y0} C${half},${y0} ${half},${y1} ${x1 - 5},${y1} M${x1 - 10},${y1 - 4} L${x1 - 3},${y1} L${x1 - 10},${y1 + 4}`} />;
+          })}
+        </svg>
+        <ol>
+          {graph.nodes.map((node) => {
+            const { x, y } = places.get(node.id)!;
+            const from = graph.edges.filter(([, to]) => to === node.id).map(([one]) => one);
+            return (
+              <li key={node.id} style={{ left: `${x}px`, top: `${y}px`, width: `${WIDTH}px`, height: `${HEIGHT}px` }}>
+                <button type="button" class={`node ${node.kind}${node.names === false ? " elsewhere" : ""}`} aria-pressed={node.id === chosen} onClick={() => choose(node.id)}>
+                  <span class="source">{node.kind}{node.names === true && " ★"}{node.names === false && ", to another model"}</span>
+                  <b>{node.title}</b>
+                  {from.length > 0 && <span class="unseen"> from {from.join(", ")}</span>}
+                </button>
+              </li>
+            );
+          })}
+        </ol>
+      </div>
+    </div>
+  );
+}
+
+function About({ node }: { node: Node }) {
+  return (
+    <section aria-labelledby="node-title" aria-live="polite">
+      <h2 id="node-title">{node.kind}: {node.title}</h2>
+      <dl class="facts">{node.facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd><code>{said(value)}</code></dd></div>)}</dl>
+      {node.files && (
+        <div class="wide" tabIndex={0} role="group" aria-label="Files of the model">
+          <table>
+            <thead><tr><th scope="col">file</th><th scope="col">size</th><th scope="col">SHA-256</th></tr></thead>
+            <tbody>{node.files.map((file) => <tr key={file.key}><th scope="row">{file.key}</th><td>{bytes(file.size)}</td><td><code>{file.sha256}</code></td></tr>)}</tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+// The DAG by which production is set in these results, if the site has one: as production_dag of
+// ddl_airflow.operators.production makes it, whose description names them.
+async function productionDag(results: string): Promise<string> {
+  interface Told { dags: { dag_id: string; description: string | null; tags: { name: string }[] }[] }
+  const { dags } = await ask<Told>("/api/v2/dags?tags=ddl&limit=100");
+  for (const { dag_id, description, tags } of dags) {
+    // Those of manifests have their framework's tag, too.
+    if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
+    const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`/api/v2/dags/${encodeURIComponent(dag_id)}/tasks`);
+    if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
+  }
+  return "";
+}
+
+function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => void }) {
+  const [by, setBy] = useState("");
+  const [to, setTo] = useState("");
+  const [reason, setReason] = useState("");
+  const [told, setTold] = useState("");
+  const dialog = useRef<HTMLDialogElement>(null);
+  const model = graph.nodes.find((node) => node.kind === "model");
+  useEffect(() => {
+    (async () => {
+      const found = graph.results && (await productionDag(graph.results));
+      if (found && (await ask<{ trigger: boolean }>(`rights/${encodeURIComponent(found)}`)).trigger) setBy(found);
+    })().catch(() => undefined); // without the right nothing is offered
+  }, [graph.results]);
+  if (!by || !model) return null;
+  const serves = graph.nodes.some((node) => node.id === "production" && node.names);
+  const earlier: Named[] = graph.production?.before ?? [];
+  const publication = String(Object.fromEntries(model.facts).place ?? "").split("/").slice(-2).join("/");
+  const move = serves ? "rollback" : "promote";
+  const decide = async (event: Event) => {
+    event.preventDefault();
+    const conf = { model: dag, action: move, to: move === "promote" ? publication : to, reason };
+    try {
+      const body = JSON.stringify({ logical_date: null, conf });
+      const run = await ask<{ dag_run_id: string }>(`/api/v2/dags/${encodeURIComponent(by)}/dagRuns`, { method: "POST", body });
+      setTold(`Asked for: run ${run.dag_run_id} of ${by}.`);
+      dialog.current?.close();
+      setTimeout(done, 5000);
+    } catch (error) {
+      setTold(`Airflow did not take it: ${(error as Error).message}`);
+    }
+  };
+  if (serves && !earlier.length) return null;
+  const what = serves ? "Go back to an earlier model" : "Put this model into production";
+  return (
+    <>
+      <p class="row"><button type="button" onClick={() => dialog.current?.showModal()}>{what} …</button><span role="status">{told}</span></p>
+      <dialog ref={dialog} aria-labelledby="decide-title">
+        <form onSubmit={(event) => void decide(event)}>
+          <h2 id="decide-title">{what}</h2>
+          {serves && (
+            <p><label>To{" "}
+              <select value={to} onChange={(event) => setTo(event.currentTarget.value)}>
+                <option value="">the one before</option>
+                {earlier.map((one) => <option key={one.publication} value={one.publication}>{one.publication}</option>)}
+              </select>
+            </label></p>
+          )}
+          <p><label>Why, for the history <input value={reason} maxLength={500} onInput={(event) => setReason(event.currentTarget.value)} /></label></p>
+          <p class="row"><button type="submit">{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
+        </form>
+      </dialog>
+    </>
+  );
+}
+
+function Approve({ place, task, done }: { place: Place; task: Task; done: () => void }) {
+  const [may, setMay] = useState(false);
+  const [told, setTold] = useState("");
+  useEffect(() => {
+    ask<{ approve: boolean }>(`rights/${encodeURIComponent(place.dag)}`).then((rights) => setMay(rights.approve), () => setMay(false));
+  }, [place.dag]);
+  if (!may) return null;
+  const answer = async (option: string) => {
+    const path = `/api/v2/dags/${encodeURIComponent(place.dag)}/dagRuns/${encodeURIComponent(place.run)}/taskInstances/${encodeURIComponent(task.task_id)}/-1/hitlDetails`;
+    try {
+      await ask(path, { method: "PATCH", body: JSON.stringify({ chosen_options: [option], params_input: {} }) });
+      setTold(`${option}: said.`);
+      setTimeout(done, 5000);
+    } catch (error) {
+      setTold(`Airflow did not take it: ${(error as Error).message}`);
+    }
+  };
+  return (
+    <p class="row">
+      <span>This model waits for approval.</span>
+      <button type="button" onClick={() => void answer("Approve")}>Approve</button>
+      <button type="button" onClick={() => void answer("Reject")}>Reject</button>
+      <span role="status">{told}</span>
+    </p>
+  );
+}
+
+export function Lineage({ place }: { place: Place }) {
+  const path = pathOf(place.dag, place.run);
+  const [graph, setGraph] = useState<Graph | null>(null);
+  const [waiting, setWaiting] = useState<Task | null>(null);
+  const [error, setError] = useState("");
+  const [chosen, setChosen] = useState("");
+  const read = (fresh: boolean) => {
+    ask<Graph>(`graph/${path}${fresh ? "?fresh=true" : ""}`).then(setGraph, (told: Error) => setError(told.message));
+    tasksOf(place.dag, place.run).then(
+      (tasks) => setWaiting(tasks.find((task) => task.state === "awaiting_input" && task.operator_name === "ApproveOperator") ?? null),
+      () => setWaiting(null),
+    );
+  };
+  useEffect(() => read(false), [path]);
+  // A store may be slow; who waits for it longer than that is told.
+  const [asked, setAsked] = useState(0);
+  useEffect(() => {
+    if (!graph?.pending || asked > 15) return;
+    const timer = setTimeout(() => {
+      setAsked(asked + 1);
+      read(false);
+    }, 2000);
+    return () => clearTimeout(timer);
+  }, [graph]);
+  if (error) return <p role="alert" class="lost">Cannot read the lineage: {error}</p>;
+  if (!graph) return <p id="empty">Reading …</p>;
+  const node = graph.nodes.find((one) => one.id === chosen) ?? graph.nodes.find((one) => one.kind === "model") ?? graph.nodes.at(-1)!;
+  return (
+    <>
+      <h1>Lineage <span class="source">of <a href={go({ view: "run", dag: place.dag, run: place.run })}>{place.dag} {place.run}</a></span></h1>
+      {waiting && <Approve place={place} task={waiting} done={() => read(true)} />}
+      <Picture graph={graph} chosen={node.id} choose={setChosen} />
+      {graph.unknown && <p class="source">Whether it is in production is not known: {graph.unknown}.</p>}
+      <Decide graph={graph} dag={place.dag} done={() => read(true)} />
+      <About node={node} />
+    </>
+  );
+}

@@ -1,0 +1,165 @@
+// What the plugin's server and Airflow's API answer, and how often they are asked.
+
+export interface Part {
+  job: number;
+  steps: number[];
+  values: (number | null)[];
+  gaps: [number, number, string][];
+}
+export interface Curve { name: string; measured_on: string; parts: Part[] }
+export interface Share { job: number; step: number; t: number; comm_s: number; wait_s: number }
+export interface Curves { curves: Curve[]; ops: Share[]; cursor: string; again: boolean }
+
+export interface Pace {
+  step: number | null; steps: number | null; epoch: number | null; done: number | null;
+  stopped_early: boolean; steps_per_s: number | null; examples_per_s: number | null;
+  left_s: number | null;
+}
+export interface Failure {
+  step: string; try: number; error: string; message: string; rank: number | null;
+  cause: string; fix: string; line: string;
+}
+export interface Rank {
+  rank: number; host: string; task: string; cpu: string; gpus: string[];
+  started: number | null; ended: number | null; exit_code: number | null; asked: boolean;
+}
+export interface Job {
+  name: string; try: number; state: string; words: string;
+  started: number | null; ended: number | null; hosts: string[]; ranks: Rank[];
+}
+export interface Spent {
+  rank: number; host: string; run_s: number;
+  computing_s: number; reducing_s: number; waiting_s: number;
+}
+export interface Measured { metric: string; value: number | string; measured_on: string }
+export type Facts = Record<string, Record<string, unknown>>;
+export interface About {
+  training_id: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
+  communication: { straggler: number | null; ranks: Spent[] } | null;
+  checkpoints: { name: string; step: number | null; bytes: number; at: number }[];
+  measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null;
+}
+export interface Line {
+  dag_id: string; run_id: string; training_id: string; state: string; step: string;
+  started: string | null; changed: number | null; pace: Pace | null;
+  metrics: Record<string, number | string>; held_s: number | null; steps_per_s: number | null;
+  failure: string | null; publication: string | null; production: boolean | null; facts: Facts;
+}
+export interface Node {
+  id: string; kind: string; title: string; facts: [string, unknown][];
+  files?: { key: string; size: number; sha256: string }[]; names?: boolean;
+}
+export interface Named { publication: string; training_id: string; model: string; set: string }
+export interface Graph {
+  nodes: Node[]; edges: [string, string][]; unknown: string; pending: boolean;
+  results: string;
+  production: (Named & { before: Named[] }) | null;
+}
+export interface LogPart { text: string; start: number; end: number; size: number }
+export interface Found { found: { text: string; end: number }[]; more: number; searched: number }
+export interface Task {
+  task_id: string; task_display_name: string; operator_name: string; state: string | null;
+}
+
+export class Refused extends Error {
+  constructor(readonly status: number, words: string) {
+    super(words);
+  }
+}
+
+export async function ask<T>(path: string, how: RequestInit = {}): Promise<T> {
+  const answer = await fetch(path, { headers: { "Content-Type": "application/json" }, ...how });
+  if (answer.ok) return (await answer.json()) as T;
+  let detail: unknown;
+  try {
+    detail = ((await answer.json()) as { detail?: unknown }).detail;
+  } catch { /* no JSON */ }
+  const why = typeof detail === "string" ? detail : answer.statusText;
+  if (answer.status === 401) throw new Refused(401, "You are not logged in any more: log in, and come back.");
+  if (answer.status === 403) throw new Refused(403, "Airflow gives you no right to read this.");
+  throw new Refused(answer.status, why || `the server answered ${answer.status}`);
+}
+
+export const pathOf = (dag: string, run: string): string =>
+  `${encodeURIComponent(dag)}/${encodeURIComponent(run)}`;
+
+const FIRST_MS = 2000;
+const LONGEST_MS = 30_000;
+const ENDED = new Set(["success", "failed", "upstream_failed", "skipped", "removed"]);
+export const isOver = (state: string | null | undefined): boolean => ENDED.has(state ?? "");
+
+// Calls again and again until it is stopped: less often while nothing happens or nobody answers,
+// and not at all while nobody looks. `work` says whether there was anything new.
+export function again(work: () => Promise<boolean>, failed: (error: Error | null) => void): () => void {
+  let wait = FIRST_MS;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let stopped = false;
+  let busy = false;
+  const turn = async () => {
+    clearTimeout(timer);
+    if (stopped || busy || document.hidden) return;
+    busy = true;
+    try {
+      wait = (await work()) ? FIRST_MS : Math.min(wait * 1.5, LONGEST_MS / 2);
+      if (!stopped) failed(null);
+    } catch (error) {
+      wait = Math.min(wait * 2, LONGEST_MS);
+      if (!stopped) failed(error as Error);
+    }
+    busy = false;
+    if (!stopped) timer = setTimeout(turn, wait);
+  };
+  const looked = () => {
+    wait = FIRST_MS;
+    void turn();
+  };
+  document.addEventListener("visibilitychange", looked);
+  void turn();
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", looked);
+  };
+}
+
+// Of a run, in the order of the DAG: each after those that it waits for.
+const orders = new Map<string, Promise<Map<string, number>>>();
+
+async function orderOf(dag: string): Promise<Map<string, number>> {
+  interface Told { task_id: string; downstream_task_ids: string[] | null }
+  const { tasks } = await ask<{ tasks: Told[] }>(`/api/v2/dags/${encodeURIComponent(dag)}/tasks`);
+  const byId = new Map(tasks.map((task) => [task.task_id, task]));
+  const waits = new Map(tasks.map((task) => [task.task_id, 0]));
+  for (const task of tasks)
+    for (const next of task.downstream_task_ids ?? []) waits.set(next, (waits.get(next) ?? 0) + 1);
+  const ready = tasks.filter((task) => waits.get(task.task_id) === 0);
+  const order = new Map<string, number>();
+  for (const task of ready) {
+    // It grows meanwhile.
+    order.set(task.task_id, order.size);
+    for (const next of task.downstream_task_ids ?? []) {
+      const left = (waits.get(next) ?? 0) - 1;
+      waits.set(next, left);
+      const found = byId.get(next);
+      if (left === 0 && found) ready.push(found);
+    }
+  }
+  return order;
+}
+
+export async function tasksOf(dag: string, run: string): Promise<Task[]> {
+  const path = `/api/v2/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
+  const found = await ask<{ task_instances: Task[] }>(path);
+  if (!orders.has(dag)) orders.set(dag, orderOf(dag).catch(() => new Map()));
+  const order = await orders.get(dag)!;
+  const place = (task: Task) => order.get(task.task_id) ?? order.size;
+  return found.task_instances.sort((a, b) => place(a) - place(b));
+}
+
+// How Airflow says the newest runs ended, by DAG and run: of one whose task was killed without a
+// word, the record in the workspace says that it runs.
+export async function statesOfRuns(): Promise<Map<string, string>> {
+  interface Told { dag_id: string; dag_run_id: string; state: string }
+  const { dag_runs } = await ask<{ dag_runs: Told[] }>("/api/v2/dags/~/dagRuns?order_by=-run_after&limit=100");
+  return new Map(dag_runs.map((run) => [`${run.dag_id}/${run.dag_run_id}`, run.state]));
+}

@@ -1,0 +1,67 @@
+// Numbers, times and sizes as people here write them.
+
+const locale = navigator.language;
+const plain = new Intl.NumberFormat(locale, { maximumFractionDigits: 0 });
+const significant = new Intl.NumberFormat(locale, { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
+const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
+const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
+const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
+const moment = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
+
+export const count = (value: number): string => plain.format(value);
+export const percent = (value: number): string => share.format(value);
+
+const exponent = (value: number) =>
+  Number.isFinite(value) && value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e9);
+
+// Of a metric: always as many digits, so that nothing moves while it changes.
+export function number(value: number | string | null | undefined): string {
+  const known = typeof value === "string" ? Number(value) : value;
+  if (known == null) return "–";
+  if (!Number.isFinite(known)) return String(value);
+  return exponent(known) ? tiny.format(known) : significant.format(known);
+}
+
+export const tick = (value: number): string => (exponent(value) ? tiny.format(value) : loose.format(value));
+
+export function time(seconds: number | null | undefined): string {
+  if (seconds == null || !Number.isFinite(seconds)) return "–";
+  if (seconds < 100) return `${plain.format(Math.ceil(seconds))} s`;
+  const minutes = Math.ceil(seconds / 60);
+  return minutes < 100 ? `${minutes} min` : `${plain.format(Math.floor(minutes / 60))} h ${minutes % 60} min`;
+}
+
+export const at = (seconds: number | null | undefined): string =>
+  seconds == null ? "–" : moment.format(seconds * 1000);
+
+export function bytes(value: number): string {
+  if (value < 1024) return `${plain.format(value)} B`;
+  const names = ["KiB", "MiB", "GiB", "TiB"];
+  let left = value / 1024;
+  while (left >= 1024 && names.length > 1) {
+    left /= 1024;
+    names.shift();
+  }
+  return `${new Intl.NumberFormat(locale, { maximumFractionDigits: 1 }).format(left)} ${names[0]}`;
+}
+
+export const short = (digest: unknown): string => {
+  const [, , end] = /^(sha256:)?(v\d+:)?(.*)$/s.exec(String(digest)) ?? [];
+  return String(digest).replace(/^sha256:(v\d+:)?/, "").slice(0, 12) || (end ?? "");
+};
+
+export const spoken = (state: string): string => state.replaceAll("_", " ");
+
+// A fact of a record, whatever it is.
+export function said(value: unknown): string {
+  if (Array.isArray(value)) return value.map(said).join(", ");
+  if (value !== null && typeof value === "object")
+    return Object.entries(value).map(([name, one]) => `${name} ${said(one)}`).join(", ");
+  return typeof value === "number" && !Number.isInteger(value) ? loose.format(value) : String(value);
+}
+
+export function flat(value: unknown, name = ""): [string, unknown][] {
+  if (value !== null && typeof value === "object" && !Array.isArray(value))
+    return Object.entries(value).flatMap(([key, one]) => flat(one, name ? `${name}.${key}` : key));
+  return [[name, value]];
+}
