@@ -457,7 +457,12 @@ def _site(steps: Plan) -> Site:
             )
         return known.password
 
-    return Site(os.environ.get("AIRFLOW__DDL__PYTHON", "") or sys.executable, open_here, secret)
+    return Site(
+        os.environ.get("AIRFLOW__DDL__PYTHON", "") or sys.executable,
+        open_here,
+        secret,
+        signing_key=os.environ.get("AIRFLOW__DDL__SIGNING_KEY", ""),
+    )
 
 
 def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
