@@ -7,16 +7,16 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow import __version__
-from ddl_airflow.evidence.names import CARD, MODEL, hexadecimal
+from ddl_airflow.evidence.names import CARD, MODEL, NOT_INDEXED, hexadecimal
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
     from cyclonedx.model.component import Component
-
-_INTERPRETER = "python"  # the one among a record's versions that is no package
+    from cyclonedx.validation.json import JsonStrictValidator
 
 
 def bill(record: Mapping[str, Any]) -> str:
@@ -76,11 +76,16 @@ def bill(record: Mapping[str, Any]) -> str:
 
 def problems_of(text: str) -> list[str]:
     """What CycloneDX's own schema has against a bill."""
+    error = _validator().validate_str(text)
+    return [] if error is None else [f"it is no CycloneDX 1.6: {str(error.data)[:200]}"]
+
+
+@cache
+def _validator() -> JsonStrictValidator:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    return [] if error is None else [f"it is no CycloneDX 1.6: {str(error.data)[:200]}"]
+    return JsonStrictValidator(SchemaVersion.V1_6)
 
 
 def _file(key: str, sha256: str) -> Component:
@@ -128,13 +133,13 @@ def _packages(versions: Mapping[str, Any]) -> Iterable[Component]:
     from packageurl import PackageURL
 
     for name, version in sorted(versions.items()):
-        package = name != _INTERPRETER
+        indexed = name not in NOT_INDEXED
         yield Component(
             name=name,
             version=str(version),
-            type=ComponentType.LIBRARY if package else ComponentType.PLATFORM,
+            type=ComponentType.PLATFORM if name == "python" else ComponentType.LIBRARY,
             bom_ref=f"package:{name}",
-            purl=PackageURL("pypi", None, name, str(version)) if package else None,
+            purl=PackageURL("pypi", None, name, str(version)) if indexed else None,
         )
 
 

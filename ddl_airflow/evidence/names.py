@@ -13,6 +13,8 @@ BOM = f"{EVIDENCE}bom.cdx.json"
 PROVENANCE = f"{EVIDENCE}provenance.intoto.json"
 SIGNATURE = f"{EVIDENCE}model.sig"
 
+# Versions of a record that are of no package on the index: nobody else's is to be taken for them.
+NOT_INDEXED = frozenset({"python", "ddl-airflow", "ddl-ops"})
 MODEL = "model/"  # what a signature and a statement are about, among what is published
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from ddl_airflow.evidence.names import MODEL, hexadecimal
+from ddl_airflow.evidence.names import MODEL, NOT_INDEXED, hexadecimal
 
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD = "urn:ddl-airflow:training:1"
@@ -125,5 +125,7 @@ def _dependencies(record: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         digests["gitCommit"] = code["git_commit"]
     yield {"name": "code", "digest": digests}
     for name, version in sorted(record["environment"].get("versions", {}).items()):
-        uri = {} if name == "python" else {"uri": f"pkg:pypi/{quote(name)}@{quote(str(version))}"}
-        yield {"name": name, "annotations": {"version": str(version)}, **uri}
+        package = {"name": name, "annotations": {"version": str(version)}}
+        if name not in NOT_INDEXED:
+            package["uri"] = f"pkg:pypi/{quote(name)}@{quote(str(version))}"
+        yield package
