@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ddl_airflow import __version__
 from ddl_airflow.evidence.names import CARD, MODEL, NOT_INDEXED, hexadecimal
 
+# Of the model: who checks a bill compares each component with each. lineage.json has all.
+_MOST_FILES = 500
+
 if TYPE_CHECKING:
     from cyclonedx.model import Property
     from cyclonedx.model.component import Component
@@ -33,16 +36,14 @@ def bill(record: Mapping[str, Any]) -> str:
     from cyclonedx.output.json import JsonV1Dot6
 
     run, environment = record["run"], record["environment"]
+    files = [file for file in record["result"]["files"] if file["key"].startswith(MODEL)]
+    left_out = len(files) - _MOST_FILES
     model = Component(
         name=record["manifest"].get("name") or run["dag_id"],
         version=record["training_id"],
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref="model",
-        components=[
-            _file(file["key"], file["sha256"])
-            for file in record["result"]["files"]
-            if file["key"].startswith(MODEL)
-        ],
+        components=[_file(file["key"], file["sha256"]) for file in files[:_MOST_FILES]],
         external_references=[
             ExternalReference(
                 type=ExternalReferenceType.MODEL_CARD, url=XsUri(CARD.rpartition("/")[2])
@@ -53,6 +54,7 @@ def bill(record: Mapping[str, Any]) -> str:
             *(("parameter:" + name, value) for name, value in run["parameters"].items()),
             ("manifest", record["manifest"]["digest"]),
             ("run", run["run_id"]),
+            ("files_only_in_lineage", left_out if left_out > 0 else None),
         ),
     )
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

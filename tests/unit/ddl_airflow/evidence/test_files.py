@@ -26,6 +26,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from ddl_airflow.evidence import names
+from ddl_airflow.evidence.bom import bill, problems_of
 from ddl_airflow.evidence.curves import drawn, read_curves
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.storage.filesystem import FolderStore
@@ -85,6 +86,18 @@ def test_the_bill_is_cyclonedx(which, request):
     purls = {one["purl"].partition("@")[0] for one in bom["components"] if "purl" in one}
     assert purls == {f"pkg:pypi/{name}" for name in ("apache-airflow", "keras", "tensorflow")}
     assert "pkg:pypi/ddl" not in (place / names.PROVENANCE).read_text()
+
+
+def test_a_bill_of_many_files_says_how_many_are_left_out(place):
+    record = record_of(place)
+    record["result"]["files"] = [
+        {"key": f"model/{number}", "size": 1, "sha256": f"{number:064x}"} for number in range(700)
+    ]
+    text = bill(record)
+    assert problems_of(text) == [] and bill(record) == text
+    model = json.loads(text)["metadata"]["component"]
+    told = {one["name"]: one["value"] for one in model["properties"]}
+    assert len(model["components"]) == 500 and told["ddl:files_only_in_lineage"] == "200"
 
 
 @pytest.mark.parametrize("which", ["place", "hostile"])
