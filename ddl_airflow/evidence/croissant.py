@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.evidence.names import hexadecimal
 
@@ -43,16 +45,18 @@ _CONTEXT: Mapping[str, Any] = {
 }
 
 
-def described(record: Mapping[str, Any], staged: Path) -> dict[str, Any]:
+def described(record: Mapping[str, Any], staged: Path, cache: Path) -> dict[str, Any]:
     """The description of what a training was given.
 
     Args:
         record: as ``lineage.json`` has it.
         staged: the folder with the data.
+        cache: the folder into which links in that lead, and nowhere else.
 
     Raises:
         StagingError: it is too much to be read again, or not there any more as it was staged.
     """
+    roots = [Path(os.path.realpath(root)) for root in (staged, cache)]
     data = record["dataset"]
     listing = data.get("listing", ())
     nbytes = sum(one["size"] for one in listing)
@@ -75,7 +79,7 @@ def described(record: Mapping[str, Any], staged: Path) -> dict[str, Any]:
         "version": f"0.0.0+{hexadecimal(data['fingerprint'])}",
         # Keys can be what no identifier may.
         "distribution": [
-            {"@id": f"object-{number}", **_object(one, data["uri"], staged)}
+            {"@id": f"object-{number}", **_object(one, data["uri"], staged, roots)}
             for number, one in enumerate(listing)
         ],
     }
@@ -99,16 +103,14 @@ def _entry(obj: Mapping[str, Any]) -> tuple[str, str]:
     return obj["key"], f"{obj['size']} B"
 
 
-def _object(obj: Mapping[str, Any], uri: str, staged: Path) -> dict[str, Any]:
+def _object(
+    obj: Mapping[str, Any], uri: str, staged: Path, roots: Iterable[Path]
+) -> dict[str, Any]:
     key, size = _entry(obj)
-    path = staged / key
-    try:
-        if path.stat().st_size != obj["size"]:
-            raise StagingError(f"{path} was changed since it was staged")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise StagingError(f"{path} is not there any more") from None
+    with open(_opened(staged / key, key, roots), "rb") as file:
+        if os.fstat(file.fileno()).st_size != obj["size"]:
+            raise StagingError(f"{key} was changed since it was staged")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "@type": "cr:FileObject",
         "name": key,
@@ -117,3 +119,15 @@ def _object(obj: Mapping[str, Any], uri: str, staged: Path) -> dict[str, Any]:
         "encodingFormat": mimetypes.guess_type(key)[0] or "application/octet-stream",
         "sha256": digest,
     }
+
+
+def _opened(path: Path, key: str, roots: Iterable[Path]) -> int:
+    """A script may have put a link there: to what Airflow can read, and the script cannot."""
+    target = Path(os.path.realpath(path))
+    root = next((one for one in roots if target.is_relative_to(one)), None)
+    if root is None:
+        raise StagingError(f"{key} leads out of the staged data")
+    try:
+        return open_beneath(target, root)
+    except FileNotFoundError:
+        raise StagingError(f"{key} is not there any more") from None

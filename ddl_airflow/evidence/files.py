@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.beneath import make_folder, write_beneath
+from ddl_airflow.core.beneath import make_folder, read_beneath, write_beneath
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.progress import Tail
@@ -100,9 +100,12 @@ def make(made: Evidence, record: Mapping[str, Any], layout: RunLayout) -> None:
         write_beneath(path, layout.workspace, text.encode())
         return path
 
+    def dataset() -> dict[str, Any]:
+        return described(told, layout.staged, layout.cache)
+
     made.attempt(CURVES, lambda: written(CURVES, drawn(read_curves(_told(layout)))), NO_CURVES)
     made.attempt(CARD, lambda: written(CARD, card(told, curves=CURVES in made.files)))
-    made.attempt(DATASET, lambda: written(DATASET, _json(described(told, layout.staged))))
+    made.attempt(DATASET, lambda: written(DATASET, _json(dataset())))
     made.attempt(BOM, lambda: written(BOM, bill(told)))
     made.attempt(PROVENANCE, lambda: written(PROVENANCE, statement(told)))
 
@@ -132,8 +135,10 @@ def add_signature(
             write_lineage(layout, record)
             signed = {file["key"]: file["sha256"] for file in record["result"]["files"]}
             signed[LINEAGE] = file_sha256(layout.kept / LINEAGE)[0]
-            if not (path.exists() and still_holds(path.read_bytes(), signed, key)):
-                make_folder(path.parent, layout.workspace)
+            make_folder(path.parent, layout.workspace)
+            if not (
+                path.exists() and still_holds(read_beneath(path, layout.workspace), signed, key)
+            ):
                 write_beneath(path, layout.workspace, sign(layout.training_id, signed, key))
         return path
 

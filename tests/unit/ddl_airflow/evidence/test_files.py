@@ -268,6 +268,24 @@ def test_what_cannot_be_made_costs_no_model(training, monkeypatch):
     assert verify(FolderStore(place)).problems == {}
 
 
+@pytest.mark.parametrize("put", ["a link to a secret", "the same bytes", "more bytes"])
+def test_data_that_were_changed_since_are_not_described(training, tmp_path, put):
+    path = training.layout.staged / "train.csv"
+    body = path.read_bytes()
+    (tmp_path / "secret").write_bytes(body)
+    path.unlink()
+    if put == "a link to a secret":  # of the right size
+        path.symlink_to(tmp_path / "secret")
+    else:
+        path.write_bytes(body + b"x" * (put == "more bytes"))
+    evidence = record_of(folder(training.publish()))["evidence"]
+    why = evidence["not_made"].get(names.DATASET)
+    assert why == {
+        "a link to a secret": "StagingError: train.csv leads out of the staged data",
+        "more bytes": "StagingError: train.csv was changed since it was staged",
+    }.get(put)
+
+
 def test_a_site_may_want_none(training):
     place = folder(training.publish(evidence=False))
     assert not (place / "evidence").exists() and "evidence" not in record_of(place)

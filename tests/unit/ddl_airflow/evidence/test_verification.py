@@ -131,6 +131,11 @@ def test_whoever_changes_all_that_lists_a_file_is_found_by_the_signature(place, 
     assert found["lineage.json"] == ["it is not the file that was signed"]
     # Without the key, the statement still is of another file.
     assert set(verify(FolderStore(place)).problems) == {"evidence/provenance.intoto.json"}
+    # Nor can the signature go as if there had been none.
+    (place / "evidence" / "model.sig").unlink()
+    marker["files"] = [one for one in marker["files"] if one["key"] != "evidence/model.sig"]
+    (place / "_SUCCESS").write_bytes(sealed(marker))
+    assert "evidence/model.sig" in verify(FolderStore(place)).problems
 
 
 def test_another_key_or_none_is_no_signature(place, key, other_key, training, ask):
