@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ddl_airflow import cli
+from ddl_airflow.evidence.signature import sign
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
@@ -146,6 +147,26 @@ def test_another_key_or_none_is_no_signature(place, key, other_key, training, as
     found = verify(FolderStore(unsigned), key[1])
     assert found.problems == {"evidence/model.sig": ["nobody signed what was published"]}
     assert not found.signed and verify(FolderStore(unsigned)).problems == {}
+
+
+def test_a_signature_that_names_the_sites_key_and_was_made_with_another_is_none(
+    training, key, other_key
+):
+    """With all that lists it made to fit."""
+    theirs = json.loads(sign("digits-1", {}, key[0]))["verificationMaterial"]
+    place = Path(urlsplit(training.publish(signing_key=str(other_key[0]))).path)
+    assert verify(FolderStore(place), other_key[1]).signed
+    bundle = json.loads((place / "evidence" / "model.sig").read_text())
+    body = json.dumps({**bundle, "verificationMaterial": theirs}).encode()
+    (place / "evidence" / "model.sig").write_bytes(body)
+    marker = json.loads((place / "_SUCCESS").read_text())
+    (entry,) = (one for one in marker["files"] if one["key"] == "evidence/model.sig")
+    entry["sha256"] = hashlib.sha256(body).hexdigest()
+    (place / "_SUCCESS").write_bytes(sealed(marker))
+    assert verify(FolderStore(place)).problems == {}  # nobody asked who
+    for public in (key[1], other_key[1]):
+        found = verify(FolderStore(place), public)
+        assert set(found.problems) == {"evidence/model.sig"} and not found.signed
 
 
 def test_a_copy_of_it_is_whole_and_one_withdrawn_says_so(place, key, tmp_path):
