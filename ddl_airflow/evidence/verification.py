@@ -28,7 +28,7 @@ from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObjec
 _OF_MARKER = {"dag_id", "training_id", "manifest", "keep", "files", "marked", "digest"}
 
 
-_LARGEST = 64 * 2**20  # bytes of a file of ours
+_LARGEST = 2**30  # bytes of a file of ours that is held in memory
 
 
 @dataclass
