@@ -38,7 +38,7 @@ demo: install  ## Train both examples through a real Airflow, and show the resul
 up: install  ## The same, and leave the UI running until Ctrl-C
 	@$(BIN)/ddl-airflow demo --keep
 
-test: install  ## All tests; says loudly what it has to skip
+test: install build/croissant/.fetched  ## All tests; says loudly what it has to skip
 	@$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),scripts/test $(BIN))
 
 test-airflow: install  ## The Airflow side with each tested Airflow, or VERSION=3.3.0; most of an hour
@@ -97,6 +97,11 @@ check: install  ## Style, types, what must never go in; build/sbom.json, and wha
 
 check-nccl: install build/nvidia/.fetched  ## Our declarations of NCCL against its headers; fetches 370 MB
 	@$(BIN)/python -m pytest tests/unit/ops_lib_cc/comm
+
+build/croissant/.fetched: requirements/croissant.txt | $(STAMP)
+	@rm -rf $(@D)
+	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target $(@D) -r $<
+	@touch $@
 
 build/mpi/%/.fetched: requirements/%.txt | $(STAMP)
 	@rm -rf $(@D)

@@ -447,17 +447,22 @@ def _site(steps: Plan) -> Site:
         return _open_by_connection(reference, connection.conn_id)
 
     def secret(conn_id: str) -> str:
-        variable = f"PARAM_{names[conn_id].upper()}"
-        if value := os.environ.get(variable, ""):
+        name = names.get(conn_id)  # None: it is the site's own, such as its signing key
+        variable = f"PARAM_{name.upper()}" if name else f"AIRFLOW_CONN_{conn_id.upper()}"
+        if name and (value := os.environ.get(variable, "")):
             return value
         known = connection_of_environment(conn_id, os.environ)
         if known is None or not known.password:
-            raise ConnectionInvalid(
-                f"parameter {names[conn_id]} is secret: set {variable} in the environment"
-            )
+            what = f"parameter {name} is secret" if name else f"connection {conn_id} is not here"
+            raise ConnectionInvalid(f"{what}: set {variable} in the environment")
         return known.password
 
-    return Site(os.environ.get("AIRFLOW__DDL__PYTHON", "") or sys.executable, open_here, secret)
+    return Site(
+        os.environ.get("AIRFLOW__DDL__PYTHON", "") or sys.executable,
+        open_here,
+        secret,
+        signing_key=os.environ.get("AIRFLOW__DDL__SIGNING_KEY", ""),
+    )
 
 
 def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:

@@ -256,6 +256,28 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "version_added": "0.1.0",
                     },
+                    "evidence": {
+                        "description": (
+                            "Whether each published model gets a card, a bill of materials, a "
+                            "description of its data and a statement of how it was made; "
+                            "docs/evidence.md. Some need the extra `evidence`."
+                        ),
+                        "type": "boolean",
+                        "default": "True",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
+                    "signing_key": {
+                        "description": (
+                            "The private key that signs what is published: the path of a PEM "
+                            "file, or the id of an Airflow connection whose password is the PEM. "
+                            "Needs the extra `evidence`. Empty: nothing is signed."
+                        ),
+                        "type": "string",
+                        "default": "",
+                        "example": "/etc/airflow/signing-key.pem",
+                        "version_added": "0.1.0",
+                    },
                     "transfer_workers": {
                         "description": "Objects fetched or published at the same time, per task.",
                         "type": "integer",

@@ -115,7 +115,7 @@ def _show(options: argparse.Namespace) -> int:
     # What was published has whatever files a training left.
     if so_far.is_file() and not any((one / LINEAGE).exists() for one in (place, place.parent)):
         return _show_run(so_far, as_json=options.json)
-    store = _publication(options.uri)
+    store = publication_at(options.uri)
     record = _record(store)
     problems = check_files(record, store)
     if options.json:
@@ -147,7 +147,7 @@ def _show_run(so_far: Path, *, as_json: bool) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    stores = [_publication(uri) for uri in (options.one, options.other)]
+    stores = [publication_at(uri) for uri in (options.one, options.other)]
     one, other = (_record(store) for store in stores)
     try:
         found = compare(one, other, (stores[0].read_bytes, stores[1].read_bytes))
@@ -287,7 +287,7 @@ def _no_lineage(store: ObjectStore, error: Exception) -> DdlError:
     )
 
 
-def _publication(uri: str) -> ObjectStore:
+def publication_at(uri: str) -> ObjectStore:
     """Where a training's lineage is: at the place itself, or in its newest publication.
 
     Raises:

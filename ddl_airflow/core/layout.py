@@ -21,7 +21,7 @@
                                   try-<k>/rank-<n>.json           JOB_STATE_DIR
         airflow/                  what tasks keep for each other, and no rank is told of: run.json,
                                   training.json, job.json, failure.json, lineage/, record.json,
-                                  lineage.json
+                                  lineage.json, evidence/
 
 All tries of all tasks of a DAG run see the same folder: ``training_id`` comes from
 the site and the run alone.

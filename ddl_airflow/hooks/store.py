@@ -137,12 +137,12 @@ def secret_of(conn_id: str) -> str:
         password = BaseHook.get_connection(conn_id).password
     except AirflowNotFoundException as error:
         raise ConnectionInvalid(
-            f"a secret parameter has its value from Airflow's connection {conn_id!r}, which there "
+            f"a secret has its value from Airflow's connection {conn_id!r}, which there "
             f"is not. Add it under Admin > Connections; or set AIRFLOW_CONN_{conn_id.upper()}."
         ) from error
     if not password:
         raise ConnectionInvalid(
-            f"a secret parameter has its value from Airflow's connection {conn_id!r}, which has no "
+            f"a secret has its value from Airflow's connection {conn_id!r}, which has no "
             "password. Enter it there."
         )
     mask_secret(password)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
@@ -220,6 +220,7 @@ def assemble(
     *,
     tries: int,
     published: Iterable[Mapping[str, Any]] = (),
+    evidence: Callable[[dict[str, Any]], Mapping[str, Path]] = lambda _record: {},
 ) -> dict[str, Any]:
     """The record of a training, also written to ``<run>/airflow/lineage.json``.
 
@@ -232,6 +233,7 @@ def assemble(
         published: markers of what was published of the training. When the record of an earlier
             try is among that, when the run started and the tries of the upload stay those of that
             time: the same results are the same record.
+        evidence: makes files of the record, by key, which go into it as well; it may add to it.
 
     Raises:
         StagingError: as ``read_part``.
@@ -262,12 +264,23 @@ def assemble(
     versions["ddl-airflow"] = __version__
     if run.type != BY_HAND:
         versions["apache-airflow"] = metadata.version("apache-airflow")
-    record["result"]["files"] = [
+    record["result"]["files"] = _listed(files)
+    record["result"]["files"] += _listed(evidence(record))
+    record["result"]["files"].sort(key=lambda file: file["key"])
+    write_lineage(layout, record)
+    return record
+
+
+def write_lineage(layout: RunLayout, record: Mapping[str, Any]) -> None:
+    """Writes ``<run>/airflow/lineage.json``."""
+    _write(layout, layout.kept / LINEAGE, record)
+
+
+def _listed(files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    return [
         {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
         for key, path in sorted(files.items())
     ]
-    _write(layout, layout.kept / LINEAGE, record)
-    return record
 
 
 def lineage_schema() -> dict[str, Any]:

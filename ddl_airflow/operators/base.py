@@ -98,6 +98,8 @@ def site() -> Site:
         ranks_user=ranks_user(),
         transfer_workers=conf.getint("ddl", "transfer_workers", fallback=8),
         most_preemptions=conf.getint("ddl", "preemptions", fallback=100),
+        evidence=conf.getboolean("ddl", "evidence", fallback=True),
+        signing_key=conf.get("ddl", "signing_key", fallback="").strip(),
     )
 
 

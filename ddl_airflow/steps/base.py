@@ -65,6 +65,8 @@ class Site:
         ranks_user: the user that ranks run as; empty for this process's.
         transfer_workers: threads that move data.
         most_preemptions: how often a training may have to make room before it fails.
+        evidence: whether a model gets files that show how it was made.
+        signing_key: of the site, as ``ddl_airflow.evidence.signature`` reads it; empty: none.
     """
 
     python: str
@@ -74,6 +76,8 @@ class Site:
     ranks_user: str = ""
     transfer_workers: int = 8
     most_preemptions: int = 100
+    evidence: bool = True
+    signing_key: str = ""
 
 
 @dataclass

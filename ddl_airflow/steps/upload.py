@@ -17,6 +17,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.metrics import Measurement, deciding
 from ddl_airflow.core.plan import StoreReference, UploadResultsStep
+from ddl_airflow.evidence.names import EVIDENCE
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import (
@@ -163,9 +164,18 @@ class UploadResults(StepTry[UploadResultsStep]):
     def _publish(
         self, store: ObjectStore, files: Mapping[str, Path]
     ) -> tuple[PublishedResult, dict[str, Any]]:
-        from ddl_airflow.storage.transfer import publications, publish  # no parse needs it
+        from ddl_airflow.evidence.files import Evidence, add_signature, make  # no parse needs these
+        from ddl_airflow.storage.transfer import publications, publish
 
         layout = self.layout
+        made = Evidence()
+
+        def evidence(record: dict[str, Any]) -> Mapping[str, Path]:
+            if self.site.evidence:
+                make(made, record, layout)
+                record["evidence"] = made.record()
+            return made.files
+
         record = assemble(
             layout,
             self.step.manifest,
@@ -173,10 +183,17 @@ class UploadResults(StepTry[UploadResultsStep]):
             files,
             tries=self.context.tries,
             published=publications(store.at(layout.training_id)).values(),
+            evidence=evidence,
         )
+        if self.site.signing_key:
+            add_signature(made, record, layout, self.site.signing_key, self.site.secret)
+        for key, why in made.not_made.items():
+            say = self.log.warning if key in made.failed else self.log.info
+            say("%s is not made: %s", key, why)
+        files = {**files, **made.files, LINEAGE: layout.kept / LINEAGE}
         self.log.info("publishing %d files to %s/%s", len(files), store.uri, layout.training_id)
         published = publish(
-            {**files, LINEAGE: layout.kept / LINEAGE},
+            files,
             store,
             layout.training_id,
             marker={
@@ -274,7 +291,7 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
                 continue  # gone meanwhile
             why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
             left.append((path, why))
-        elif key in (SUCCESS, LINEAGE) or (key.startswith(CODE) and not prefix):
+        elif key in (SUCCESS, LINEAGE) or (key.startswith((CODE, EVIDENCE)) and not prefix):
             # The first would be there before all is, and say what it likes.
             left.append((path, "what is published has a file of ours of that name. Rename it"))
         elif _UNUSABLE.search(key):

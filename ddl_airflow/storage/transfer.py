@@ -20,6 +20,7 @@ from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, Transf
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
+from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.store import (
     PART_PREFIX,
     RETIRED,
@@ -321,7 +322,8 @@ def publish(
     found, if they are still whole, and not sent. After an error everything that this call put is
     gone; what a killed process leaves has no marker, and nobody's publication is in it.
 
-    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag.
+    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag,
+    under its own digest (``sealed``).
 
     Args:
         files: key in the publication -> file.
@@ -353,9 +355,9 @@ def publish(
             PublishedFile(key, size, sha256, stored[key].etag)
             for key, (sha256, size) in sorted(digests.items())
         )
-        body = json.dumps({**(marker or {}), "files": [asdict(file) for file in result]}, indent=1)
+        facts = {**(marker or {}), "files": [asdict(file) for file in result]}
         put.append(SUCCESS)
-        target.put_bytes(SUCCESS, body.encode())
+        target.put_bytes(SUCCESS, sealed(facts))
     except BaseException as exc:  # also a signal that ends the task
         _withdraw(target, put[::-1], exc)  # the marker first
         raise
@@ -399,7 +401,7 @@ def retire(publication: ObjectStore, marked: float) -> None:
         marked: when it got the marker, in seconds since 1970; one that is restored still says so.
     """
     marker = json.loads(publication.read_bytes(SUCCESS)) | {"marked": marked}
-    publication.put_bytes(RETIRED, json.dumps(marker, indent=1).encode())
+    publication.put_bytes(RETIRED, sealed(marker))
     publication.delete([SUCCESS])
 
 

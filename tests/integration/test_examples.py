@@ -15,6 +15,8 @@ import pytest
 
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.demo.show import RESULTS_BUCKET
+from ddl_airflow.evidence.names import BOM, CARD, CURVES, DATASET, PROVENANCE
+from ddl_airflow.evidence.verification import verify
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage.s3 import S3Store
@@ -40,6 +42,10 @@ def test_example_trains_publishes_and_tells_its_lineage(site, object_store, fini
     assert {"_SUCCESS", "lineage.json", "model/saved_model.pb", "logs/rank-1.log"} <= keys
     record = json.loads(store.read_bytes("lineage.json"))
     check_lineage_schema(record)
+    found = verify(store)
+    assert found.problems == {} and found.notes == [] and found.files == len(keys)
+    # A script may report too little for curves.
+    assert {CARD, BOM, DATASET, PROVENANCE} <= keys and found.not_made.keys() <= {CURVES}
     assert record["result"]["metrics"]["test_accuracy"] >= 0.90
     # Not the script's own word: the SavedModel, reloaded from disk, over all held-out digits.
     assert record["result"]["accuracy"] >= 0.90

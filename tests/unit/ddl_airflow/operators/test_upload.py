@@ -15,6 +15,8 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowSkipException,
 )
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ddl_airflow import cli
 from ddl_airflow.core.layout import RunLayout
@@ -235,6 +237,33 @@ def test_everything_is_published_with_its_lineage_and_the_marker(trained, tmp_pa
     said = capsys.readouterr().err
     assert "model/variables/v is not the file that was published" in said
     assert "model/saved_model.pb is gone" in said
+
+
+def test_what_is_published_is_signed_with_the_sites_key(trained, tmp_path, monkeypatch, capsys):
+    """Of a connection: it is asked for then, and no log has it."""
+    dag, context, layout = trained
+    private = ec.generate_private_key(ec.SECP256R1())
+    as_pem, public = serialization.Encoding.PEM, tmp_path / "site.pub"
+    pem = private.private_bytes(
+        as_pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    public.write_bytes(
+        private.public_key().public_bytes(as_pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    monkeypatch.setenv("AIRFLOW__DDL__SIGNING_KEY", "site_key")
+    monkeypatch.setenv("AIRFLOW_CONN_SITE_KEY", json.dumps({"conn_type": "x", "password": pem}))
+    places = dag.get_task("upload_results").execute(context)
+    said = capsys.readouterr()
+    assert pem.splitlines()[1] not in said.out + said.err
+    record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
+    check_lineage_schema(record)
+    assert {"evidence/model.sig", "evidence/model-card.md"} <= set(record["evidence"]["made"])
+    assert cli.main(["verify", places["training"], "--key", str(public)]) == 0
+    assert "and signed with that key" in capsys.readouterr().out
+    monkeypatch.setenv("AIRFLOW__DDL__EVIDENCE", "False")
+    monkeypatch.delenv("AIRFLOW__DDL__SIGNING_KEY")
+    bare = dag.get_task("upload_results").execute(context)["training"]
+    assert "evidence" not in {path.name for path in Path(bare.removeprefix("file://")).iterdir()}
 
 
 def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):

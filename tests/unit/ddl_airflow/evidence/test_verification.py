@@ -1,0 +1,220 @@
+"""Every byte of a publication counts: ``ddl-airflow verify`` names the file that is not itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from ddl_airflow import cli
+from ddl_airflow.evidence import bom
+from ddl_airflow.evidence.signature import sign
+from ddl_airflow.evidence.verification import verify
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.marker import sealed
+from ddl_airflow.storage.transfer import restore, retire
+
+ALL = {
+    *("_SUCCESS", "lineage.json", "code/train.py", "logs/rank-0.log"),
+    *("model/saved_model.pb", "model/variables/v"),
+    *("evidence/curves.svg", "evidence/model-card.md", "evidence/dataset.croissant.json"),
+    *("evidence/bom.cdx.json", "evidence/provenance.intoto.json", "evidence/model.sig"),
+}
+
+
+@pytest.fixture
+def place(training, key):
+    """The folder of a signed publication."""
+    return Path(urlsplit(training.publish(signing_key=str(key[0]))).path)
+
+
+@pytest.fixture
+def ask(capsys):
+    """ask(words) -> exit code, stdout, stderr."""
+
+    def call(*words):
+        capsys.readouterr()
+        code = cli.main(["verify", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def files_of(place):
+    return sorted(path for path in place.rglob("*") if path.is_file())
+
+
+def test_what_was_published_is_whole_with_the_key_and_without(place, key, ask):
+    assert {path.relative_to(place).as_posix() for path in files_of(place)} == ALL
+    code, out, err = ask(place, "--key", key[1])
+    assert (code, err) == (0, "")
+    assert out == f"{place.as_uri()}: {len(ALL)} files are as they were published, and signed " + (
+        "with that key\n"
+    )
+    code, out, _ = ask(place.parent)  # of which it is the newest
+    assert code == 0 and "nobody said whose key to expect" in out
+    code, out, _ = ask("--json", place, "--key", key[1])
+    said = json.loads(out)
+    assert code == 0 and said["whole"] and said["signed"] and said["problems"] == []
+    assert (said["files"], said["not_made"], said["notes"]) == (len(ALL), {}, [])
+
+
+def test_a_byte_flipped_in_any_file_is_found_and_the_file_named(place, key):
+    store = FolderStore(place)
+    for path in files_of(place):
+        body = path.read_bytes()
+        name = path.relative_to(place).as_posix()
+        for at, public in ((0, key[1]), (len(body) // 2, None), (len(body) - 1, key[1])):
+            path.write_bytes(body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
+            assert name in verify(store, public).problems, (name, at)
+        path.write_bytes(body)
+    assert verify(store, key[1]).problems == {}
+
+
+def test_flipped_bytes_of_the_marker_and_the_record_are_that_file_alone(training):
+    """The marker is under no other file's digest. DDL_EVERY_BYTE=1 flips each, for minutes."""
+    place = Path(urlsplit(training.publish(evidence=False)).path)
+    store = FolderStore(place)
+    every = 1 if os.environ.get("DDL_EVERY_BYTE") else 61
+    for name in ("_SUCCESS", "lineage.json"):
+        path = place / name
+        body = path.read_bytes()
+        for at in range(0, len(body), every):
+            for bit in (1, 32):
+                path.write_bytes(body[:at] + bytes([body[at] ^ bit]) + body[at + 1 :])
+                assert set(verify(store).problems) == {name}, (name, at, bit)
+        path.write_bytes(body)
+    assert verify(store).problems == {}
+
+
+def test_a_file_that_is_gone_is_named(place, key):
+    store = FolderStore(place)
+    for path in files_of(place):
+        body = path.read_bytes()
+        path.unlink()
+        name = path.relative_to(place).as_posix()
+        assert set(verify(store).problems) == {name}
+        assert name in verify(store, key[1]).problems
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(body)
+    assert verify(store, key[1]).problems == {}
+
+
+@pytest.mark.parametrize("name", ["model/assets/extra", "evidence/more.json", "_RETIRED", "x"])
+def test_a_file_that_was_not_published_is_named(place, key, name, ask):
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / name).write_text("foreign")
+    assert set(verify(FolderStore(place)).problems) == {name}
+    code, out, err = ask(place, "--key", key[1])
+    assert code == 1 and out == ""
+    assert f"ddl-airflow: {place.as_uri()}/{name}: it was not published with the rest" in err
+
+
+def test_whoever_changes_all_that_lists_a_file_is_found_by_the_signature(place, key):
+    """With the record and the marker made to fit: only the site's key is not to be had."""
+    path = place / "model" / "saved_model.pb"
+    path.write_text("graPh")
+    record = json.loads((place / "lineage.json").read_text())
+    (file,) = (f for f in record["result"]["files"] if f["key"] == "model/saved_model.pb")
+    file["sha256"] = hashlib.sha256(b"graPh").hexdigest()
+    (place / "lineage.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    marker = json.loads((place / "_SUCCESS").read_text())
+    for one in marker["files"]:
+        one["sha256"] = hashlib.sha256((place / one["key"]).read_bytes()).hexdigest()
+    (place / "_SUCCESS").write_bytes(sealed(marker))
+    found = verify(FolderStore(place), key[1]).problems
+    assert found["model/saved_model.pb"] == ["it is not the file that was signed"]
+    assert found["lineage.json"] == ["it is not the file that was signed"]
+    # Without the key, the statement still is of another file.
+    assert set(verify(FolderStore(place)).problems) == {"evidence/provenance.intoto.json"}
+    # Nor can the signature go as if there had been none.
+    (place / "evidence" / "model.sig").unlink()
+    marker["files"] = [one for one in marker["files"] if one["key"] != "evidence/model.sig"]
+    (place / "_SUCCESS").write_bytes(sealed(marker))
+    assert "evidence/model.sig" in verify(FolderStore(place)).problems
+
+
+def test_another_key_or_none_is_no_signature(place, key, other_key, training, ask):
+    assert set(verify(FolderStore(place), other_key[1]).problems) == {"evidence/model.sig"}
+    code, _, err = ask(place, "--key", place / "none.pub")
+    assert code == 1 and "none.pub: No such file or directory" in err
+    unsigned = Path(urlsplit(training.publish()).path)
+    found = verify(FolderStore(unsigned), key[1])
+    assert found.problems == {"evidence/model.sig": ["nobody signed what was published"]}
+    assert not found.signed and verify(FolderStore(unsigned)).problems == {}
+
+
+def test_a_signature_that_names_the_sites_key_and_was_made_with_another_is_none(
+    training, key, other_key
+):
+    """With all that lists it made to fit."""
+    theirs = json.loads(sign("digits-1", {}, key[0]))["verificationMaterial"]
+    place = Path(urlsplit(training.publish(signing_key=str(other_key[0]))).path)
+    assert verify(FolderStore(place), other_key[1]).signed
+    bundle = json.loads((place / "evidence" / "model.sig").read_text())
+    body = json.dumps({**bundle, "verificationMaterial": theirs}).encode()
+    (place / "evidence" / "model.sig").write_bytes(body)
+    marker = json.loads((place / "_SUCCESS").read_text())
+    (entry,) = (one for one in marker["files"] if one["key"] == "evidence/model.sig")
+    entry["sha256"] = hashlib.sha256(body).hexdigest()
+    (place / "_SUCCESS").write_bytes(sealed(marker))
+    assert verify(FolderStore(place)).problems == {}  # nobody asked who
+    for public in (key[1], other_key[1]):
+        found = verify(FolderStore(place), public)
+        assert set(found.problems) == {"evidence/model.sig"} and not found.signed
+
+
+def test_without_the_libraries_it_says_what_was_not_looked_at(place, key, monkeypatch):
+    for module in ("cyclonedx", "in_toto_attestation", "model_signing"):
+        for name in [one for one in sys.modules if one.partition(".")[0] == module]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, module, None)
+    bom._validator.cache_clear()
+    found = verify(FolderStore(place))
+    assert found.problems == {}
+    for name in ("evidence/bom.cdx.json", "evidence/provenance.intoto.json"):
+        (note,) = (one for one in found.notes if one.startswith(name))
+        assert "was not held against its schema" in note and "extra `evidence`" in note
+    # Whoever asks for a signature is not told that there is one.
+    found = verify(FolderStore(place), key[1])
+    assert set(found.problems) == {"evidence/model.sig"} and not found.signed
+
+
+def test_a_copy_of_it_is_whole_and_one_withdrawn_says_so(place, key, tmp_path):
+    """A copy has other times of change, which are the ETags of a folder."""
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy, copy_function=shutil.copyfile)
+    store = FolderStore(copy)
+    assert verify(store, key[1]).problems == {}
+    retire(store, 1.5)
+    assert verify(store, key[1]).problems == {
+        "_SUCCESS": ["it is gone: cleaning has withdrawn what was published here"]
+    }
+    restore(store)
+    assert verify(store, key[1]).problems == {}
+
+
+def test_what_earlier_versions_published_is_verified_as_far_as_it_can_be(training):
+    place = Path(urlsplit(training.publish(evidence=False)).path)
+    marker = json.loads((place / "_SUCCESS").read_text())
+    del marker["digest"]
+    (place / "_SUCCESS").write_text(json.dumps(marker, indent=1))
+    found = verify(FolderStore(place))
+    assert found.problems == {} and len(found.notes) == 2
+    (place / "model" / "variables" / "v").write_text("weightz")
+    assert set(verify(FolderStore(place)).problems) == {"model/variables/v"}
+
+
+def test_what_is_no_publication_is_said(tmp_path, ask):
+    (tmp_path / "results").mkdir()
+    assert ask(tmp_path / "results")[0] == 1
+    (tmp_path / "results" / "_SUCCESS").write_text("[]")
+    code, _, err = ask(tmp_path / "results")
+    assert code == 1 and "_SUCCESS: it is not as it was written" in err
+    assert "lineage.json: it is gone" in err
