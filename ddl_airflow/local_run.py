@@ -357,10 +357,9 @@ def _do(
             if dry_run:
                 context.log.info("dry run | %s", work.rehearse())
                 return {}
+            context.begins(name)
             done = _waited_for(work)
-            state = "published" if name == "upload_results" else "running"
-            with suppress(DdlError, OSError):  # no reason to do the step again
-                keep_so_far(layout, context.run, {"state": state, "step": name})
+            context.tell("published" if name == "upload_results" else "running", name)
             return done
     except KeyboardInterrupt as error:
         context.cancel()

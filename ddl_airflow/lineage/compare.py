@@ -10,6 +10,8 @@ from ddl_airflow.core.metrics import Measurement
 
 CODE = "code/"  # among what is published: the scripts that ran
 _LONGEST = 2**20  # bytes of a script that is compared by its lines
+# Of two scripts together: the work may grow with their square.
+_MOST_LINES = 10_000
 
 Record = Mapping[str, Any]
 # Gives the text of a published file of one side.
@@ -60,9 +62,10 @@ def _code(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str, 
         {
             file["key"].removeprefix(CODE): file["sha256"]
             for file in side["result"]["files"]
-            if file["key"].startswith(CODE)
+            if file["key"].startswith(CODE) and file["key"].removeprefix(CODE) in staged
         }
         for side in (one, other)
+        for staged in [set(side["code"]["files"])]
     ]
     if not all(published):
         names = [dict.fromkeys(side["code"]["files"]) for side in (one, other)]
@@ -74,7 +77,7 @@ def _code(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str, 
             _text(reader(CODE + name)) if name in there else []
             for reader, there in zip(read, published, strict=True)
         )
-        if before is None or after is None:
+        if before is None or after is None or len(before) + len(after) > _MOST_LINES:
             lines.append(f"{name} differs; it is no text, or too long")
         else:
             lines += difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")

@@ -456,3 +456,12 @@ def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(traine
     record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
     assert record["result"]["metrics"] == {"loss": 0.25}
     assert "evaluation" not in record["result"] and "evaluate" not in record["run"]["tries"]
+
+
+def test_why_scripts_are_not_published_is_said(trained, caplog):
+    """Which one is gone, and not that one was changed."""
+    dag, context, layout = trained
+    (layout.code / "train.py").unlink()
+    dag.get_task("upload_results").execute(context)
+    (said,) = [one for one in caplog.messages if "are not published" in one]
+    assert "train.py is there no more" in said and "changed" not in said
