@@ -127,8 +127,8 @@ def _show(options: argparse.Namespace) -> int:
     # What was published has whatever files a training left.
     if so_far.is_file() and not any((one / LINEAGE).exists() for one in (place, place.parent)):
         return _show_run(so_far, as_json=options.json)
-    store = _publication(options.uri)
-    record = _record(store)
+    store = publication_at(options.uri)
+    record = read_record(store)
     problems = check_files(record, store)
     if options.json:
         print(json.dumps(record, indent=2))
@@ -159,8 +159,8 @@ def _show_run(so_far: Path, *, as_json: bool) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    stores = [_publication(uri) for uri in (options.one, options.other)]
-    one, other = (_record(store) for store in stores)
+    stores = [publication_at(uri) for uri in (options.one, options.other)]
+    one, other = (read_record(store) for store in stores)
     try:
         found = compare(one, other, (stores[0].read_bytes, stores[1].read_bytes))
     except (LookupError, TypeError, AttributeError) as error:
@@ -220,7 +220,7 @@ def _had(store: ObjectStore, one: Summary, keys: Collection[str]) -> bool | None
     None: its record cannot be read.
     """
     try:
-        listing = _record(store.at(one["publication"]))["dataset"]["listing"]
+        listing = read_record(store.at(one["publication"]))["dataset"]["listing"]
         listed = [obj["key"] for obj in listing]
     except (DdlError, LookupError, TypeError):
         return None
@@ -337,7 +337,8 @@ def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None
     return None if pointer is None else pointer["publication"] == f"{training}/{publication}"
 
 
-def _record(store: ObjectStore) -> dict[str, Any]:
+def read_record(store: ObjectStore) -> dict[str, Any]:
+    """The record of a publication. Raises DdlError if it is damaged, or another file."""
     try:
         record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
         _ = [file["key"] for file in record["result"]["files"]]
@@ -353,7 +354,7 @@ def _no_lineage(store: ObjectStore, error: Exception) -> DdlError:
     )
 
 
-def _publication(uri: str) -> ObjectStore:
+def publication_at(uri: str) -> ObjectStore:
     """Where a training's lineage is: at the place itself, or in its newest publication.
 
     Raises:

@@ -42,9 +42,14 @@ def compare(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str
         "code": _code(one, other, read),
         "manifest": _pairs(one["manifest"], other["manifest"], ("name", "digest")),
         "parameters": dict(_differing(one["run"]["parameters"], other["run"]["parameters"])),
-        "environment": dict(_differing(_flat(one["environment"]), _flat(other["environment"]))),
+        "environment": compared_environments(one["environment"], other["environment"]),
         "metrics": _metrics(one["result"], other["result"]),
     }
+
+
+def compared_environments(one: Record, other: Record) -> dict[str, list[Any]]:
+    """What is different between the environments of two trainings, as ``compare`` has it."""
+    return dict(_differing(_flat(one), _flat(other)))
 
 
 def _data(one: Record, other: Record) -> dict[str, Any]:

@@ -141,6 +141,8 @@ class UploadResults(StepTry[UploadResultsStep]):
         from ddl_airflow.storage.code import digest_of  # no parse needs it
 
         layout = self.layout
+        if not self.step.with_code:
+            return {}
         staged = read_part(layout, "stage_data")["code"]
         found, _ = _files(layout.code, CODE)
         files = {key: path for key, path in found.items() if key[len(CODE) :] in staged["files"]}

@@ -206,6 +206,10 @@ def _look_after_training() -> None:
         notice_training_apart()
     if PLACEMENT.size > 1:
         written_files.tell_of_c_code()
+    if "keras" in sys.modules:
+        from ddl_ops.keras_weight_notes import hook_fit
+
+        hook_fit()
 
 
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
