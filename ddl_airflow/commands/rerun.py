@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow import __version__
 from ddl_airflow.commands.lineage import publication_at, read_record
 from ddl_airflow.commands.options import Commands, takes_compute
 from ddl_airflow.core.beneath import read_object
@@ -189,7 +190,10 @@ def _prove(
 ) -> int:
     manifest = load_manifest(path, compute=compute_table(options.compute))
     settings = record["environment"].get("settings", {})
-    os.environ.update({name: str(settings[name]) for name in _SETTINGS if name in settings})
+    for name in _SETTINGS:  # as they were, and not as they are for who asks
+        os.environ.pop(name, None)
+        if name in settings:
+            os.environ[name] = str(settings[name])
     log_to_terminal()
     asked = Asked(path.parent / FOLDER, until="stage-data")
     layout = run_manifest(manifest, path, asked)["layout"]
@@ -199,7 +203,10 @@ def _prove(
     trained = read_object(layout.kept / "lineage" / "train.json", layout.workspace)
     again = read_notes_of(layout)
     found = divergence(before, again)
+    # What the upload adds to a record; Airflow computes nothing.
+    trained["environment"]["versions"]["ddl-airflow"] = __version__
     others = compared_environments(record["environment"], trained["environment"])
+    others.pop("versions.apache-airflow", None)
     told = {
         "identical": found is None,
         "notes": len(before),
