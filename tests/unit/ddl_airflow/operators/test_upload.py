@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import textwrap
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -466,3 +467,14 @@ def test_why_scripts_are_not_published_is_said(trained, capsys):
     dag.get_task("upload_results").execute(context)
     said = capsys.readouterr().out
     assert "are not published: train.py is there no more" in said and "changed there" not in said
+
+
+def test_scripts_are_not_published_where_the_manifest_says_so(trained, tmp_path):
+    dag, context, layout = trained
+    task = dag.get_task("upload_results")
+    task.step = replace(task.step, with_code=False)
+    task.with_code = False
+    task.execute(context)
+    there = {obj.key for obj in FolderStore(tmp_path / "dags" / "results").list()}
+    assert not [key for key in there if "/code/" in key]
+    assert [key for key in there if key.endswith("/lineage.json")]
