@@ -168,13 +168,19 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
 
 def _misses_newest(store: ObjectStore, known: Mapping[str, Summary]) -> bool:
     """Whether a DAG's newest publication is there and not known: uploads could not write here."""
-    for dag_id in {one["dag_id"] for one in known.values() if "dag_id" in one}:
-        with suppress(StagingError):  # who asks for production hears of a damaged one
+
+    def is_missed(dag_id: str) -> bool:
+        # Who asks for production hears of a damaged pointer.
+        with suppress(StagingError, *_DAMAGED):
             pointer = read_pointer(store, dag_id, LATEST)
             newest = pointer and pointer["publication"]
-            if newest and newest not in known and _of_record(store, newest, 0.0) is not None:
-                return True
-    return False
+            if newest and newest not in known:
+                return _of_record(store, newest, 0.0) is not None
+        return False
+
+    dag_ids = {one["dag_id"] for one in known.values() if "dag_id" in one}
+    with ThreadPoolExecutor(_READERS) as pool:
+        return any(list(pool.map(is_missed, dag_ids)))
 
 
 def _begun(store: ObjectStore, known: Mapping[str, Summary]) -> dict[str, Summary]:

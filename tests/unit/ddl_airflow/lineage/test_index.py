@@ -207,3 +207,6 @@ def test_what_uploads_could_not_put_into_the_index_is_noticed(store):
     assert len(known(store)) == 3  # they are in the index now
     point(store, "digits", LATEST, place(4), {})  # and this is nowhere
     assert len(known(store)) == 3
+    for damaged in (b"{", b"[]", b'{"schema": "ddl-airflow/pointer/1", "publication": "../x"}'):
+        store.put_bytes("digits/latest.json", damaged)
+        assert len(known(store)) == 3
