@@ -145,7 +145,7 @@ def _made(
     """
     if folder.exists() and any(folder.iterdir()):
         raise SettingInvalid(f"{folder} is there, and is not empty. Give another one: --to DIR.")
-    prove, uri = options.prove, record["dataset"]["uri"]
+    prove, uri = "proof" in record["result"], record["dataset"]["uri"]
     instead = options.data.resolve() if options.data is not None else None
     if instead is not None and not instead.is_dir():
         raise SourceMissing(f"--data {instead} is no folder")
@@ -157,7 +157,7 @@ def _made(
         data = data_of(manifest, path)
         changes = data_changes(record, data)
     except ConnectionInvalid as error:
-        if prove:
+        if options.prove:
             raise
         print(f"ddl-airflow: the data was not looked at: {error}", file=sys.stderr)
         changes = DataChanges()

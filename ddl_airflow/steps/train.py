@@ -320,8 +320,8 @@ class Train(ScriptTry[TrainStep]):
             if notes := read_notes_of(self.layout):
                 return {"proof": summary(notes)}
             why = (
-                "the script left no digests of its weights: neither fit() of a Keras model nor a "
-                "session's run with gradients that are averaged"
+                "the script left no digests of its weights. fit() of Keras models and sessions "
+                "that average do; a loop of its own calls ddl.note_weights"
             )
         except (FileRefused, OSError) as error:
             why = str(error)

@@ -23,6 +23,7 @@ from ddl_ops import (
     preemption,
     progress,
     tf1_hooks,
+    weight_notes,
     written_files,
 )
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
@@ -40,6 +41,7 @@ __all__ = [
     "init",
     "join",
     "local_rank",
+    "note_weights",
     "num_hosts",
     "on_preempt",
     "rank",
@@ -195,6 +197,20 @@ def report(
     ddl.report(step=10, steps=250, loss=0.31). See ddl_ops.progress.append.
     """
     progress.append({"step": step, "steps": steps, "epoch": epoch, **metrics}, source="script")
+
+
+def note_weights(step: int, variables: Sequence[Any]) -> None:
+    """Notes digests of weights, so that `ddl-airflow rerun --prove` can compare them.
+
+    For a loop of the script's own, before the first step and after each: fit() and sessions do so
+    themselves. Rank 0 notes those of the steps that are compared, and only with `lineage: {prove:
+    true}` in the manifest; else nothing happens.
+
+    Args:
+        step: so many are done; 0 before the first.
+        variables: of TensorFlow or Keras, in the same order each time.
+    """
+    weight_notes.note_weights(step, variables)
 
 
 def _look_after_training() -> None:

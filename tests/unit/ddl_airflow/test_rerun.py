@@ -112,7 +112,7 @@ def test_the_folder_has_the_manifest_and_the_scripts_of_its_run(place, trained, 
     assert "ddl-airflow run again/manifest.yml" in done.stdout
     manifest = load_manifest(tmp_path / "again" / "manifest.yml")
     assert manifest.parameters["epochs"].default == 2
-    assert manifest.world_size == 2
+    assert manifest.world_size == 2 and manifest.lineage.prove
     assert (tmp_path / "again" / "train.py").read_bytes() == (trained / "train.py").read_bytes()
     assert str(trained / "data") in (tmp_path / "again" / "manifest.yml").read_text()
     assert call(tmp_path, "run", "again/manifest.yml", "--dry-run").returncode == 0

@@ -55,6 +55,27 @@ def test_the_file_of_a_long_training_of_many_tensors_has_an_end(tmp_path, monkey
     assert [set(one) for one in noted(tmp_path / "f")[-2:]] == [{"step", "all"}] * 2
 
 
+class Variable:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def numpy(self):
+        return np.ones(3)
+
+
+def test_a_loop_of_the_scripts_own_notes_as_it_goes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOG_DIR", str(tmp_path))
+    variables = [Variable("dense/kernel:0"), Variable("dense/bias:0")]
+    weight_notes.note_weights(0, variables)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("DDL_PROVE", "1")
+    for step in range(70):
+        weight_notes.note_weights(step, variables)
+    begun, *notes = noted(tmp_path / "weights.jsonl")
+    assert begun["tensors"] == ["dense/kernel", "dense/bias"]
+    assert [one["step"] for one in notes] == [*range(65), 66, 68]
+
+
 def test_a_full_disk_ends_the_notes_and_not_the_training(tmp_path, capsys) -> None:
     notes = WeightNotes(tmp_path / "nowhere" / "f")
     notes.note(0, ["a"], [np.ones(1)])
