@@ -40,6 +40,7 @@ from ddl_airflow.lineage.rerun import (
     other_content,
     recorded_manifest,
 )
+from ddl_airflow.lineage.story import printable
 from ddl_airflow.local_run import FOLDER, Asked, data_of, log_to_terminal, run_manifest
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
@@ -248,4 +249,4 @@ def _described(
 
 
 def _say(as_json: bool, told: Mapping[str, Any], lines: Sequence[str]) -> None:
-    print(json.dumps(told, indent=2) if as_json else "\n".join(lines))
+    print(json.dumps(told, indent=2) if as_json else "\n".join(map(printable, lines)))

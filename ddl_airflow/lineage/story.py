@@ -86,10 +86,10 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _lines(named: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:{_WIDTH}}{_shown(text)}" for name, text in named if text)
+    return "\n".join(f"{name:{_WIDTH}}{printable(text)}" for name, text in named if text)
 
 
-def _shown(text: str) -> str:
+def printable(text: str) -> str:
     """Without what a terminal would obey: scripts, and whoever may write there, chose the words."""
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
@@ -121,7 +121,7 @@ def described_difference(found: Mapping[str, Any]) -> str:
             lines.append((name, "the same"))
     for number, (name, told) in enumerate(found["metrics"].items()):
         lines.append(("metrics" if not number else "", f"{name}: {_arrow(told['values'])}"))
-    return "\n".join([_lines(lines), *map(_shown, code["diff"] or ())])
+    return "\n".join([_lines(lines), *map(printable, code["diff"] or ())])
 
 
 def described_publications(found: Sequence[Mapping[str, Any]]) -> str:
@@ -143,7 +143,7 @@ def described_publications(found: Sequence[Mapping[str, Any]]) -> str:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        _shown(
+        printable(
             "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
         )
         for row in rows

@@ -16,6 +16,7 @@ import pytest
 
 from ddl_airflow import cli
 from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.digest import digest
 from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
 from tests.limits import within
 
@@ -221,6 +222,12 @@ def climbing(record):
     record["code"]["files"] = ["../../train.py"]
 
 
+def elsewhere(record):
+    manifest = record["manifest"]
+    manifest["said"]["code"] = "../out"
+    manifest["digest"] = digest(manifest["said"])
+
+
 @pytest.mark.parametrize(
     ("change", "words", "said"),
     [
@@ -230,16 +237,18 @@ def climbing(record):
         (lambda r: r["result"].pop("proof"), ["--prove"], "noted no digests of its weights"),
         (lambda r: r["run"].update(experiment="wide"), ["--prove"], "experiment wide"),
         (climbing, (), "is no path inside a folder"),
+        (elsewhere, (), "code: is outside the manifest's folder"),
         (lambda r: r.pop("code"), (), "has no whole lineage"),
     ],
-    ids=["code", "manifest", "digest", "notes", "experiment", "climbing", "damaged"],
+    ids=["code", "manifest", "digest", "notes", "experiment", "climbing", "elsewhere", "damaged"],
 )
 def test_what_is_not_there_is_named_and_nothing_is_made(
     rerun, place, tmp_path, change, words, said
 ):
     code, out, err = rerun(edited(place, tmp_path, change), "--to", "again", *words)
     assert (code, out) == (1, "") and said in err
-    assert not Path("again").exists() and not (tmp_path.parent / "train.py").exists()
+    assert not Path("again").exists() and not Path("out").exists()
+    assert not (tmp_path.parent / "train.py").exists()
 
 
 def test_a_script_that_was_changed_there_is_not_taken(rerun, place, tmp_path):
