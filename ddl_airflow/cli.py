@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ddl_airflow import __version__
-from ddl_airflow.commands import lineage, manifests, results, run, site, verify, workspaces
+from ddl_airflow.commands import lineage, manifests, rerun, results, run, site, verify, workspaces
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.output import ended_by_its_reader
 
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddl-airflow", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for file in (run, manifests, lineage, verify, results, workspaces, site):
+    for file in (run, manifests, lineage, rerun, verify, results, workspaces, site):
         file.add_to(commands)
     return parser
 

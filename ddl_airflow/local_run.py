@@ -76,6 +76,7 @@ class Asked:
 
     Attributes:
         steps: names of those to do in the newest run there is; empty: all, in a new run.
+        until: the last step to do; empty: all.
         settings: of the run, by name, as text.
         data: folder that has the data, in place of the manifest's.
         publish: whether what is published goes where the manifest says.
@@ -88,6 +89,7 @@ class Asked:
     data: Path | None = None
     publish: bool = False
     dry_run: bool = False
+    until: str = ""
 
 
 @dataclass
@@ -133,7 +135,8 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
         asked: the command line's.
 
     Returns:
-        What each step that was done returns, by its name; and ``folder``, that of the training.
+        What each step that was done returns, by its name; ``layout``, the run's, and ``folder``, as
+        a person would find it.
 
     Raises:
         DdlError: a step failed; the log says which.
@@ -145,9 +148,11 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
     run = _newest(steps, asked) if asked.steps else _new(steps, asked, parameters)
     wanted = [name.replace("-", "_") for name in asked.steps]
     doing = [name for name in _of(steps) if not wanted or name in wanted]
+    if asked.until:
+        doing = doing[: doing.index(asked.until.replace("-", "_")) + 1]
     _log.info("this training's folder is %s", _near(run.layout.root))
     site = _site(steps)
-    done: dict[str, Any] = {"folder": str(_near(run.layout.root))}
+    done: dict[str, Any] = {"folder": str(_near(run.layout.root)), "layout": run.layout}
     try:
         for number, name in enumerate(doing):
             try:
@@ -166,6 +171,16 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
         if asked.dry_run and not asked.steps:
             shutil.rmtree(run.layout.root, ignore_errors=True)
     return done
+
+
+def data_of(manifest: Manifest, path: Path) -> ObjectStore:
+    """The store of a manifest's data, opened as its steps would be here.
+
+    Raises:
+        ConnectionInvalid: what opens it is not in the environment.
+    """
+    steps = plan(manifest, path)
+    return _site(steps).open_store(steps.stage_data.dataset)
 
 
 def planned(manifest: Manifest, path: Path, asked: Asked) -> list[str]:
@@ -357,10 +372,9 @@ def _do(
             if dry_run:
                 context.log.info("dry run | %s", work.rehearse())
                 return {}
+            context.begins(name)
             done = _waited_for(work)
-            state = "published" if name == "upload_results" else "running"
-            with suppress(DdlError, OSError):  # no reason to do the step again
-                keep_so_far(layout, context.run, {"state": state, "step": name})
+            context.tell("published" if name == "upload_results" else "running", name)
             return done
     except KeyboardInterrupt as error:
         context.cancel()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ddl_airflow.commands.options import Commands
 from ddl_airflow.commands.results import open_place
@@ -28,6 +32,7 @@ from ddl_airflow.storage.transfer import publications
 
 # Trainings in one message.
 _MOST_NAMED = 10
+_READERS = 16
 _CONDITION = re.compile(r"\s*([^<>=\s][^<>=]*?)\s*(<=|>=|<|>|=)\s*(\S+)\s*")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": float.__lt__,
@@ -73,7 +78,12 @@ def add_to(commands: Commands) -> None:
     listing = questions.add_parser("list", help="what was published, the newest first")
     _takes_results(listing)
     listing.add_argument("--dag", default="", metavar="ID", help="of this DAG only")
-    listing.add_argument("--since", default="", metavar="DATE", help="published then or later")
+    listing.add_argument(
+        "--since",
+        type=_since,
+        metavar="TIME",
+        help="published then or later: 2026-11-01, or 2026-11-01T20:15+01:00; without a zone UTC",
+    )
     listing.add_argument("--code", default="", metavar="DIGEST", help="digest or commit begins so")
     listing.add_argument("--data", default="", metavar="DIGEST", help="fingerprint begins so")
     listing.add_argument(
@@ -85,7 +95,9 @@ def add_to(commands: Commands) -> None:
         help="a metric or parameter: 'accuracy>=0.98'; may be given several times",
     )
     listing.add_argument("--production", action="store_true", help="only what is in production now")
-    listing.add_argument("--limit", type=int, default=0, metavar="N", help="the newest N; 0: all")
+    listing.add_argument(
+        "--limit", type=_number, default=0, metavar="N", help="the newest N; 0: all"
+    )
     listing.set_defaults(run=_list)
     for question in (show, diff, impact, listing):
         question.add_argument("--json", action="store_true", help="for programs")
@@ -116,7 +128,7 @@ def _show(options: argparse.Namespace) -> int:
     if so_far.is_file() and not any((one / LINEAGE).exists() for one in (place, place.parent)):
         return _show_run(so_far, as_json=options.json)
     store = publication_at(options.uri)
-    record = _record(store)
+    record = read_record(store)
     problems = check_files(record, store)
     if options.json:
         print(json.dumps(record, indent=2))
@@ -148,7 +160,7 @@ def _show_run(so_far: Path, *, as_json: bool) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     stores = [publication_at(uri) for uri in (options.one, options.other)]
-    one, other = (_record(store) for store in stores)
+    one, other = (read_record(store) for store in stores)
     try:
         found = compare(one, other, (stores[0].read_bytes, stores[1].read_bytes))
     except (LookupError, TypeError, AttributeError) as error:
@@ -159,26 +171,61 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _impact(options: argparse.Namespace) -> int:
     store, known = _index(options)
-    wanted = options.data.rstrip("/")
-    if "://" not in wanted:
-        wanted = Path(wanted).resolve().as_uri()
-    made = []
+    wanted = _names_of(options.data)
+    made: dict[str, Summary] = {}
+    within: dict[str, set[str]] = {}  # of what may have had it: by what names
     for one in known:
-        uri = one["dataset"]["uri"].rstrip("/")
-        within = wanted.removeprefix(f"{uri}/")  # an object of the dataset, or a folder in it
-        if f"{uri}/".startswith(f"{wanted}/") or (within != wanted and _had(store, one, within)):
-            made.append(one)
-    _say(_with_production(store, made), options.json)
-    return 0
+        uri = _plain(one["dataset"]["uri"])
+        inside = {name.removeprefix(f"{uri}/") for name in wanted if name.startswith(f"{uri}/")}
+        if any(f"{uri}/".startswith(f"{name}/") for name in wanted):
+            made[one["publication"]] = one
+        elif inside:
+            within[one["publication"]] = inside
+    asked = [one for one in known if one["publication"] in within]
+    unread = []
+    with ThreadPoolExecutor(_READERS) as pool:
+        looks = pool.map(lambda one: _had(store, one, within[one["publication"]]), asked)
+        for number, (one, had) in enumerate(zip(asked, looks, strict=True), 1):
+            _say_progress(number, len(asked))
+            if had:
+                made[one["publication"]] = one
+            elif had is None:
+                unread.append(one)
+    _say(
+        _with_production(store, [one for one in known if one["publication"] in made]), options.json
+    )
+    for one in unread:
+        why = "it was removed" if "removed" in one else f"its {LINEAGE} cannot be read"
+        said = f"{one['publication']}: nobody knows whether it was made from that: {why}"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+    return 1 if unread else 0
 
 
-def _had(store: ObjectStore, one: Summary, key: str) -> bool:
-    """Whether the dataset had such an object, or something in such a folder."""
+def _names_of(data: str) -> set[str]:
+    """What a dataset may be called that a person names: a folder also as what its links lead to."""
+    if "://" in data and not data.startswith("file://"):
+        return {_plain(data)}
+    path = Path(_plain(data).removeprefix("file://")) if "://" in data else Path(data)
+    return {f"file://{os.path.abspath(path)}", f"file://{path.resolve()}"}
+
+
+def _plain(uri: str) -> str:
+    """A place, as the keys in it are written: a folder's URI has %20 where its name has a space."""
+    return (unquote(uri) if uri.startswith("file://") else uri).rstrip("/")
+
+
+def _had(store: ObjectStore, one: Summary, keys: Collection[str]) -> bool | None:
+    """Whether the dataset had one of the objects, or something in such a folder.
+
+    None: its record cannot be read.
+    """
     try:
-        listing = _record(store.at(one["publication"]))["dataset"]["listing"]
+        listing = read_record(store.at(one["publication"]))["dataset"]["listing"]
+        listed = [obj["key"] for obj in listing]
     except (DdlError, LookupError, TypeError):
-        return False
-    return any(obj["key"] == key or obj["key"].startswith(f"{key}/") for obj in listing)
+        return None
+    folders = tuple(f"{key}/" for key in keys)
+    return any(key in keys or key.startswith(folders) for key in listed)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -187,7 +234,7 @@ def _list(options: argparse.Namespace) -> int:
         one
         for one in known
         if options.dag in ("", one["dag_id"])
-        and one["published"] >= options.since
+        and (options.since is None or _time_of(one["published"]) >= options.since)
         and _begins((one["code"]["digest"], one["code"]["git_commit"]), options.code)
         and _begins((one["dataset"]["fingerprint"],), options.data)
         and all(condition(one) for condition in options.where)
@@ -205,6 +252,25 @@ def _begins(digests: Iterable[str | None], wanted: str) -> bool:
         for digest in digests
         if digest is not None
     )
+
+
+def _since(text: str) -> datetime:
+    whole = {4: f"{text}-01-01", 7: f"{text}-01"}.get(len(text), text)  # a year, or a month
+    try:
+        return _time_of(whole)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; for example 2026-11-01") from None
+
+
+def _time_of(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of trainings")
+    return int(text)
 
 
 def _condition(text: str) -> Callable[[Summary], bool]:
@@ -234,13 +300,13 @@ def _condition(text: str) -> Callable[[Summary], bool]:
 
 def _index(options: argparse.Namespace) -> tuple[ObjectStore, list[Summary]]:
     store = open_place(options.results.rstrip("/"))
+    return store, read_index(store, rebuild=options.rebuild, progress=_say_progress)
 
-    def progress(done: int, of: int) -> None:
-        if sys.stderr.isatty() or done == of:
-            end = "\n" if done == of else "\r"
-            print(f"reading records: {done} of {of}", end=end, file=sys.stderr)
 
-    return store, read_index(store, rebuild=options.rebuild, progress=progress)
+def _say_progress(done: int, of: int) -> None:
+    if sys.stderr.isatty() or done == of:
+        end = "\n" if done == of else "\r"
+        print(f"reading records: {done} of {of}", end=end, file=sys.stderr)
 
 
 def _with_production(store: ObjectStore, found: Sequence[Summary]) -> list[Summary]:
@@ -271,7 +337,8 @@ def _in_production(store: ObjectStore, record: Mapping[str, Any]) -> bool | None
     return None if pointer is None else pointer["publication"] == f"{training}/{publication}"
 
 
-def _record(store: ObjectStore) -> dict[str, Any]:
+def read_record(store: ObjectStore) -> dict[str, Any]:
+    """The record of a publication. Raises DdlError if it is damaged, or another file."""
     try:
         record: dict[str, Any] = json.loads(store.read_bytes(LINEAGE))
         _ = [file["key"] for file in record["result"]["files"]]

@@ -67,8 +67,10 @@ def of_script(step: ScriptStep, secrets: Mapping[str, str]) -> dict[str, str]:
 
 def of_training(step: TrainStep) -> dict[str, str]:
     """What only the training's ranks find."""
-    metrics = {"DDL_METRICS": json.dumps([dict(one) for one in step.metrics])}
-    return metrics if step.gpu else {**metrics, "DDL_NO_GPU": "1"}
+    said = {"DDL_METRICS": json.dumps([dict(one) for one in step.metrics])}
+    if step.prove:
+        said["DDL_PROVE"] = "1"
+    return said if step.gpu else {**said, "DDL_NO_GPU": "1"}
 
 
 def of_evaluation(layout: RunLayout) -> dict[str, str]:
@@ -152,6 +154,11 @@ VARIABLES = (
     ),
     _variable("DDL_PROGRESS", "file for progress lines"),
     _variable("DDL_STATS", "file for the statistics of the communication"),
+    _variable(
+        "DDL_PROVE",
+        "`1` with `lineage: {prove: true}`: rank 0 notes [digests of the "
+        "weights](lineage.md#made-again) in `$LOG_DIR/weights.jsonl`",
+    ),
     _variable("DDL_JOB_ID", "the job: training and try"),
     _variable(
         "DDL_RECORD_DIR",

@@ -148,8 +148,9 @@ class StageDataStep(Step):
         results: where trainings are published. A run that no person started does nothing if the
             newest one there was made of the same and is whole, or one that was rejected was. None:
             it always trains.
-        manifest: name, digest and dialect of the manifest, for that, and ``earlier_digests``: what
-            earlier versions of ours called the same one.
+        manifest: name, digest and dialect of the manifest, for that, ``said``: what its digest
+            covers, and ``earlier_digests``: what earlier versions of ours called the same one.
+        prove: whether the lineage has a digest of each file.
     """
 
     dataset: StoreReference
@@ -159,6 +160,7 @@ class StageDataStep(Step):
     python: str = ""
     results: StoreReference | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    prove: bool = False
 
     def fixed(self) -> dict[str, Any]:
         """Nothing: this is the step that fixes what the run trains with."""
@@ -182,6 +184,7 @@ class TrainStep(ScriptStep):
         framework: shown only; what runs is what the ranks' Python has.
         when_busy: while another training works in the experiment: ``wait``, or ``skip`` this one.
         metrics: name and regular expression of each metric to find in rank 0's output.
+        prove: whether rank 0 notes digests of the weights as it trains.
     """
 
     settable = ("nodes", "launcher")
@@ -197,6 +200,7 @@ class TrainStep(ScriptStep):
     framework: str = ""
     when_busy: str = "wait"
     metrics: Sequence[Mapping[str, str]] = ()
+    prove: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,10 +278,11 @@ class UploadResultsStep(Step):
         source: what that must be measured on; empty: anything but training batches.
         small: whether less of the metric is better.
         keep: publications of the DAG that stay when the results are cleaned, the newest; None: all.
+        with_code: whether the scripts are published beside the model.
     """
 
     # They go to where they are wanted now.
-    not_fixed = ("results", "keep")
+    not_fixed = ("results", "keep", "with_code")
 
     results: StoreReference
     manifest: Mapping[str, Any]
@@ -286,6 +291,7 @@ class UploadResultsStep(Step):
     source: str = ""
     small: bool = False
     keep: int | None = None
+    with_code: bool = True
 
 
 @dataclass(frozen=True)
@@ -362,7 +368,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             ),
             python=manifest.launcher.python or "",
             results=results,
-            manifest=named,
+            manifest={**named, "said": said},
+            prove=manifest.lineage.prove,
         ),
         train=TrainStep(
             command=first,
@@ -375,6 +382,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             framework=f"{framework.name} {framework.version}",
             when_busy=manifest.experiment.when_busy if manifest.experiment else "wait",
             metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
+            prove=manifest.lineage.prove,
             **scripts,
         ),
         transform=TransformStep(
@@ -469,7 +477,12 @@ def _upload(
         bound = {"not_worse_in": evaluate.metric, "source": evaluate.source, "small": small}
     promote = evaluate is not None  # what is published was looked at before
     return UploadResultsStep(
-        results=results, manifest=named, promote=promote, keep=manifest.keep, **bound
+        results=results,
+        manifest=named,
+        promote=promote,
+        keep=manifest.keep,
+        with_code=manifest.lineage.code,
+        **bound,
     )
 
 

@@ -10,6 +10,8 @@ from ddl_airflow.core.metrics import Measurement
 
 CODE = "code/"  # among what is published: the scripts that ran
 _LONGEST = 2**20  # bytes of a script that is compared by its lines
+# Of two scripts together: the work may grow with their square.
+_MOST_LINES = 10_000
 
 Record = Mapping[str, Any]
 # Gives the text of a published file of one side.
@@ -40,9 +42,14 @@ def compare(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str
         "code": _code(one, other, read),
         "manifest": _pairs(one["manifest"], other["manifest"], ("name", "digest")),
         "parameters": dict(_differing(one["run"]["parameters"], other["run"]["parameters"])),
-        "environment": dict(_differing(_flat(one["environment"]), _flat(other["environment"]))),
+        "environment": compared_environments(one["environment"], other["environment"]),
         "metrics": _metrics(one["result"], other["result"]),
     }
+
+
+def compared_environments(one: Record, other: Record) -> dict[str, list[Any]]:
+    """What is different between the environments of two trainings, as ``compare`` has it."""
+    return dict(_differing(_flat(one), _flat(other)))
 
 
 def _data(one: Record, other: Record) -> dict[str, Any]:
@@ -60,9 +67,10 @@ def _code(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str, 
         {
             file["key"].removeprefix(CODE): file["sha256"]
             for file in side["result"]["files"]
-            if file["key"].startswith(CODE)
+            if file["key"].startswith(CODE) and file["key"].removeprefix(CODE) in staged
         }
         for side in (one, other)
+        for staged in [set(side["code"]["files"])]
     ]
     if not all(published):
         names = [dict.fromkeys(side["code"]["files"]) for side in (one, other)]
@@ -74,7 +82,7 @@ def _code(one: Record, other: Record, read: tuple[Reader, Reader]) -> dict[str, 
             _text(reader(CODE + name)) if name in there else []
             for reader, there in zip(read, published, strict=True)
         )
-        if before is None or after is None:
+        if before is None or after is None or len(before) + len(after) > _MOST_LINES:
             lines.append(f"{name} differs; it is no text, or too long")
         else:
             lines += difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="")

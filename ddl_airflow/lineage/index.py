@@ -4,6 +4,9 @@
 ``_lineage/new/<publication>.json``, and now and then merges what has gathered there. The records
 alone count (``lineage.json``): where the index is missing or damaged it is made of them again.
 
+Before it publishes, an upload notes there that it begins. Of one that was killed before it came to
+the index the note stays: who reads looks what there is of that training.
+
 Who reads looks at ``new/`` first and at the index after that; who merges writes the index first and
 removes from ``new/`` after that. So no reader misses one that others merge meanwhile.
 """
@@ -14,6 +17,7 @@ import gzip
 import hashlib
 import json
 import re
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +27,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.lineage.production import LATEST, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
@@ -30,6 +35,8 @@ SCHEMA = "ddl-airflow/index/1"
 FOLDER = "_lineage"
 _INDEX = f"{FOLDER}/index.json.gz"
 _NEW = f"{FOLDER}/new"
+_BEGUN = "-begun.json"
+_BEGUN_S = 7 * 86400.0  # after which an upload that has not ended is none any more
 _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
 _RECORD = re.compile(rf"([^/]+/[0-9a-f]{{16}}-[0-9a-f]{{8}})/({SUCCESS}|{re.escape(LINEAGE)})")
@@ -72,6 +79,21 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
     }
 
 
+def begin(store: ObjectStore, training_id: str) -> None:
+    """Notes that something of a training is about to be published; ``add`` takes the note away.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does.
+    """
+    body = json.dumps({"begun": training_id, "at": time.time()})
+    store.put_bytes(begun_key(training_id), body.encode())
+
+
+def begun_key(training_id: str) -> str:
+    """Where ``begin`` puts its note."""
+    return f"{_NEW}/{hashlib.sha256(training_id.encode()).hexdigest()}{_BEGUN}"
+
+
 def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None:
     """Puts a publication into the index, and merges what has gathered, if that is much.
 
@@ -82,6 +104,7 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
         at = datetime.now(UTC).isoformat(timespec="seconds")
         body = json.dumps(summary(record, publication, at))
         store.put_bytes(_place(publication), body.encode())
+    store.delete([begun_key(publication.partition("/")[0])])
     # Without an index nothing is merged: only the records tell what was published before.
     if len(_listed(store)) >= _MERGED_AT and (found := _read_index(store)) is not None:
         new = _read_new(store)
@@ -117,7 +140,7 @@ def read_index(
     """
     new = _read_new(store)
     found = _read_index(store)
-    if found is None or rebuild:
+    if found is None or rebuild or _misses_newest(store, _with(found[0], new.values())):
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
         before = store.read_version(_INDEX)
         known = _of_records(store, progress)
@@ -128,9 +151,10 @@ def read_index(
             _write(store, _with(known, new.values()), before and before[1], new)
     else:
         known = found[0]
-    together = _with(known, new.values()).values()
+    together = _with(known, new.values())
+    together |= _begun(store, together)
     # What is only known to be gone was published before there was an index.
-    whole = (one for one in together if "published" in one)
+    whole = (one for one in together.values() if "published" in one)
     return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
 
 
@@ -140,6 +164,51 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
         name = one["publication"]
         together[name] = one | together.get(name, {})  # when it was published first
     return together
+
+
+def _misses_newest(store: ObjectStore, known: Mapping[str, Summary]) -> bool:
+    """Whether a DAG's newest publication is there and not known: uploads could not write here."""
+
+    def is_missed(dag_id: str) -> bool:
+        # Who asks for production hears of a damaged pointer.
+        with suppress(StagingError, *_DAMAGED):
+            pointer = read_pointer(store, dag_id, LATEST)
+            newest = pointer and pointer["publication"]
+            if newest and newest not in known:
+                return _of_record(store, newest, 0.0) is not None
+        return False
+
+    dag_ids = {one["dag_id"] for one in known.values() if "dag_id" in one}
+    with ThreadPoolExecutor(_READERS) as pool:
+        return any(list(pool.map(is_missed, dag_ids)))
+
+
+def _begun(store: ObjectStore, known: Mapping[str, Summary]) -> dict[str, Summary]:
+    """What uploads that have not ended, or never will, have published; and puts it into the index.
+
+    Notes of long ago are taken away.
+    """
+    found: dict[str, Summary] = {}
+    place = store.at(_NEW)
+    for key in (key for key in _listed(store) if key.endswith(_BEGUN)):
+        try:
+            note = json.loads(place.read_bytes(key))
+            training_id, at = str(note["begun"]), float(note["at"])
+        except SourceMissing:  # ended meanwhile
+            continue
+        except _DAMAGED:  # others may write there, too
+            training_id, at = "", 0.0
+        there = _marked(store, training_id) if training_id else {}
+        for publication, marked in there.items():
+            one = None if publication in known else _of_record(store, publication, marked)
+            if one is not None:
+                found[publication] = one
+                with suppress(StagingError):  # it may be another's to write there
+                    store.put_bytes(_place(publication), json.dumps(one).encode())
+        if time.time() - at > _BEGUN_S:
+            with suppress(StagingError):
+                place.delete([key])
+    return found
 
 
 def _place(publication: str, what: str = "") -> str:
@@ -193,6 +262,7 @@ def _is_sound(one: Any) -> bool:
             return isinstance(one["removed"], str)
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
+        datetime.fromisoformat(one["published"])
         numbers = [*one["metrics"].values()]
         return (
             all(isinstance(text, str) for text in texts)
@@ -200,7 +270,7 @@ def _is_sound(one: Any) -> bool:
             and isinstance(one["parameters"], dict)
             and isinstance(one["code"]["git_commit"], str | None)
         )
-    except (LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return False
 
 
@@ -219,26 +289,11 @@ def _write(
 def _of_records(
     store: ObjectStore, progress: Callable[[int, int], None] | None
 ) -> dict[str, Summary]:
-    marked: dict[str, float] = {}
-    recorded: set[str] = set()
-    for obj in store.list():
-        if match := _RECORD.fullmatch(obj.key):
-            if match[2] == SUCCESS:
-                marked[match[1]] = obj.modified
-            else:
-                recorded.add(match[1])
-    there = sorted(recorded & marked.keys())
+    marked = _marked(store)
+    there = sorted(marked)
 
     def read(publication: str) -> Summary | None:
-        at = datetime.fromtimestamp(marked[publication], UTC).isoformat(timespec="seconds")
-        # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-        with suppress(
-            SourceMissing, ValueError, LookupError, TypeError, AttributeError, RecursionError
-        ):
-            record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
-            if _is_sound(one := summary(record, publication, at)):
-                return one
-        return None
+        return _of_record(store, publication, marked[publication])
 
     known = {}
     with ThreadPoolExecutor(_READERS) as pool:
@@ -248,3 +303,40 @@ def _of_records(
             if progress is not None:
                 progress(number, len(there))
     return known
+
+
+def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
+    """When what has a record was published, by publication: of one training, or of all."""
+    prefix = f"{training_id}/" if training_id else ""
+    marked: dict[str, float] = {}
+    recorded: set[str] = set()
+    try:
+        listed = store.at(training_id).list() if training_id else store.list()
+    except StagingError:
+        if training_id:  # nothing yet, or a name that none has
+            return {}
+        raise
+    for obj in listed:
+        if match := _RECORD.fullmatch(prefix + obj.key):
+            if match[2] == SUCCESS:
+                marked[match[1]] = obj.modified
+            else:
+                recorded.add(match[1])
+    return {name: at for name, at in marked.items() if name in recorded}
+
+
+def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary | None:
+    """The summary of a publication's record; None where there is none, or one that is damaged.
+
+    Args:
+        store: of the results.
+        publication: its place there.
+        marked: when it was published, in seconds since 1970.
+    """
+    at = datetime.fromtimestamp(marked, UTC).isoformat(timespec="seconds")
+    # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
+    with suppress(SourceMissing, *_DAMAGED):
+        record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
+        if _is_sound(one := summary(record, publication, at)):
+            return one
+    return None

@@ -45,6 +45,8 @@ def described_run(record: Mapping[str, Any]) -> str:
     """
     outcome = record["outcome"]
     after = {"running": "done", "published": "done"}.get(outcome["state"], outcome["state"])
+    if outcome.get("at_work"):
+        after = f"at work, try {outcome['try']}"
     lines = [
         ("training", record["training_id"]),
         ("state", _joined(outcome["state"], f"{outcome['step']} {after}")),
@@ -149,6 +151,8 @@ def described_publications(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(result: Mapping[str, Any]) -> Iterable[str]:
+    if "measurements" not in result:  # of an earlier version of ours: numbers alone
+        yield from (f"{name} {_number(one)}" for name, one in result.get("metrics", {}).items())
     for dumped in result.get("measurements", ()):
         one = Measurement.load(dumped)
         yield f"{one.metric} {_number(one.value)} ({one.measured_on})"

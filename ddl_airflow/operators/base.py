@@ -159,6 +159,7 @@ class StepOperator(BaseOperator):
         self.settings = None if settings is None else list(settings)
         self.experiment = experiment
         self._context: StepContext | None = None
+        self._killed = False
         # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each field,
         # and once more for all when this has returned.
         vars(self).update({name: _shown(getattr(step, name)) for name in self.template_fields})
@@ -207,18 +208,21 @@ class StepOperator(BaseOperator):
                 scripts=self.work.runs_scripts,
             )
             with ready:
-                self._context = self._context_of(layout, context)
-                done = work(self.work(self.asked(), self._context), context)
-                outcome: dict[str, Any] = {"state": "running", "step": self.task_id}
-                if isinstance(self.step, UploadResultsStep):
-                    outcome["state"] = "published"
-                    # For the page, which finds the pointers by it.
-                    outcome |= {"publication": done["training"]} if "training" in done else {}
-                    outcome["results"] = self.step.results.view()
+                self._context = now = self._context_of(layout, context)
+                if not context["params"].get("dry_run"):
+                    now.begins(self.task_id)
                 try:
-                    keep_so_far(layout, self._context.run, outcome)
-                except (DdlError, OSError) as unkept:  # no reason to do the step again
-                    self.log.warning("the run's record does not say that it is done: %s", unkept)
+                    done = work(self.work(self.asked(), now), context)
+                except StepSkipped:
+                    now.tell("skipped", self.task_id)
+                    raise
+                if isinstance(self.step, UploadResultsStep):
+                    # For the page, which finds the pointers by them.
+                    named = {"publication": done["training"]} if "training" in done else {}
+                    results = self.step.results.view()
+                    now.tell("published", self.task_id, **named, results=results)
+                else:
+                    now.tell("running", self.task_id)
                 return done
 
     def _context_of(self, layout: RunLayout, context: Any) -> StepContext:
@@ -263,6 +267,7 @@ class StepOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Ends every process. Airflow calls it when the task is failed, cleared or timed out."""
+        self._killed = True
         if self._context is not None:
             self._context.cancel()
 
@@ -293,7 +298,10 @@ class StepOperator(BaseOperator):
             "rank": getattr(error, "rank", None),
         }
         write_beneath(layout.failure, layout.workspace, json.dumps(failure).encode())
-        keep_so_far(layout, run_of(context), {"state": "failed", **failure})
+        # Airflow ends what takes too long in the same way.
+        cancelled = self._killed and not isinstance(error, TimedOut)
+        state = "cancelled" if cancelled else "failed"
+        keep_so_far(layout, run_of(context), {"state": state, **failure})
 
     def _follows_staging(self) -> bool:
         return any(s.task_id == "stage_data" for s in self.get_flat_relatives(upstream=True))

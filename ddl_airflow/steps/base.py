@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ddl_airflow.core import environment
 from ddl_airflow.core.beneath import check_folder
 from ddl_airflow.core.connections import FindConnection, own_connection
-from ddl_airflow.core.errors import SettingInvalid, StagingError
+from ddl_airflow.core.errors import DdlError, SettingInvalid, StagingError
 from ddl_airflow.core.job import JobSpec, StartedJob
 from ddl_airflow.core.layout import RunLayout, is_experiment
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
-from ddl_airflow.lineage.record import Run, has_part
+from ddl_airflow.lineage.record import Run, has_part, keep_so_far
 from ddl_airflow.steps.job import RunningJob
 from ddl_airflow.storage.experiments import claim
 from ddl_airflow.storage.store import ObjectStore
@@ -107,6 +107,17 @@ class StepContext:
     later: Mapping[str, Step] = field(default_factory=dict)
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
     job: RunningJob | None = None
+
+    def tell(self, state: str, step: str, **more: Any) -> None:
+        """Has the run's record say how far it is; see ``keep_so_far``."""
+        try:
+            keep_so_far(self.layout, self.run, {"state": state, "step": step, **more})
+        except (DdlError, OSError) as untold:  # no reason to fail, or to do the step again
+            self.log.warning("the run's record does not say that it is %s: %s", state, untold)
+
+    def begins(self, step: str) -> None:
+        """Has it say that the step is at work, whatever became of an earlier try."""
+        self.tell("running", step, **{"try": self.try_number, "at_work": True})
 
     def cancel(self) -> None:
         """Ends every process of the step; from a signal handler, or another thread."""

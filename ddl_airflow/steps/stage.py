@@ -28,7 +28,7 @@ from ddl_airflow.lineage.record import (
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
 from ddl_airflow.steps.job import kept_job
 from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
-from ddl_airflow.storage.filesystem import holder_of
+from ddl_airflow.storage.filesystem import holder_of, os_errors
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.code import CodeSnapshot
@@ -66,6 +66,7 @@ class StageData(StepTry[StageDataStep]):
     def run(self) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
         from ddl_airflow.storage.cache import Cache
+        from ddl_airflow.storage.fingerprint import file_sha256
         from ddl_airflow.storage.transfer import list_dataset, stage
 
         layout = self.layout
@@ -106,6 +107,10 @@ class StageData(StepTry[StageDataStep]):
             "bytes": dataset.nbytes,
         }
         files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
+        if self.step.prove:
+            with os_errors(layout.staged):
+                for file in files:
+                    file["sha256"] = file_sha256(layout.staged / str(file["key"]))[0]
         fix_run(
             layout,
             self.context.run.run_id,

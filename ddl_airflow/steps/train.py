@@ -38,6 +38,7 @@ from ddl_airflow.launchers.base import (
     written_by_several,
 )
 from ddl_airflow.launchers.registry import launcher
+from ddl_airflow.lineage.proof import read_notes_of, summary
 from ddl_airflow.lineage.record import (
     begin_training,
     has_part,
@@ -304,12 +305,28 @@ class Train(ScriptTry[TrainStep]):
                     **({"not_finite": lost} if lost else {}),
                     "steps": steps,
                     "goodput": used,
+                    **self._proof(),
                     "wrote_model": layout.model.exists(),
                 },
                 "tries": {"train": self.context.tries},
             },
         )
         return {"world_size": job.world_size, "metrics": metrics}
+
+    def _proof(self) -> dict[str, Any]:
+        if not self.step.prove:
+            return {}
+        try:
+            if notes := read_notes_of(self.layout):
+                return {"proof": summary(notes)}
+            why = (
+                "the script left no digests of its weights. fit() of Keras models and sessions "
+                "that average do; a loop of its own calls ddl.note_weights"
+            )
+        except (FileRefused, OSError) as error:
+            why = str(error)
+        self.log.warning("`rerun --prove` will have nothing to compare: %s", why)
+        return {}
 
     def _say_not_finite(self, measurements: Sequence[Measurement]) -> dict[str, str]:
         """A training that diverged ends as any other: nobody may have asked for a bound."""

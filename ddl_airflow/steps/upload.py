@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     FileRefused,
     QualityTooLow,
+    StagingError,
     TransformError,
 )
 from ddl_airflow.core.metrics import Measurement, deciding
 from ddl_airflow.core.plan import StoreReference, UploadResultsStep
 from ddl_airflow.evidence.names import EVIDENCE
 from ddl_airflow.lineage.compare import CODE
-from ddl_airflow.lineage.index import add
+from ddl_airflow.lineage.index import add, begin
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
@@ -69,7 +71,10 @@ class UploadResults(StepTry[UploadResultsStep]):
                 f"there is no SavedModel in {layout.model}. Clear the transform task first."
             )
         store = self.site.open_store(self.step.results)
-        published, record = self._publish(store, self._found())
+        files = self._found()
+        with suppress(StagingError):  # `_index` says that nothing can be written there
+            begin(store, layout.training_id)
+        published, record = self._publish(store, files)
         places = {
             "training": published.uri,
             "model": f"{published.uri}/model",
@@ -137,10 +142,16 @@ class UploadResults(StepTry[UploadResultsStep]):
         from ddl_airflow.storage.code import digest_of  # no parse needs it
 
         layout = self.layout
+        if not self.step.with_code:
+            return {}
         staged = read_part(layout, "stage_data")["code"]
         found, _ = _files(layout.code, CODE)
         files = {key: path for key, path in found.items() if key[len(CODE) :] in staged["files"]}
-        if sum(path.stat().st_size for path in files.values()) > _MOST_SCRIPTS:
+        gone = sorted(set(staged["files"]) - {key[len(CODE) :] for key in files})
+        if gone:
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            why = f"{gone[0]}{more} is there no more, or not to be published"
+        elif sum(path.stat().st_size for path in files.values()) > _MOST_SCRIPTS:
             why = f"they are larger than {_MOST_SCRIPTS // 2**20} MiB"
         elif digest_of({key[len(CODE) :]: files[key] for key in files}) != staged["digest"]:
             why = "they were changed there since"

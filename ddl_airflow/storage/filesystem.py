@@ -16,7 +16,8 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +46,7 @@ from ddl_airflow.storage.store import (
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _MOST_OF_A_NAME = 1000
+_MOST_REMOVED = 100  # times that a folder goes between being made and being written to
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 # Far longer than to replace a small file takes.
 _REPLACED_S = 60.0
@@ -334,6 +336,25 @@ class FolderStore:
         finally:
             os.close(folder)
 
+    @contextmanager
+    def _made_in(self, folder: Path, name: str, flags: int) -> Iterator[tuple[int, BinaryIO]]:
+        """Yields a descriptor of a folder, made if it is not there, and a file opened in it.
+
+        Others may remove the folder while it is empty: from then on it is not.
+        """
+        for tries in count():
+            with ExitStack() as held:
+                try:
+                    here = held.enter_context(self._folder(folder, make=True))
+                    opened = os.open(name, flags | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=here)
+                except FileNotFoundError:
+                    if tries == _MOST_REMOVED:
+                        raise
+                    continue
+                with open(opened, "wb") as file:
+                    yield here, file
+                return
+
     def _object(self, key: str, found: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(found.st_mode):
             raise StagingError(f"{self._root / key} is no file. Remove it.", retryable=False)
@@ -395,11 +416,11 @@ class FolderStore:
     def _place(self, key: str, needed: int, write: Callable[[BinaryIO], None]) -> StoredObject:
         final = self._path(key)
         part = PART_PREFIX + uuid.uuid4().hex
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os_errors(final, needed), self._folder(final.parent, make=True) as folder:
+        opened = self._made_in(final.parent, part, os.O_WRONLY | os.O_EXCL)
+        with os_errors(final, needed), opened as (folder, writer):
             try:
-                with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as writer:
-                    write(writer)
+                write(writer)
+                writer.close()
                 os.replace(part, final.name, src_dir_fd=folder, dst_dir_fd=folder)
                 found = os.stat(final.name, dir_fd=folder, follow_symlinks=False)
             finally:
@@ -427,12 +448,9 @@ class FolderStore:
         """Compares and replaces while a lock file beside it is held, on all hosts that lock."""
         path = self._path(key)
         name = f"{PART_PREFIX}lock-{path.name}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with (
-            os_errors(path, len(body)),
-            self._folder(path.parent, make=True) as folder,
-            open(os.open(name, flags, 0o666, dir_fd=folder), "wb") as lock,
-        ):
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        opened = self._made_in(path.parent, name, flags)
+        with os_errors(path, len(body)), opened as (_, lock):
             self._wait_for(lock.fileno(), path)
             now = self.read_version(key)
             if (now and now[1]) != version:

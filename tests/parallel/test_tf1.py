@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -125,3 +126,16 @@ def test_the_documents_scripts_run_as_printed(own_ddl, ddl_run, tmp_path, monkey
     assert len(served.get_variable_to_shape_map()) == 8
     for name in served.get_variable_to_shape_map():
         assert (served.get_tensor(name) == chosen.get_tensor(name)).all(), name
+
+
+def test_runs_of_sessions_that_reduce_note_the_weights(ddl_run, tmp_path) -> None:
+    script = SCRIPTS / "weight_notes_tf1.py"
+    environment = {"DDL_PROVE": "1", "LOG_DIR": str(tmp_path), "DDL_STALL_TIMEOUT": "60"}
+    ended = ddl_run("--tf1", "--np", "2", "python", script, **environment)
+    assert ended.returncode == 0, ended.output
+    lines = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
+    told = [line.get("tensors", line.get("step")) for line in lines]
+    assert told == [["counted"], 0, 1, 2, 3, ["by_itself"], 0, 1, 2, ["monitored"], 0, 1, 2]
+    notes = [line["digests"] for line in lines if "step" in line]
+    # All begin at zero and take the same steps: what is averaged is 1.5 of each element.
+    assert notes == [*notes[:4], *notes[:3], *notes[:3]] and len(set(notes)) == 4

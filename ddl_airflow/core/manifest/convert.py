@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import SecretStr
@@ -14,7 +15,10 @@ from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.ffdl import SECRET_FIELDS as FFDL_SECRET_FIELDS
 from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.launcher import Launcher
+from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
+from ddl_airflow.core.manifest.sections.tries import Retries, Step
 
 _DIALECTS = {"ffdl": "Fabric for Deep Learning", "wml": "Watson Machine Learning"}
 _REFERENCES = ("training_data_reference", "training_results_reference")
@@ -54,6 +58,40 @@ def converted(manifest: Manifest) -> str:
     if manifest.launcher.slots:
         comments.setdefault("launcher.slots", "ranks per node")
     return "\n".join([*_head(manifest), *_mapping(fields, "", 0, comments)]) + "\n"
+
+
+def rewritten(said: Mapping[str, Any], head: str) -> str:
+    """Returns YAML of what ``Manifest.said`` kept of a manifest, with ``${NAME}`` for its keys.
+
+    Args:
+        said: as it was, or with other values.
+        head: a comment above it, of one line.
+
+    Raises:
+        LookupError, TypeError, AttributeError: it is no manifest.
+    """
+    fields: dict[str, Any] = copy.deepcopy(dict(said))
+    kind = launcher_kind(fields.get("launcher", {}).get("kind", "local"))
+    timed: list[tuple[type[Section], dict[str, Any]]]
+    timed = [(Retries, fields.get("retries", {})), (kind or Launcher, fields.get("launcher", {}))]
+    timed += [(Step, of_step) for of_step in fields.get("steps", {}).values()]
+    for section, given in timed:
+        for name in given.keys() & _durations(section):
+            given[name] = f"{float(given[name])!r}s".replace(".0s", "s")
+    for name in _REFERENCES:
+        connection = fields[name].get("connection")
+        if connection is not None and "conn_id" not in connection:
+            connection |= {key: f"${{S3_{key.upper()}}}" for key in SECRET_FIELDS}
+    return "\n".join([f"# {_one_line(head)}", *_mapping(fields, "", 0, {})]) + "\n"
+
+
+def _durations(section: type[Section]) -> set[str]:
+    """Names of the fields that are dumped in seconds."""
+
+    def in_it(annotation: Any) -> bool:
+        return annotation is timedelta or any(map(in_it, get_args(annotation)))
+
+    return {name for name, field in section.model_fields.items() if in_it(field.annotation)}
 
 
 def _with_units(section: Section, fields: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
 schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
-approval, keep, notifications, parameters and code; ``ffdl`` translates another into it. Each field
-carries its description and an example; error messages and the reference page are made from them.
-What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
+approval, lineage, keep, notifications, parameters and code; ``ffdl`` translates another into it.
+Each field carries its description and an example; error messages and the reference page are made
+from them. What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.definition import ModelDefinition, slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import ExperimentOrShort
 from ddl_airflow.core.manifest.sections.launchers import LauncherOfKind, own_kinds
+from ddl_airflow.core.manifest.sections.lineage import Lineage
 from ddl_airflow.core.manifest.sections.notifications import Notifications
 from ddl_airflow.core.manifest.sections.outcome import Approval, Evaluation, Metric, Transform
 from ddl_airflow.core.manifest.sections.parameters import ParameterOrShort
@@ -126,6 +127,11 @@ class Manifest(Section):
         description="Whether a person decides over publishing.",
         examples=[{"timeout": "7d", "then": "reject"}],
     )
+    lineage: Lineage = Field(
+        default=Lineage(),
+        description="What is kept of how the model came to be.",
+        examples=[{"prove": True}],
+    )
     keep: Whole | None = Field(
         default=None,
         ge=1,
@@ -223,7 +229,8 @@ class Manifest(Section):
         """All that decides the training, and is not left to defaults; it is stored nowhere.
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
-        runs, who hears of it and how long it is kept are not in it, nor whether it waits.
+        runs, who hears of it, how long it is kept and what is kept beside it are not in it, nor
+        whether it waits.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -235,6 +242,7 @@ class Manifest(Section):
                 "training_results_reference": keys,
                 "schedule": True,
                 "keep": True,
+                "lineage": True,
                 "approval": True,
                 "notifications": True,
             },

@@ -23,6 +23,7 @@ from ddl_ops import (
     preemption,
     progress,
     tf1_hooks,
+    weight_notes,
     written_files,
 )
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
@@ -40,6 +41,7 @@ __all__ = [
     "init",
     "join",
     "local_rank",
+    "note_weights",
     "num_hosts",
     "on_preempt",
     "rank",
@@ -197,6 +199,20 @@ def report(
     progress.append({"step": step, "steps": steps, "epoch": epoch, **metrics}, source="script")
 
 
+def note_weights(step: int, variables: Sequence[Any]) -> None:
+    """Notes digests of weights, so that `ddl-airflow rerun --prove` can compare them.
+
+    For a loop of the script's own, before the first step and after each: fit() and sessions do so
+    themselves. Rank 0 notes those of the steps that are compared, and only with `lineage: {prove:
+    true}` in the manifest; else nothing happens.
+
+    Args:
+        step: so many are done; 0 before the first.
+        variables: of TensorFlow or Keras, in the same order each time.
+    """
+    weight_notes.note_weights(step, variables)
+
+
 def _look_after_training() -> None:
     """Ranks that do not average are warned of, where Keras says so, and known at the end."""
     gradients.note_gradients()
@@ -206,6 +222,10 @@ def _look_after_training() -> None:
         notice_training_apart()
     if PLACEMENT.size > 1:
         written_files.tell_of_c_code()
+    if "keras" in sys.modules:
+        from ddl_ops.keras_weight_notes import hook_fit
+
+        hook_fit()
 
 
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:

@@ -25,6 +25,7 @@ from ddl_ops.keras_callbacks import (
 )
 from ddl_ops.keras_optimizer import distribute as DistributedOptimizer
 from ddl_ops.keras_preemption import PreemptionCallback
+from ddl_ops.keras_weight_notes import hook_fit
 
 __all__ = [
     "BroadcastCallback",
@@ -37,6 +38,8 @@ __all__ = [
     "broadcast_variables",
     "newest_checkpoint",
 ]
+
+hook_fit()  # which a script that imports ddl before keras has not had yet
 
 
 def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:

@@ -25,6 +25,9 @@ OPERATIONS = (
     *("DdlSize", "DdlRank", "DdlLocalRank"),
 )
 
+# Those of gradients: a run of a session that needs one is a step.
+REDUCTIONS = ("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients")
+
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "
     "pip install --no-build-isolation --force-reinstall --no-deps <ddl-airflow's sources>/ops_lib"

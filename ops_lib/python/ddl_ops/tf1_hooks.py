@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf  # noqa: TID253
@@ -20,11 +20,11 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
 
-from ddl_ops import lifecycle, preemption
+from ddl_ops import lifecycle, preemption, weight_notes
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
-from ddl_ops.loader import OPERATIONS
+from ddl_ops.loader import OPERATIONS, REDUCTIONS
 
 _installed = False
 # The attribute in which a variable keeps what `initializer` has made, and from which op.
@@ -42,6 +42,46 @@ def install() -> None:
     _hook_optimizers()
     hook_initialisers()
     use_one_gpu()
+    _hook_runs()
+
+
+def _hook_runs() -> None:
+    """Has each run of a session that reduces note the weights, where this process leaves notes."""
+    path = weight_notes.place()
+    if path is None:
+        return
+    notes, steps = weight_notes.WeightNotes(path), _Steps(REDUCTIONS)
+    base = session_module.BaseSession
+    run = base.run
+    seen: dict[Any, int] = {}  # of each graph, the last step
+
+    def note(session: Any, step: int) -> None:
+        variables = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+        if variables:
+            names = [variable.op.name for variable in variables]
+            notes.note(step, names, run(session, variables))
+
+    @functools.wraps(run)
+    def run_noted(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            is_step = steps.is_step(self.graph, fetches)
+        except (KeyError, TypeError, ValueError):  # no fetches, of which the run itself says so
+            is_step = False
+        if not is_step:
+            return run(self, fetches, *args, **kwargs)
+        counter = tf.compat.v1.train.get_global_step(self.graph)
+        if self.graph not in seen:
+            seen[self.graph] = 0 if counter is None else int(run(self, counter))
+            note(self, seen[self.graph])
+        done = run(self, fetches, *args, **kwargs)
+        before = seen[self.graph]
+        step = before + 1 if counter is None else int(run(self, counter))
+        if weight_notes.is_due(step, before):
+            note(self, step)
+        seen[self.graph] = step
+        return done
+
+    base.run = run_noted
 
 
 def _hook_optimizers() -> None:
@@ -245,26 +285,39 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
 
 
 class _Steps:
-    """Which runs of a session are steps: those that hold collectives."""
+    """Which runs of a session are steps: those that hold collectives, or ops of these types."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], bool] = {}
+    def __init__(self, types: Collection[str] = OPERATIONS) -> None:
+        self._types = types
+        self._known: dict[tuple[Any, ...], bool] = {}
 
     def is_one(self, run_context: Any) -> bool:
-        graph = run_context.session.graph
-        fetches = tf.nest.flatten(run_context.original_args.fetches, expand_composites=True)
-        names = tuple(graph.as_graph_element(fetch).name for fetch in fetches)
-        if names not in self._known:
-            self._known[names] = _hold_collectives(graph, names)
-        return self._known[names]
+        return self.is_step(run_context.session.graph, run_context.original_args.fetches)
+
+    def is_step(self, graph: Any, fetches: Any) -> bool:
+        names = tuple(graph.as_graph_element(fetch).name for fetch in _flat(fetches))
+        if (graph, *names) not in self._known:
+            self._known[graph, *names] = _hold(graph, names, self._types)
+        return self._known[graph, *names]
 
 
-def _hold_collectives(graph: Any, names: Iterable[str]) -> bool:
-    """Whether tensors and ops of these names need a collective to run."""
+def _flat(fetches: Any) -> Iterator[Any]:
+    # tf.nest sorts keys, and a MonitoredSession fetches for hooks, by themselves.
+    if isinstance(fetches, Mapping):
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        for one in fetches:
+            yield from _flat(one)
+    elif fetches is not None:
+        yield from tf.nest.flatten(fetches, expand_composites=True)
+
+
+def _hold(graph: Any, names: Iterable[str], types: Collection[str]) -> bool:
+    """Whether tensors and ops of these names need an op of these types to run."""
     elements = [graph.as_graph_element(name) for name in names]
     operations = [getattr(element, "op", element) for element in elements]
     needed = op_selector.get_backward_walk_ops(operations, control_inputs=True)
-    return any(op.type in OPERATIONS for op in needed)
+    return any(op.type in types for op in needed)
 
 
 def own_gpu() -> int | None:

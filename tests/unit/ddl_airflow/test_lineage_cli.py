@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -12,6 +14,7 @@ from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import publish
+from tests.limits import within
 
 SCRIPT = "import ddl\nepochs = 3\n"
 
@@ -39,7 +42,7 @@ def training(tmp_path, results):
             "training_id": f"digits-{number}",
             "manifest": {"file": "digits.yml", "name": "digits", "digest": "sha256:v2:m"},
             "dataset": {
-                "uri": "s3://bucket/digits",
+                "uri": facts.get("uri", "s3://bucket/digits"),
                 "fingerprint": f"sha256:{digest}",
                 "files": len(listing),
                 "bytes": sum(size for _, size in data),
@@ -222,3 +225,98 @@ def test_without_the_scripts_of_one_the_files_names_are_compared(ask, training, 
     path.write_text(json.dumps(record))
     out = ask("diff", *(tmp_path / "results" / place for place in places))[1]
     assert "the scripts were not published with one of the two" in out
+
+
+def edit(path, change):
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def test_data_in_folders_are_found_by_any_name_of_theirs(ask, training, tmp_path):
+    """As a link, as the folder itself, and with what a URI writes as %20."""
+    folder = tmp_path / "my data" / "100%25"
+    folder.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    listing = (("a b/c%20d", 1), ("ä", 2))
+    training(1, data=listing, uri=folder.as_uri())
+    training(2, data=listing, uri=link.as_uri())
+    results = tmp_path / "results"
+    for data, trainings in (
+        (folder, {"digits-1"}),
+        (link, {"digits-1", "digits-2"}),
+        (folder.as_uri(), {"digits-1"}),
+        (link / "a b", {"digits-1", "digits-2"}),
+        (folder / "a b" / "c%20d", {"digits-1"}),
+        ((folder / "ä").as_uri(), {"digits-1"}),
+        (folder / "b", set()),
+        (tmp_path / "my data", {"digits-1"}),
+    ):
+        code, out, _ = ask("impact", "--json", data, results)
+        assert (code, {one["training_id"] for one in json.loads(out)}) == (0, trainings), data
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_one_without_the_data(
+    ask, training, tmp_path
+):
+    places = [training(number) for number in (1, 2, 3)]
+    results = tmp_path / "results"
+    (results / places[0] / "lineage.json").unlink()
+    (results / places[1] / "lineage.json").write_text("{")
+    code, out, err = ask("impact", "--json", "s3://bucket/digits/a", results)
+    assert code == 1
+    assert {one["training_id"] for one in json.loads(out)} == {"digits-3"}
+    for place in places[:2]:
+        assert f"{place}: nobody knows whether it was made from that" in err
+    assert ask("impact", "s3://bucket/digits", results)[0] == 0  # for which no record is needed
+
+
+def test_only_scripts_are_compared_as_scripts(ask, training, tmp_path):
+    """A training may have left a file below code/, before that was refused."""
+    places = [training(1), training(2)]
+    for number, place in enumerate(places):
+        path = tmp_path / "results" / place
+        (path / "code" / "own").write_text(f"{number}")
+        digest = hashlib.sha256(f"{number}".encode()).hexdigest()
+        file = {"key": "code/own", "size": 1, "sha256": digest}
+        edit(path / "lineage.json", lambda r, file=file: r["result"]["files"].append(file))
+    code, out, _ = ask("diff", *(tmp_path / "results" / place for place in places))
+    assert code == 0 and "own" not in out
+
+
+def test_scripts_of_very_many_lines_are_not_compared_by_lines(ask, training, tmp_path):
+    """It would take minutes: the work grows with the square of the lines."""
+    many = [f"{n * n % 151}\n" for n in range(20_000)]
+    places = [training(1, "".join(many)), training(2, "".join(many[::-1]))]
+    started = time.monotonic()
+    code, out, _ = ask("diff", *(tmp_path / "results" / place for place in places))
+    assert code == 0 and "train.py differs; it is no text, or too long" in out
+    assert time.monotonic() - started < within(5)
+
+
+def test_since_is_a_time_and_a_limit_a_number_of_trainings(ask, training, capsys, tmp_path):
+    training(1)
+    results = tmp_path / "results"
+    (one,) = json.loads(ask("list", results, "--json")[1])
+    at = datetime.fromisoformat(one["published"])
+    east, west = (timezone(timedelta(hours=hours)) for hours in (9, -9))
+    for since, there in (
+        (at.astimezone(east).isoformat(), True),
+        ((at + timedelta(minutes=1)).astimezone(west).isoformat(), False),
+        (f"{at:%Y-%m-%dT%H:%MZ}", True),
+        (f"{at:%Y%m%d}", True),
+        (f"{at:%Y-%m}", True),
+    ):
+        code, out, _ = ask("list", results, "--json", "--since", since)
+        assert (code, len(json.loads(out))) == (0, there), since
+    for words in (("--since", "yesterday"), ("--limit", "-5"), ("--limit", "few")):
+        with pytest.raises(SystemExit):
+            ask("list", results, *words)
+        assert words[0] in capsys.readouterr().err
+
+
+def test_a_record_of_an_earlier_version_has_its_metrics_shown(ask, training, tmp_path):
+    place = tmp_path / "results" / training(1)
+    edit(place / "lineage.json", lambda record: record["result"].pop("measurements"))
+    assert "accuracy 0.91\n" in ask(place)[1]

@@ -42,6 +42,8 @@ def test_full_manifest_fills_every_step():
     assert transform.sample == "t10k-images-idx3-ubyte.gz"
     assert transform.python == train.python
     assert steps.upload_results.results.uri == "s3://digits/models"
+    assert train.prove and steps.stage_data.prove and not steps.upload_results.with_code
+    assert "lineage" not in steps.stage_data.manifest["said"]
 
 
 def test_a_step_is_tried_as_it_says_and_else_as_all_are():

@@ -11,7 +11,8 @@ import pytest
 
 from ddl_airflow.core.errors import AccessDenied
 from ddl_airflow.lineage import index
-from ddl_airflow.lineage.index import add, mark_removed, read_index
+from ddl_airflow.lineage.index import add, begin, begun_key, mark_removed, read_index
+from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.storage.filesystem import FolderStore
 
 
@@ -149,3 +150,63 @@ def test_who_may_only_read_is_answered_too(store, monkeypatch):
 
     monkeypatch.setattr(FolderStore, "put_if", refused)
     assert known(store) == [place(1)] == known(store)
+
+
+def test_a_publication_whose_upload_died_before_the_index_is_found(store):
+    publish(store, 1)
+    read_index(store)
+    begin(store, "digits-2")
+    publish(store, 2)  # and the worker is killed
+    begin(store, "digits-3")  # and this one before it had published
+    assert set(known(store)) == {place(1), place(2)}
+    begin(store, "digits-4")
+    publish(store, 4)
+    add(store, record(4), place(4))
+    assert set(known(store)) == {place(1), place(2), place(4)}
+    store.delete([f"{place(2)}/lineage.json", f"{place(2)}/_SUCCESS"])
+    assert set(known(store)) == {place(1), place(2), place(4)}  # it was put into the index
+    # Nobody knows whether these go on; of one that is done that is known.
+    left = {key for key in new(store) if "begun" in key}
+    assert left == {begun_key("digits-2"), begun_key("digits-3")}
+
+
+def test_who_may_only_read_finds_such_a_publication_too(store, monkeypatch):
+    read_index(store)
+    begin(store, "digits-2")
+    publish(store, 2)
+
+    def refused(*_):
+        raise AccessDenied("you may not write")
+
+    for name in ("put_if", "put_bytes", "delete"):
+        monkeypatch.setattr(FolderStore, name, refused)
+    assert known(store) == [place(2)] == known(store)
+
+
+def test_an_upload_that_never_came_to_its_end_is_looked_for_no_longer_than_a_few_days(
+    store, monkeypatch
+):
+    read_index(store)
+    begin(store, "digits-1")
+    body = json.dumps({"begun": "digits-2", "at": time.time() - 8 * 86400})
+    store.put_bytes(begun_key("digits-2"), body.encode())
+    store.put_bytes("_lineage/new/damaged-begun.json", b"[]")
+    assert known(store) == []
+    assert new(store) == [begun_key("digits-1")]
+
+
+def test_what_uploads_could_not_put_into_the_index_is_noticed(store):
+    """Nothing of them is in it: neither that they began, nor what they published."""
+    publish(store, 1)
+    read_index(store)
+    for number in (2, 3):
+        publish(store, number)
+    point(store, "digits", LATEST, place(3), {})
+    assert set(known(store)) == {place(number) for number in (1, 2, 3)}
+    store.delete([f"{place(2)}/lineage.json"])
+    assert len(known(store)) == 3  # they are in the index now
+    point(store, "digits", LATEST, place(4), {})  # and this is nowhere
+    assert len(known(store)) == 3
+    for damaged in (b"{", b"[]", b'{"schema": "ddl-airflow/pointer/1", "publication": "../x"}'):
+        store.put_bytes("digits/latest.json", damaged)
+        assert len(known(store)) == 3

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.errors import JobLost, SourceMissing, StagingError, TimedOut
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import Step, TrainStep
 from ddl_airflow.lineage.record import write_part
@@ -200,3 +202,50 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     context["ti"].xcom_pull = lambda **words: asked.update(words) or 3
     train.render_template_fields(context)
     assert (train.nodes, asked["task_ids"]) == (3, "count")
+
+
+def outcome_of(workspace):
+    (path,) = workspace.glob("runs/*/*/airflow/record.json")
+    return json.loads(path.read_text("utf-8"))["outcome"]
+
+
+class Looks(Try):
+    """Keeps what the run's record says while it works."""
+
+    seen: ClassVar[list] = []
+
+    def run(self):
+        Looks.seen.append(outcome_of(self.layout.workspace))
+        return super().run()
+
+
+class Looking(Task):
+    work = Looks
+
+
+def test_the_record_says_that_a_retry_is_at_work(workspace, context_of):
+    with pytest.raises(AirflowException):
+        Task(task_id="train", error=StagingError("x")).execute(context_of("some-dag", 1))
+    assert outcome_of(workspace)["state"] == "failed"
+    Looking(task_id="train").execute(context_of("some-dag", 2))
+    assert Looks.seen == [{"state": "running", "step": "train", "try": 2, "at_work": True}]
+    assert outcome_of(workspace) == {"state": "running", "step": "train"}
+
+
+def test_a_task_that_was_ended_by_airflow_is_said_to_be_cancelled(workspace, context_of):
+    """As by a person who marks it failed: it calls on_kill, and what the step works with ends."""
+
+    class Killed(Try):
+        def run(self):
+            task.on_kill()
+            raise self.step.error
+
+    for error, state in (
+        (JobLost("rank 0 was ended"), "cancelled"),
+        (TimedOut("it took too long"), "failed"),
+    ):
+        task = Task(task_id="train", error=error)
+        task.work = Killed
+        with pytest.raises(AirflowException):
+            task.execute(context_of("some-dag", 1))
+        assert outcome_of(workspace)["state"] == state

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import textwrap
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -301,7 +302,8 @@ def test_half_published_results_have_no_marker(trained, tmp_path):
     (results / layout.training_id).write_text("in the way")
     with pytest.raises(AirflowException):
         dag.get_task("upload_results").execute(context)
-    assert not list(results.rglob("_SUCCESS")) and not list(results.rglob("*.json"))
+    left = {obj.key.partition("/")[0] for obj in FolderStore(results).list()}
+    assert left == {"_lineage", layout.training_id}  # that something was about to be published
 
 
 def test_published_again_is_the_same(trained, tmp_path, context_of):
@@ -485,3 +487,23 @@ def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(traine
     record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
     assert record["result"]["metrics"] == {"loss": 0.25}
     assert "evaluation" not in record["result"] and "evaluate" not in record["run"]["tries"]
+
+
+def test_why_scripts_are_not_published_is_said(trained, capsys):
+    """Which one is gone, and not that one was changed."""
+    dag, context, layout = trained
+    (layout.code / "train.py").unlink()
+    dag.get_task("upload_results").execute(context)
+    said = capsys.readouterr().out
+    assert "are not published: train.py is there no more" in said and "changed there" not in said
+
+
+def test_scripts_are_not_published_where_the_manifest_says_so(trained, tmp_path):
+    dag, context, layout = trained
+    task = dag.get_task("upload_results")
+    task.step = replace(task.step, with_code=False)
+    task.with_code = False
+    task.execute(context)
+    there = {obj.key for obj in FolderStore(tmp_path / "dags" / "results").list()}
+    assert not [key for key in there if "/code/" in key]
+    assert [key for key in there if key.endswith("/lineage.json")]

@@ -410,3 +410,25 @@ def test_a_link_that_leads_nowhere_is_said(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(SourceMissing, match="link"):
         FolderStore(tmp_path).list()
+
+
+def test_a_folder_that_others_empty_is_written_to_all_the_same(tmp_path):
+    """Who removes the last file removes the folder, while another is about to write there."""
+    store = FolderStore(tmp_path)
+    ended = threading.Event()
+
+    def come_and_go():
+        while not ended.is_set():
+            store.put_bytes("deep/new/other", b"")
+            store.delete(["deep/new/other"])
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for number in range(100):
+            store.put_bytes("deep/new/mine", str(number).encode())
+            assert store.put_if("deep/lock/mine", str(number).encode(), None)
+            store.delete(["deep/new/mine", "deep/lock/mine", "deep/lock/.ddl-part-lock-mine"])
+    finally:
+        ended.set()
+        other.join()

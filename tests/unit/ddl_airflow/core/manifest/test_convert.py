@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
-from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.convert import converted, rewritten
 from ddl_airflow.core.plan import Plan, StoreReference, plan
 
 ROOT = Path(__file__).parents[5]
@@ -94,3 +95,14 @@ def test_any_text_comes_back_as_it_was(text: str) -> None:
     other = manifest.model_copy(update={"model_definition": definition})
     after = load_manifest_text(converted(other), "m.yml")
     assert after.model_definition.description == text
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_a_digest_covers_is_the_whole_training(path: Path) -> None:
+    """As it is kept in the lineage, with JSON in between: the same digest, and the same plan."""
+    manifest = load_manifest(path)
+    text = rewritten(json.loads(json.dumps(manifest.said)), "Of a test.\nof two lines")
+    again = load_manifest_text(text, "again.yml")
+    assert again.digest == manifest.digest
+    assert again.said == manifest.said
+    assert text.startswith("# Of a test. of two lines\n")

@@ -297,7 +297,7 @@ def test_sound_fields_are_checked_although_others_are_broken() -> None:
     fields = _fields("full", "code: ./scripts", "cod: 1\nschedule2: 1\n")
     assert fields == ["cod", "schedule2"]
     text = (VALID / "full.yml").read_text(encoding="utf-8")
-    text = text.replace("code:", "cod:").replace("kind: slurm", "kind: lsf")
+    text = text.replace("code: ./", "cod: ./").replace("kind: slurm", "kind: lsf")
     text = text.replace("name: site-special, nodes: 3", "name: site-special, nodes: 0")
     text = text.replace("30 3 *", "30 30 *").replace("name: loss", "name: step")
     with pytest.raises(ManifestInvalid) as caught:

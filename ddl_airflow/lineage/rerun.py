@@ -1,0 +1,210 @@
+"""A folder that would make a model again, of its record and what was published with it.
+
+What a record says may be anybody's who may write to the results: nothing of it is written outside
+the folder. Whoever trains with it runs their code.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ddl_airflow.core.errors import DdlError, SourceMissing, TransferCorrupt
+from ddl_airflow.core.manifest.convert import rewritten
+from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.lineage.compare import CODE
+from ddl_airflow.storage.code import digest_of
+from ddl_airflow.storage.fingerprint import file_sha256
+from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
+from ddl_airflow.storage.transfer import dataset_of
+
+Record = Mapping[str, Any]
+MANIFEST = "manifest.yml"
+DATA = "data"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class DataChanges:
+    """How data differ from what they were: keys, each sorted."""
+
+    gone: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    def refuse(self, uri: str) -> None:
+        """Raises SourceMissing, which names what is not there any more, if anything is not."""
+        said = []
+        for what, keys in (("gone", self.gone), ("not what they were", self.changed)):
+            if keys:
+                more = f" and {len(keys) - _MOST_NAMED} more" * (len(keys) > _MOST_NAMED)
+                said.append(f"{', '.join(keys[:_MOST_NAMED])}{more} (of the data: {what})")
+        if said:
+            raise SourceMissing(
+                f"{uri}: {'; '.join(said)}. Give a folder that has the data as they were: "
+                "--data DIR."
+            )
+
+
+def recorded_manifest(record: Record) -> dict[str, Any]:
+    """What the record says of the manifest, as ``Manifest.said`` has it.
+
+    Raises:
+        SourceMissing: nothing, as of a version before, or of a DAG in Python.
+        DdlError: it is not what the digest beside it is of.
+    """
+    manifest = record["manifest"]
+    said = manifest.get("said")
+    if not isinstance(said, dict):
+        raise SourceMissing(
+            "the record has no manifest: it was published by an earlier version, or by a DAG that "
+            "is written in Python."
+        )
+    if manifest["digest"] not in (digest(said), *earlier_digests(said)):
+        raise DdlError("the manifest in the record is not what the digest beside it is of.")
+    return said
+
+
+def manifest_text(record: Record, *, data: str = "", prove: bool = False) -> str:
+    """The manifest that would make the model again: with the values of its run as the defaults.
+
+    It has no schedule, and tells nobody; keys are ``${NAME}``.
+
+    Args:
+        record: of the model.
+        data: a folder that has the data, in place of where they were.
+        prove: whether digests of the weights are to be noted.
+
+    Raises:
+        DdlError: the record has none, or a damaged one.
+    """
+    fields: dict[str, Any] = copy.deepcopy(recorded_manifest(record))
+    try:
+        _with_values(fields, record["run"]["parameters"])
+        reference = fields["training_data_reference"]
+        if data:
+            reference |= {"type": "fs", "source": {"path": data}}
+            reference.pop("connection", None)
+        elif reference["type"] == "fs":  # where it is, and not where the manifest lay
+            reference["source"] = {"path": unquote(record["dataset"]["uri"][len("file://") :])}
+        if prove:
+            fields["lineage"] = {"prove": True}
+        head = f"Of {record['training_id']}, by ddl-airflow rerun."
+        return rewritten(fields, head)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise DdlError(f"the record has a damaged manifest ({error!r}).") from error
+
+
+def _with_values(fields: dict[str, Any], values: Record) -> None:
+    for name, one in fields.get("parameters", {}).items():
+        if name in values and not one.get("secret"):
+            one["default"] = values[name]
+    compute = fields["model_definition"]["execution"]["compute_configuration"]
+    compute["nodes"] = values.get("nodes", compute.get("nodes", 1))
+    if "launcher" in values and values["launcher"] != fields.get("launcher", {}).get("kind"):
+        fields["launcher"] = {"kind": values["launcher"]}
+    if "checkpoint" in values:
+        checkpoint = str(values["checkpoint"])
+        fields.setdefault("transform", {})["checkpoint"] = (
+            int(checkpoint) if checkpoint.isdecimal() else checkpoint
+        )
+    if values.get("experiment_id"):
+        fields["experiment"] = values["experiment_id"]
+
+
+def fetch_code(record: Record, store: ObjectStore, folder: Path) -> None:
+    """Fetches the scripts that ran, and holds them to the record.
+
+    Args:
+        record: of the model.
+        store: of the publication.
+        folder: where they go; it need not exist.
+
+    Raises:
+        SourceMissing: they were not published, or some are gone.
+        TransferCorrupt: they are not what was published.
+    """
+    names = list(map(str, record["code"]["files"]))
+    check_keys(names, store.uri)
+    published = {file["key"]: file["sha256"] for file in record["result"]["files"]}
+    if missing := [name for name in names if CODE + name not in published]:
+        raise SourceMissing(
+            f"{store.uri}: the scripts were not published with the model ({missing[0]} was not). "
+            f"They were of git commit {record['code'].get('git_commit') or 'unknown'}."
+        )
+    for name in names:
+        body = store.read_bytes(CODE + name)
+        if hashlib.sha256(body).hexdigest() != published[CODE + name]:
+            raise TransferCorrupt(f"{store.uri}/{CODE}{name} is not the file that was published.")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    if digest_of({name: folder / name for name in names}) != record["code"]["digest"]:
+        raise TransferCorrupt(f"{store.uri}/{CODE} is not the code that the record is of.")
+
+
+def code_folder(record: Record) -> str:
+    """Where the scripts lie beside the manifest: what it calls ``code``."""
+    return str(recorded_manifest(record).get("code", "./"))
+
+
+def data_changes(record: Record, store: ObjectStore) -> DataChanges:
+    """How the data in a store differ from those of the record.
+
+    Where the record has digests of the files, one that has another ETag, as in a copy, is read.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does.
+    """
+    before = {str(one["key"]): one for one in record["dataset"]["listing"]}
+    try:
+        now = {obj.key: obj for obj in dataset_of(store, store.list()).objects}
+    except SourceMissing:
+        return DataChanges(gone=tuple(sorted(before)))
+    changed = [
+        key for key, one in before.items() if key in now and _is_changed(one, now[key], store)
+    ]
+    return DataChanges(
+        tuple(sorted(before.keys() - now.keys())),
+        tuple(sorted(changed)),
+        tuple(sorted(now.keys() - before.keys())),
+    )
+
+
+def _is_changed(one: Record, now: StoredObject, store: ObjectStore) -> bool:
+    if (one["size"], one["etag"]) == (now.size, now.etag):
+        return False
+    if one["size"] != now.size or "sha256" not in one:
+        return True
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        store.get(now, path, lambda _count: None)
+        return file_sha256(path)[0] != str(one["sha256"])
+
+
+def objects_of(record: Record, store: ObjectStore) -> list[StoredObject]:
+    """The objects of a store that are among the record's data."""
+    known = {str(one["key"]) for one in record["dataset"]["listing"]}
+    return [obj for obj in dataset_of(store, store.list()).objects if obj.key in known]
+
+
+def other_content(record: Record, staged: Record) -> DataChanges:
+    """Which files have other content than the record says, as they were staged now.
+
+    Args:
+        record: of the model.
+        staged: of the run that staged them, with their digests.
+    """
+    now = {one["key"]: one.get("sha256") for one in staged["dataset"]["listing"]}
+    changed = [
+        str(one["key"])
+        for one in record["dataset"]["listing"]
+        if "sha256" in one and now.get(one["key"]) not in (None, one["sha256"])
+    ]
+    return DataChanges(changed=tuple(sorted(changed)))

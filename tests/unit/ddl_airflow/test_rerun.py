@@ -1,0 +1,259 @@
+"""``ddl-airflow rerun``: what would make a model again, and whether it comes out the same.
+
+One training of the example on two ranks is for all tests here; it and its reruns are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow import cli
+from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.digest import digest
+from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
+from tests.limits import within
+
+pytest.importorskip("tensorflow")
+
+EXAMPLE = Path(__file__).parents[3] / "dags" / "mnist-keras" / "train.py"
+# Seeds, for the example sets none; one epoch of few steps; and an input that no record knows of:
+# what is in the file `hidden` is added to a picture of the third step.
+SEEDS = """
+keras.utils.set_random_seed(7 + ddl.rank())
+"""
+HIDDEN = """
+train_images, train_labels = train_images[:2560].copy(), train_labels[:2560]
+with open({hidden!r}) as file:
+    train_images[300] += float(file.read())
+"""
+MANIFEST = """
+model_definition:
+  name: digits
+  framework: {name: tensorflow, version: "2.21"}
+  execution:
+    command: python train.py
+    compute_configuration: {name: cpu, nodes: 2}
+training_data_reference: {type: fs, source: {path: ./data}}
+training_results_reference: {type: fs, target: {path: ./results}}
+parameters: {epochs: 9}
+transform: {sample: t10k-images-idx3-ubyte.gz}
+lineage: {prove: true}
+retries: {delay: 10s}
+"""
+
+
+def environment():
+    own = ("AIRFLOW_CONN_", "AIRFLOW__DDL__", "DDL_", "OMPI_", "PARAM_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+
+
+def call(folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "ddl_airflow.cli", *map(str, words)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=within(180),
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of the manifest, with one training published in .ddl-run/results."""
+    folder = tmp_path_factory.mktemp("dags")
+    write_digits(folder / "data")
+    script = EXAMPLE.read_text()
+    script = script.replace("\nmodel = keras.Sequential(", f"{SEEDS}\nmodel = keras.Sequential(")
+    of_hidden = HIDDEN.format(hidden=str(folder / ".hidden"))
+    script = script.replace("\n# (1) Each rank", f"{of_hidden}\n# (1) Each rank")
+    script = script.replace("verbose=2", "shuffle=False, verbose=2")
+    assert script.count("shuffle=False") == script.count("set_random_seed") == 1
+    (folder / "train.py").write_text(script)
+    (folder / "manifest.yml").write_text(MANIFEST)
+    (folder / ".hidden").write_text("0")
+    done = call(folder, "run", "manifest.yml", "--set", "epochs=2")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def place(trained):
+    """The publication."""
+    (found,) = (trained / ".ddl-run" / "results").glob("digits-*/*/lineage.json")
+    return found.parent
+
+
+@pytest.fixture
+def record(place):
+    return json.loads((place / "lineage.json").read_text())
+
+
+def test_the_weights_are_noted_while_the_model_trains(place, record, trained):
+    proof = record["result"]["proof"]
+    assert proof == {"key": "logs/weights.jsonl", "notes": 41, "step": 40}
+    assert all(len(one["sha256"]) == 64 for one in record["dataset"]["listing"])
+    begun, *notes = map(json.loads, (place / proof["key"]).read_text().splitlines())
+    assert [one["step"] for one in notes] == list(range(41))
+    assert begun["begun"] == 0 and begun["tensors"][0].endswith("conv2d/kernel")
+    assert record["manifest"]["digest"] == load_manifest(trained / "manifest.yml").digest
+
+
+def test_the_folder_has_the_manifest_and_the_scripts_of_its_run(place, trained, tmp_path):
+    done = call(tmp_path, "rerun", place, "--to", "again")
+    assert done.returncode == 0, done.stderr
+    assert "ddl-airflow run again/manifest.yml" in done.stdout
+    manifest = load_manifest(tmp_path / "again" / "manifest.yml")
+    assert manifest.parameters["epochs"].default == 2
+    assert manifest.world_size == 2 and manifest.lineage.prove
+    assert (tmp_path / "again" / "train.py").read_bytes() == (trained / "train.py").read_bytes()
+    assert str(trained / "data") in (tmp_path / "again" / "manifest.yml").read_text()
+    assert call(tmp_path, "run", "again/manifest.yml", "--dry-run").returncode == 0
+    done = call(tmp_path, "rerun", place, "--to", "again")
+    assert done.returncode == 1 and "again is there, and is not empty" in done.stderr
+
+
+def test_a_training_that_is_deterministic_is_proved_to_be_the_same(place, tmp_path):
+    done = call(tmp_path, "rerun", place, "--prove")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.startswith("bit-identical: 41 notes of 8 tensors, to step 40, are the same")
+
+
+def test_one_sample_that_is_another_is_told_by_step_and_tensor(trained, place, record, tmp_path):
+    (trained / ".hidden").write_text("0.5")
+    try:
+        done = call(tmp_path, "rerun", place, "--prove", "--json")
+    finally:
+        (trained / ".hidden").write_text("0")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    first = json.loads((place / "logs" / "weights.jsonl").read_text().splitlines()[0])["tensors"]
+    assert told["identical"] is False and told["environment"] == {}
+    assert told["diverged"]["step"] == 3 and told["diverged"]["same_until"] == 2
+    assert told["diverged"]["tensors"][0] == first[0]
+
+
+@pytest.fixture
+def rerun(tmp_path, monkeypatch, capsys):
+    """rerun(words) -> exit code, stdout, stderr: in this process, for what trains nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def ask(*words):
+        code = cli.main(["rerun", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return ask
+
+
+@pytest.fixture
+def data(trained, tmp_path):
+    """A copy of the data, of another time."""
+    return Path(shutil.copytree(trained / "data", tmp_path / "copy", copy_function=shutil.copyfile))
+
+
+def flip(path):
+    """One bit, of which neither the size nor the time of the file tells."""
+    before, body = path.stat(), bytearray(path.read_bytes())
+    body[-1] ^= 1
+    path.write_bytes(body)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_copy_of_the_data_is_as_good_as_long_as_it_is_the_same(rerun, place, data):
+    assert rerun(place, "--to", "one", "--data", data)[0] == 0
+    assert f"path: {data}" in Path("one/manifest.yml").read_text()
+    flip(data / TRAIN_LABELS)
+    (data / HELD_OUT_LABELS).unlink()
+    code, _, err = rerun(place, "--to", "two", "--data", data)
+    assert code == 1 and not Path("two").exists()
+    assert f"{HELD_OUT_LABELS} (of the data: gone)" in err
+    assert f"{TRAIN_LABELS} (of the data: not what they were)" in err
+
+
+def test_what_has_come_to_the_data_since_is_left_out(rerun, place, data, record):
+    (data / "more").mkdir()
+    (data / "more" / "pictures").write_text("new")
+    code, _, err = rerun(place, "--to", "again", "--data", data)
+    assert code == 0 and "left out: 1 file" in err
+    assert {path.name for path in Path("again/data").iterdir()} == {
+        one["key"] for one in record["dataset"]["listing"]
+    }
+    manifest = load_manifest(Path("again/manifest.yml"))
+    assert manifest.training_data_reference.source.path == "./data"
+
+
+def test_a_byte_of_the_data_that_changed_unseen_is_found_before_it_trains(trained, place, tmp_path):
+    flip(trained / "data" / TRAIN_LABELS)
+    try:
+        done = call(tmp_path, "rerun", place, "--prove", "--to", "again")
+    finally:
+        flip(trained / "data" / TRAIN_LABELS)
+    assert done.returncode == 1
+    assert f"{TRAIN_LABELS} (of the data: not what they were)" in done.stderr
+    assert not list(tmp_path.glob("again/.ddl-run/runs/*/*/logs/rank-*"))
+
+
+def edited(place, tmp_path, change):
+    """A copy of the publication with another record."""
+    copy = Path(shutil.copytree(place, tmp_path / "results" / "x" / place.name))
+    path = copy / "lineage.json"
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+    return copy
+
+
+def without_code(record):
+    record["result"]["files"] = [
+        one for one in record["result"]["files"] if not one["key"].startswith("code/")
+    ]
+
+
+def climbing(record):
+    record["code"]["files"] = ["../../train.py"]
+
+
+def elsewhere(record):
+    manifest = record["manifest"]
+    manifest["said"]["code"] = "../out"
+    manifest["digest"] = digest(manifest["said"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        (without_code, (), "the scripts were not published with the model (train.py was not)"),
+        (lambda r: r["manifest"].pop("said"), (), "the record has no manifest"),
+        (lambda r: r["manifest"]["said"].update(code="."), (), "not what the digest beside it"),
+        (lambda r: r["result"].pop("proof"), ["--prove"], "noted no digests of its weights"),
+        (lambda r: r["run"].update(experiment="wide"), ["--prove"], "experiment wide"),
+        (climbing, (), "is no path inside a folder"),
+        (elsewhere, (), "code: is outside the manifest's folder"),
+        (lambda r: r.pop("code"), (), "has no whole lineage"),
+    ],
+    ids=["code", "manifest", "digest", "notes", "experiment", "climbing", "elsewhere", "damaged"],
+)
+def test_what_is_not_there_is_named_and_nothing_is_made(
+    rerun, place, tmp_path, change, words, said
+):
+    code, out, err = rerun(edited(place, tmp_path, change), "--to", "again", *words)
+    assert (code, out) == (1, "") and said in err
+    assert not Path("again").exists() and not Path("out").exists()
+    assert not (tmp_path.parent / "train.py").exists()
+
+
+def test_a_script_that_was_changed_there_is_not_taken(rerun, place, tmp_path):
+    copy = edited(place, tmp_path, lambda record: None)
+    (copy / "code" / "train.py").write_text("print('another')")
+    code, _, err = rerun(copy, "--to", "again")
+    assert code == 1 and "code/train.py is not the file that was published" in err
+    assert not Path("again/manifest.yml").exists()
