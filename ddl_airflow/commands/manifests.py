@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.scripts import CURE, will_train_apart
-from ddl_airflow.lineage.record import lineage_schema
+from ddl_airflow.lineage.record import facets_schema, lineage_schema
 
 
 def add_to(commands: Commands) -> None:
@@ -47,7 +47,9 @@ def add_to(commands: Commands) -> None:
     validate.set_defaults(run=_validate)
 
     schema = commands.add_parser(
-        "schema", help="print the JSON Schema of manifests, for editors; or that of lineage.json"
+        "schema",
+        help="print the JSON Schema of manifests, for editors; or that of lineage.json, or of what "
+        "OpenLineage's events have of ours",
     )
     schema.add_argument("of", nargs="?", choices=_SCHEMAS, default="manifest")
     schema.set_defaults(run=_schema)
@@ -190,7 +192,11 @@ def _report_github(looks: Sequence[_Look]) -> None:
 _REPORTS = {"text": _report_text, "json": _report_json, "github": _report_github}
 
 
-_SCHEMAS = {"manifest": json_schema, "lineage": lineage_schema}
+_SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
+    "manifest": json_schema,
+    "lineage": lineage_schema,
+    "openlineage": facets_schema,
+}
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -347,6 +347,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         "earlier_digests": list(earlier_digests(said)),
         "dialect": manifest.dialect,
         "file": path.name,
+        **({"author": str(author)} if (author := definition.author) else {}),
     }
     scripts = _scripts(manifest)
     evaluate = _evaluate(manifest, results, scripts)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -285,10 +286,29 @@ def _listed(files: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 def lineage_schema() -> dict[str, Any]:
     """The JSON Schema of ``lineage.json``."""
+    return _schema("lineage")
+
+
+@cache
+def facets_schema() -> dict[str, Any]:
+    """The JSON Schema of what we add to OpenLineage's events."""
+    return _schema("openlineage")
+
+
+def _schema(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(
-        Path(__file__).with_name("lineage.schema.json").read_bytes()
+        Path(__file__).with_name(f"{name}.schema.json").read_bytes()
     )
     return schema
+
+
+def model_digest(record: Mapping[str, Any]) -> str:
+    """One digest of all files of a published model: ``sha256:`` and that of what ``sha256sum``
+    prints for them, sorted by their names in ``model/``.
+    """
+    told = sorted((file["key"], file["sha256"]) for file in record["result"]["files"])
+    lines = (f"{sha256}  {key}\n" for key, sha256 in told if key.startswith("model/"))
+    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from ddl_airflow.core.plan import ApproveStep
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
 from ddl_airflow.lineage.record import fixed_run
-from ddl_airflow.operators.base import layout_of
+from ddl_airflow.operators.base import layout_of, openlineage_of
 
 
 class ApproveOperator(ApprovalOperator):
@@ -69,6 +69,10 @@ class ApproveOperator(ApprovalOperator):
                     why,
                 )
         return super().execute_complete(context=context, event=event)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What was decided about; called by Airflow's provider of OpenLineage."""
+        return openlineage_of(self.step, self.dag_id, task_instance.get_template_context(), {})
 
 
 def _text(value: Any) -> str:

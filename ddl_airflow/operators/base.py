@@ -6,7 +6,7 @@ import json
 import pwd
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -26,6 +26,7 @@ from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference, UploadResultsStep
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
+from ddl_airflow.lineage.flow import flow_of
 from ddl_airflow.lineage.record import Run, fixed_run, keep_so_far
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
@@ -43,6 +44,8 @@ from ddl_airflow.storage.workspace import check_mounted
 _LONGEST_MESSAGE = 10_000
 # In AIRFLOW_HOME, which is the host's own where the workspace is not.
 _SEEN = "ddl-workspaces"
+# What tells of tasks; loaded where OpenLineage has somewhere to tell it.
+_LISTENER = "airflow.providers.openlineage.plugins.listener"
 # Types of run: from the UI, the API or the command line, and "Materialize" of an asset in the UI.
 _BY_A_PERSON = ("manual", "backfill", "asset_materialization")
 
@@ -160,6 +163,9 @@ class StepOperator(BaseOperator):
         self.experiment = experiment
         self._context: StepContext | None = None
         self._killed = False
+        # Of the try that runs in this process; for what is told of it (OpenLineage).
+        self._airflow: Any = None
+        self._done: dict[str, Any] | None = None
         # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each field,
         # and once more for all when this has returned.
         vars(self).update({name: _shown(getattr(step, name)) for name in self.template_fields})
@@ -216,6 +222,7 @@ class StepOperator(BaseOperator):
                 except StepSkipped:
                     now.tell("skipped", self.task_id)
                     raise
+                self._done = {**(self._done or {}), **done}
                 if isinstance(self.step, UploadResultsStep):
                     # For the page, which finds the pointers by them.
                     named = {"publication": done["training"]} if "training" in done else {}
@@ -242,6 +249,7 @@ class StepOperator(BaseOperator):
     def _published(self, context: Any, facts: Mapping[str, Any]) -> None:
         """Tells those who wait for the model."""
         context["outlet_events"][self.outlets[0]].extra = dict(facts)
+        self._done = dict(facts)
 
     def _later(self) -> list[StepOperator]:
         later = [s for s in self.get_flat_relatives() if isinstance(s, StepOperator)]
@@ -270,6 +278,31 @@ class StepOperator(BaseOperator):
         self._killed = True
         if self._context is not None:
             self._context.cancel()
+        self._say_aborted()
+
+    def get_openlineage_facets_on_start(self) -> Any:
+        """What the step reads; called by Airflow's provider of OpenLineage, as the next two."""
+        return openlineage_of(self.step, self.dag_id, self._airflow)
+
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> Any:
+        """What it has read and written; of one that was skipped, nothing was written."""
+        return openlineage_of(self.step, self.dag_id, self._airflow, self._done)
+
+    def get_openlineage_facets_on_failure(self, _task_instance: Any) -> Any:
+        """What it has read, and why it failed."""
+        return openlineage_of(self.step, self.dag_id, self._airflow, failed=True)
+
+    def _say_aborted(self) -> None:
+        # The provider is at work in this process, or is not asked for.
+        if self._airflow is None or _LISTENER not in sys.modules:
+            return
+        try:
+            from ddl_airflow.operators.openlineage import say_aborted
+
+            found = openlineage_of(self.step, self.dag_id, self._airflow)
+            say_aborted(self, self._airflow["ti"], found)
+        except Exception as error:  # whatever a catalogue has, the task ends
+            self.log.warning("OpenLineage is not told that this was aborted: %s", error)
 
     @contextmanager
     def _noting_failure(self, context: Any) -> Iterator[None]:
@@ -338,6 +371,7 @@ class StepOperator(BaseOperator):
         What the manifest said when the run staged its data holds until its end: this task may have
         been made of one that was edited since. A brace in the regex of a metric is no template.
         """
+        self._airflow = context
         environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
         templated = self.step.templated
         with airflow_errors(), self._noting_failure(context):
@@ -369,6 +403,34 @@ class StepOperator(BaseOperator):
         for name, value in begun["steps"].get(self.task_id, {}).items():
             if name in self.template_fields and name not in self.step.not_fixed:
                 setattr(self, name, value)
+
+
+def openlineage_of(
+    step: Step,
+    dag_id: str,
+    context: Any,
+    done: Mapping[str, Any] | None = None,
+    *,
+    failed: bool = False,
+) -> Any:
+    """What Airflow's provider of OpenLineage puts into an event of a step.
+
+    One that cannot be made would be an event without inputs and outputs, so this raises nothing.
+
+    Args:
+        step: what is asked.
+        dag_id: whose.
+        context: Airflow's; None: it has given none.
+        done, failed: as ``flow_of`` has them.
+    """
+    # The provider is an extra, and calls this: it is there.
+    from ddl_airflow.operators.openlineage import operator_lineage
+
+    layout = None
+    if context is not None:
+        with suppress(DdlError, OSError):  # the workspace cannot be reached
+            layout = layout_of(context)
+    return operator_lineage(flow_of(step, dag_id, layout, done, failed=failed))
 
 
 @contextmanager

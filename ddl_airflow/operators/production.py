@@ -10,17 +10,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, BaseOperator, Param
 
 from ddl_airflow.airflow_internals import asset_of
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.errors import NoSuchModel
+from ddl_airflow.core.errors import DdlError, NoSuchModel
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
-from ddl_airflow.lineage.production import promote, rollback
+from ddl_airflow.lineage.flow import Flow, flow_of_pointer
+from ddl_airflow.lineage.production import PRODUCTION, Pointer, promote, rollback
+from ddl_airflow.lineage.record import LINEAGE, model_digest
+from ddl_airflow.storage.store import ObjectStore
 
 _ROLLBACK, _PROMOTE = "rollback", "promote"
 
@@ -30,7 +34,7 @@ class SetProductionOperator(BaseOperator):
 
     The parameters are ``model`` (the id of the DAG that trains it), ``action``, ``to`` and
     ``reason``. The event is one of the asset that a training updates, ``<results>/<dag id>``; its
-    extra has the event of the pointer's history.
+    extra has the event of the pointer's history, and the model's metrics and digest.
 
     A run decides once: who clears it, or starts its task again, changes nothing if it has decided.
 
@@ -46,6 +50,7 @@ class SetProductionOperator(BaseOperator):
         self.results = results.view()
         # Which asset it is, the run says.
         self.outlets = [AssetAlias(f"production of {results.uri}")]
+        self._moved: tuple[str, Pointer, str | None] | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Returns the event of the pointer's history."""
@@ -55,21 +60,45 @@ class SetProductionOperator(BaseOperator):
             if asked["action"] == _PROMOTE and not asked["to"]:
                 raise NoSuchModel("to: which one? Enter a training's id or its place.")
             move = promote if asked["action"] == _PROMOTE else rollback
+            store = store_of(self._reference)
             pointer = move(
-                store_of(self._reference),
+                store,
                 asked["model"],
                 asked["to"],
                 by=by,
                 reason=asked["reason"],
                 mark=f"{run.dag_id} {run.run_id}",
             )
+            digest = _digest(store.at(pointer["publication"]))
         self.log.info("in production: %s", pointer["model"])
         event: dict[str, Any] = pointer["history"][0]
-        context["outlet_events"][self.outlets[0]].add(
-            asset_of(f"{self._reference.uri}/{asked['model']}"),
-            {"model": pointer["model"], "production": True, **event},
-        )
+        asset = f"{self._reference.uri}/{asked['model']}"
+        extra = {
+            "model": pointer["model"],
+            "production": True,
+            "pointers": {PRODUCTION: f"{asset}/{PRODUCTION}.json"},
+            "metrics": pointer["metrics"],
+            "digest": digest,
+        }
+        context["outlet_events"][self.outlets[0]].add(asset_of(asset), extra | event)
+        self._moved = asked["model"], pointer, digest
         return event
+
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> Any:
+        """Called by Airflow's provider of OpenLineage: the model, and the pointer to it."""
+        from ddl_airflow.operators.openlineage import operator_lineage  # only who tells it
+
+        if self._moved is None:
+            return operator_lineage(Flow())
+        return operator_lineage(flow_of_pointer(self._reference.uri, *self._moved))
+
+
+def _digest(publication: ObjectStore) -> str | None:
+    """The model's; None if the record cannot be read, for the pointer has been moved."""
+    try:
+        return model_digest(json.loads(publication.read_bytes(LINEAGE)))
+    except (DdlError, ValueError, KeyError, TypeError):
+        return None
 
 
 def production_dag(results: str, conn_id: str = "", dag_id: str = "ddl-production") -> DAG:

@@ -30,7 +30,7 @@ from ddl_airflow.lineage.production import (
     made_of,
     point,
 )
-from ddl_airflow.lineage.record import LINEAGE, assemble, read_part
+from ddl_airflow.lineage.record import LINEAGE, assemble, model_digest, read_part
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.storage.filesystem import FolderStore, paths_below
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
@@ -84,14 +84,21 @@ class UploadResults(StepTry[UploadResultsStep]):
         self.log.info("lineage: %s", places["lineage"])
         facts = record["result"], made_of(record)
         publication = f"{layout.training_id}/{published.name}"
-        self._point(store, LATEST, publication, *facts)
-        in_production = self.step.promote and self._point(store, PRODUCTION, publication, *facts)
+        pointers = {
+            name: f"{store.uri}/{self.context.run.dag_id}/{name}.json"
+            for name in (LATEST, PRODUCTION)
+            if (name == LATEST or self.step.promote)
+            and self._point(store, name, publication, *facts)
+        }
         self._index(store, record, publication)
         self.context.published(
             places
             | {
                 "training_id": layout.training_id,
-                "production": in_production,
+                "production": PRODUCTION in pointers,
+                "pointers": pointers,
+                "metrics": record["result"]["metrics"],
+                "digest": model_digest(record),
                 "dataset": record["dataset"]["fingerprint"],
                 "code": record["code"]["digest"],
                 "manifest": record["manifest"]["digest"],

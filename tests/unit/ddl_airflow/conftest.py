@@ -433,12 +433,15 @@ class _Supervisor:
 
 @pytest.fixture
 def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
-    """run_task(task, try_number=): Airflow's own task runner runs it, without a database."""
+    """run_task(task, try_number=, told=): Airflow's own task runner runs it, without a database.
+
+    ``told``: and tells its listeners how that ended.
+    """
     import structlog
     from airflow.sdk.api.datamodels._generated import DagRun, TIRunContext
     from airflow.sdk.execution_time import task_runner
 
-    def run(task: Any, try_number: int = 1) -> TaskRun:
+    def run(task: Any, try_number: int = 1, told: bool = False) -> TaskRun:
         now = datetime.now(UTC)
         dag_run = DagRun.model_construct(
             dag_id=task.dag_id,
@@ -456,7 +459,7 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
             partition_key=None,
             triggering_user_name="a tester",
         )
-        told = TIRunContext.model_construct(
+        server = TIRunContext.model_construct(
             dag_run=dag_run,
             max_tries=task.retries,
             should_retry=try_number <= task.retries,
@@ -478,13 +481,14 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
             dag_version_id=uuid4(),
             start_date=now,
             bundle_instance=SimpleNamespace(name="unit", version=None),
-            _ti_context_from_server=told,
+            _ti_context_from_server=server,
         )
         supervisor = _Supervisor()
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", supervisor, raising=False)
-        state, _, error = task_runner.run(
-            instance, instance.get_template_context(), structlog.get_logger()
-        )
+        context, log = instance.get_template_context(), structlog.get_logger()
+        state, _, error = task_runner.run(instance, context, log)
+        if told:
+            task_runner.finalize(instance, state, context, log, error)
         monkeypatch.delattr(task_runner, "SUPERVISOR_COMMS", raising=False)
         return TaskRun(state, error, supervisor.sent)
 

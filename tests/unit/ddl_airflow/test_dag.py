@@ -558,7 +558,8 @@ sys.addaudithook(forbid)
 found = runpy.run_path(sys.argv[1])
 print(sorted(name for name, value in found.items() if type(value).__name__ == "ManifestDag"))
 heavy = ("tensorflow", "keras", "mpi4py", "ddl_ops", "moto", "boto3", "botocore", "awscrt",
-         "ddl_airflow.launchers.local", "ddl_airflow.launchers.mpirun")
+         "ddl_airflow.launchers.local", "ddl_airflow.launchers.mpirun", "openlineage",
+         "ddl_airflow.operators.openlineage")
 print([m for m in heavy if m in sys.modules])
 """
     argv = [sys.executable, "-c", code, str(folder / "load_manifests.py")]

@@ -26,6 +26,9 @@ class Author(Section):
         default=None, description="Address, kept in the lineage.", examples=["you@example.com"]
     )
 
+    def __str__(self) -> str:
+        return f"{self.name} <{self.email}>" if self.email else self.name
+
 
 class Runtimes(Section):
     """The language that the scripts are written in."""
