@@ -31,7 +31,7 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import preflight, processes, session_directory
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import is_consequence, ranks_status
 from ddl_airflow.launchers.local import LocalLauncher, make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
@@ -53,7 +53,8 @@ _KEEPALIVE = {
 }
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
-_ENDS_S = 3.0
+# More than ssh takes to give up a host that is gone. A busy one that lets people in is none.
+_ENDS_S = 10.0
 # Ends of which all ranks have told: whether hosts answer then changes nothing. One that had to make
 # room may be gone by now.
 _SAID_ALL = (JobState.SUCCEEDED, JobState.PREEMPTED)
@@ -311,8 +312,8 @@ class SshLauncher(LocalLauncher):
         if job.after.is_alive():
             return JobStatus(JobState.RUNNING)
         status = ranks_status(handle, running=False)
-        failure = status.failure
-        own = failure is not None and failure.exit_code is not None and job.silent is None
+        # One that failed by itself did, also where a host is slow to answer afterwards.
+        own = status.failure is not None and not is_consequence(status.failure)
         if status.state in _SAID_ALL or own or not job.silent:
             return status
         silent = " ".join(f"{host}: {why}." for host, why in job.silent.items())

@@ -1,0 +1,89 @@
+"""What the ssh launcher decides; the hosts are processes here, behind an ``ssh`` of the test's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers import ssh
+from ddl_airflow.launchers.ssh import SshLauncher
+from tests.limits import within
+
+# Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
+SSH = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+echo "$2 $3" >> "$SAID"
+[ ! -e "$SAID.slow-$2" ] || exec sleep 30
+[ ! -e "$WORK-$2" ] || exec sh -c "$(printf %s "$3" | sed "s#$WORK#$WORK-$2#g")"
+exec sh -c "$3"
+"""
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What was asked of hosts: each line a host and the command."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    path = tmp_path / "said"
+    path.touch()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", str(path))
+    monkeypatch.setenv("WORK", str(tmp_path / "run"))
+    return path
+
+
+def job_in(run: Path, **more: object) -> JobSpec:
+    """With its folders, on h0 and h1."""
+    folders = {name: run / name for name in ("code", "state", "logs")}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    asked = {"env": {"RESULT_DIR": str(run / "result")}, "hosts": ("h0", "h1")} | more
+    record_dir = folders["state"] / "ranks"
+    record_dir.mkdir(exist_ok=True)
+    return JobSpec(
+        "j", "true", 2, 1, "python3", folders["code"], record_dir, folders["logs"], **asked
+    )
+
+
+def ended(launcher: SshLauncher, job: JobSpec) -> JobHandle:
+    """The handle of one that it has started, and whose mpirun has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    launcher._started[process.pid] = process
+    launcher._jobs[process.pid] = ssh._Job(job.hosts, job.python, None)
+    return job.handle("ssh", process.pid)
+
+
+def status_at_end(launcher: SshLauncher, handle: JobHandle) -> JobStatus:
+    deadline = time.monotonic() + within(20)
+    while not (status := launcher.status(handle)).ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return status
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("ImportError", JobState.FAILED), ("UnavailableError", JobState.LOST)]
+)
+def test_a_slow_host_does_not_hide_how_a_rank_failed(said, tmp_path, monkeypatch, name, state):
+    monkeypatch.setattr(ssh, "_ENDS_S", 0.3)
+    (tmp_path / "said.slow-h0").touch()
+    job = job_in(tmp_path / "run")
+    raised = {"t": 1.0, "type": name, "bases": ["Exception"], "message": "no"}
+    record = {"rank": 1, "host": "h1", "ended": 2.0, "exit_code": 1, "exception": raised}
+    (job.record_dir / "rank-1.json").write_text(json.dumps(record))
+    launcher = SshLauncher(["h0", "h1"])
+    status = status_at_end(launcher, ended(launcher, job))
+    assert status.state is state
+    assert bool(status.failure and status.failure.permanent) is (state is JobState.FAILED)
