@@ -130,9 +130,8 @@ class Placement:
         records = [f"{folder}/", *(f"{folder}/rank-{rank}.*" for rank in ranks)]
         if at == 0:
             records += ["progress.jsonl", "stats.json"]
-        return self._ssh.copy_from(host, self._job.log_dir, only=logs) or self._ssh.copy_from(
-            host, self._state, only=records
-        )
+        why = self._ssh.copy_from(host, self._job.log_dir, only=logs, grow=True)
+        return why or self._ssh.copy_from(host, self._state, only=records)
 
     def _bring_results(self) -> str:
         host = self._job.hosts[0]

@@ -140,7 +140,9 @@ class Ssh:
         words = ["--times", "--perms", "--ignore-existing", "--from0", "--files-from=-"]
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
-    def copy_from(self, host: str, folder: Path, *, only: Sequence[str] = ()) -> str:
+    def copy_from(
+        self, host: str, folder: Path, *, only: Sequence[str] = (), grow: bool = False
+    ) -> str:
         """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
 
         What is there was written by ranks: only plain files and folders come.
@@ -148,8 +150,9 @@ class Ssh:
         Args:
             host: its name.
             folder: its path, there and here.
-            only: patterns of files in it, which grow; empty: all there is, each file when it is
-                whole.
+            only: patterns of files in it; empty: all there is.
+            grow: whether files here grow as those there do; else each is replaced when it is whole,
+                and a reader finds the old one or the new one.
 
         Returns:
             What was wrong; empty if nothing was, or there is no such folder.
@@ -162,9 +165,11 @@ class Ssh:
             "--chmod=Du=rwx,Fu=rw,go-w",
         ]
         if only:
-            words += ["--inplace", *(f"--include=/{one}" for one in only), "--exclude=*"]
+            words += [*(f"--include=/{one}" for one in only), "--exclude=*"]
         else:
             words.append("--delay-updates")
+        if grow:
+            words.append("--inplace")
         return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"])
 
     def _rsync(self, words: Sequence[str], text: str = "") -> str:

@@ -13,6 +13,8 @@ import pytest
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers import ssh
+from ddl_airflow.launchers.placement import Placement
+from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
 from tests.limits import within
 
@@ -87,3 +89,18 @@ def test_a_slow_host_does_not_hide_how_a_rank_failed(said, tmp_path, monkeypatch
     status = status_at_end(launcher, ended(launcher, job))
     assert status.state is state
     assert bool(status.failure and status.failure.permanent) is (state is JobState.FAILED)
+
+
+def test_records_come_whole_and_logs_grow(tmp_path, monkeypatch):
+    """Else a record that is read while it is written would fail the training."""
+    asked = []
+
+    def rsync(_: Ssh, words: list[str], text: str = "") -> str:
+        asked.append(words)
+        return ""
+
+    monkeypatch.setattr(Ssh, "_rsync", rsync)
+    job = job_in(tmp_path / "run")
+    Placement(Ssh(), job, LOG)._bring_logs("h0")
+    in_place = {words[-1]: "--inplace" in words for words in asked}
+    assert in_place == {f"{job.log_dir}/": True, f"{job.record_dir.parent}/": False}
