@@ -53,13 +53,42 @@ class Placement:
             SubmitFailed: one could not be given it.
         """
         began = time.monotonic()
-        wrong = {host: why for host, why in on_each(self._job.hosts, self._send_to).items() if why}
+        wrong = self._beside_each_other()
+        wrong = wrong or {
+            h: why for h, why in on_each(self._job.hosts, self._send_to).items() if why
+        }
         if wrong:
             said = " ".join(f"{host}: {why}." for host, why in wrong.items())
             raise SubmitFailed(f"the run's files could not be placed. {said}")
         took = time.monotonic() - began
         count = len(self._job.hosts)
         self._log.info("placed the run's files on %d host(s) in %.1f s", count, took)
+
+    def _beside_each_other(self) -> dict[str, str]:
+        """Each host that could not be asked whether others have its folders; with the reason.
+
+        Raises:
+            SubmitFailed: some have: what is sent to one, and removed there, would be another's.
+        """
+        hosts, marks = self._job.hosts, self._job.record_dir / "hosts"
+        try:
+            # Each makes its own, and looks for others.
+            made = on_each(
+                hosts, lambda host: self._ssh.run(host, ["mkdir", "-p", f"{marks}/{host}"])
+            )
+            seen = on_each(hosts, lambda host: self._ssh.run(host, ["ls", f"{marks}"]))
+        finally:
+            on_each(hosts, lambda host: self._ssh.run(host, ["rm", "-rf", "--", f"{marks}"]))
+        for one in seen.values():
+            if len(names := sorted(one.text.split())) > 1:
+                raise SubmitFailed(
+                    f"{' and '.join(names)} share {self._state} with each other, and not with the "
+                    "Airflow worker. Mount that file system there too, or let [ddl] workspace be "
+                    "a folder that each host has for itself.",
+                    retryable=False,
+                )
+        each = (*made.items(), *seen.items())
+        return {host: one.why for host, one in reversed(each) if one.code != 0}
 
     def _send_to(self, host: str) -> str:
         job = self._job

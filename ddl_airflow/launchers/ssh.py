@@ -239,7 +239,7 @@ class SshLauncher(LocalLauncher):
             log.warning("%s", line)
         fewer = f" in place of {job.nodes}" if len(chosen) < job.nodes else ""
         log.info("ranks go to %d host(s)%s: %s", len(chosen), fewer, ", ".join(chosen))
-        return chosen, next(look.facts["sees_marker"] for look in looks if look.host == chosen[0])
+        return chosen, _shared(chosen, looks, marker)
 
     def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
@@ -371,6 +371,19 @@ class SshLauncher(LocalLauncher):
 def _python(job: JobSpec) -> str:
     """By its path, which need not be there on the task's host."""
     return job.python if os.path.isabs(job.python) else find_python(job.python)
+
+
+def _shared(chosen: Sequence[str], looks: Sequence[preflight.Look], marker: Path) -> bool:
+    """Whether the hosts share the workspace. Where some did, the end would remove files from it."""
+    sees = {look.host: look.facts["sees_marker"] for look in looks if look.host in chosen}
+    if len({*sees.values()}) > 1:
+        some = ", ".join(host for host in chosen if sees[host])
+        others = ", ".join(host for host in chosen if not sees[host])
+        raise SubmitFailed(
+            f"{some} shares the workspace, and {others} does not: {marker.parent}. Mount the same "
+            "file system on all, or on none."
+        )
+    return bool(sees[chosen[0]])
 
 
 def _is_mpis(name: str) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
-from ddl_airflow.launchers import ssh
+from ddl_airflow.launchers import preflight, ssh
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
@@ -104,3 +105,43 @@ def test_records_come_whole_and_logs_grow(tmp_path, monkeypatch):
     Placement(Ssh(), job, LOG)._bring_logs("h0")
     in_place = {words[-1]: "--inplace" in words for words in asked}
     assert in_place == {f"{job.log_dir}/": True, f"{job.record_dir.parent}/": False}
+
+
+def look(host: str, *, sees: bool) -> preflight.Look:
+    return preflight.Look(host, {"sees_marker": sees})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_hosts_of_which_some_share_the_workspace_are_refused(said, tmp_path, monkeypatch, first):
+    """Else files of the run would be removed from it at the end."""
+    looks = [look("h0", sees=first), look("h1", sees=not first)]
+    monkeypatch.setattr(preflight, "look_at", lambda *_: looks)
+    job = job_in(tmp_path / "run", hosts=())
+    with pytest.raises(SubmitFailed) as caught:
+        SshLauncher(["h0", "h1"], preflight=False).prepare(job, LOG)
+    sees, other = ("h0", "h1") if first else ("h1", "h0")
+    assert f"{sees} shares the workspace, and {other} does not" in str(caught.value)
+    assert "Mount the same file system on all, or on none" in str(caught.value)
+    assert said.read_text() == ""
+
+
+def test_hosts_that_share_a_folder_that_is_not_the_workspace_are_refused(said, tmp_path):
+    """Else many would be sent to one folder at once."""
+    run = tmp_path / "run"
+    job = job_in(run)
+    (tmp_path / "run-h0").mkdir()
+    (tmp_path / "run-h1").symlink_to("run-h0")
+    with pytest.raises(SubmitFailed, match="h0 and h1 share") as caught:
+        Placement(Ssh(), job, LOG).send()
+    assert not caught.value.retryable
+    assert [path for path in (tmp_path / "run-h0").rglob("*") if not path.is_dir()] == []
+    assert "hosts" not in [path.name for path in (tmp_path / "run-h0").rglob("*")]
+
+
+def test_hosts_with_folders_of_their_own_are_sent_to(said, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(Ssh, "copy_to", lambda _, host, folder, **__: sent.append(host) or "")
+    for host in ("h0", "h1"):
+        (tmp_path / f"run-{host}").mkdir()
+    Placement(Ssh(), job_in(tmp_path / "run"), LOG).send()
+    assert {*sent} == {"h0", "h1"}
