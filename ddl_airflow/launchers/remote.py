@@ -26,6 +26,8 @@ _SSH_FAILED = 255
 # Of rsync(1): its exit codes, seconds without a byte, and what it copies.
 _PARTIAL, _VANISHED = 23, 24
 _SILENT_S = 30
+# What comes back has ended by then, however slow the link; what is sent may be data of any size.
+_MOST_S = 3600.0
 _KINDS = ("--recursive", "--times")
 _OPTIONS = {
     "BatchMode": "yes",
@@ -170,21 +172,25 @@ class Ssh:
             words.append("--delay-updates")
         if grow:
             words.append("--inplace")
-        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"])
+        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=_MOST_S)
 
-    def _rsync(self, words: Sequence[str], text: str = "") -> str:
+    def _rsync(self, words: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
         shell = shlex.join(["ssh", *self.options])
         argv = ["rsync", "--rsh", shell, "--secluded-args", f"--timeout={_SILENT_S}", *words]
         if shutil.which("rsync") is None:
             return "rsync is not installed here. apt-get install rsync"
-        ended = subprocess.run(
-            tethered(argv),  # else a large copy would go on without the task
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                tethered(argv),  # else a large copy would go on without the task
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as expired:
+            return f"rsync: it was not done within {expired.timeout:.0f} s"
         if ended.returncode in (0, _VANISHED):
             return ""
         if ended.returncode == _PARTIAL and "change_dir" in ended.stderr:

@@ -355,14 +355,15 @@ class SshLauncher(LocalLauncher):
         super().cancel(handle, grace_s)
         if job is None:
             return
-        if job.placement is not None:
-            job.placement.finish(job.hosts if job.silent is None else [])
         program = Path(processes.__file__).read_text("utf-8")
         words = [job.python, "-SE", "-", "DDL_RECORD_DIR", str(handle.record_dir)]
         silent = job.silent or {}
         hosts = [host for host in job.hosts if host not in silent]
         said = on_each(hosts, lambda host: self._ssh.run(host, words, text=program, timeout_s=10.0))
         left = {host: one.why for host, one in said.items() if one.code != 0}
+        # After the killing, for this process may be killed meanwhile.
+        if job.placement is not None:
+            job.placement.finish([host for host, one in said.items() if one.code is not None])
         if left:
             told = " ".join(f"{host}: {why}." for host, why in left.items())
             raise LaunchError(f"job {handle.job_id} may have left processes. {told}")

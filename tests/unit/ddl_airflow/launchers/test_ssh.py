@@ -13,7 +13,7 @@ import pytest
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
-from ddl_airflow.launchers import preflight, ssh
+from ddl_airflow.launchers import preflight, remote, ssh
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
@@ -22,11 +22,13 @@ from tests.limits import within
 # Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
 SSH = """\
 #!/bin/sh
-while [ "$1" != -- ]; do shift; done
-echo "$2 $3" >> "$SAID"
-[ ! -e "$SAID.slow-$2" ] || exec sleep 30
-[ ! -e "$WORK-$2" ] || exec sh -c "$(printf %s "$3" | sed "s#$WORK#$WORK-$2#g")"
-exec sh -c "$3"
+while true; do case "$1" in --) shift; break;; -*) shift;; *) break;; esac; done
+host=$1
+shift
+echo "$host $*" >> "$SAID"
+[ ! -e "$SAID.slow-$host" ] || exec sleep 30
+[ ! -e "$WORK-$host" ] || exec sh -c "$(printf %s "$*" | sed "s#$WORK#$WORK-$host#g")"
+exec sh -c "$*"
 """
 LOG = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ def test_records_come_whole_and_logs_grow(tmp_path, monkeypatch):
     """Else a record that is read while it is written would fail the training."""
     asked = []
 
-    def rsync(_: Ssh, words: list[str], text: str = "") -> str:
+    def rsync(_: Ssh, words: list[str], **_more: object) -> str:
         asked.append(words)
         return ""
 
@@ -145,3 +147,21 @@ def test_hosts_with_folders_of_their_own_are_sent_to(said, tmp_path, monkeypatch
         (tmp_path / f"run-{host}").mkdir()
     Placement(Ssh(), job_in(tmp_path / "run"), LOG).send()
     assert {*sent} == {"h0", "h1"}
+
+
+def test_cancelling_kills_what_is_left_before_it_copies(said, tmp_path):
+    """For Airflow kills the task 5 s after it asked it to end."""
+    job = job_in(tmp_path / "run")
+    launcher = SshLauncher(["h0", "h1"])
+    handle = ended(launcher, job)
+    launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
+    launcher.cancel(handle, 0.1)
+    done = [line.split()[1] for line in said.read_text().splitlines()]
+    assert done[:2] == ["python3", "python3"]
+    assert {*done[2:]} == {"rsync", "rm"}
+
+
+def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_MOST_S", 0.3)
+    (tmp_path / "said.slow-h0").touch()
+    assert Ssh().copy_from("h0", tmp_path) == "rsync: it was not done within 0 s"
