@@ -137,13 +137,7 @@ class SshLauncher(LocalLauncher):
         Raises:
             SubmitFailed: too few hosts are well. Says what ails which.
         """
-        if job.user:
-            raise SubmitFailed(
-                f"[ddl] ranks_user is {job.user}, and ranks that start over ssh run as the user "
-                "that ssh's configuration names. Use another launcher for this manifest, or take "
-                "the setting out.",
-                retryable=False,
-            )
+        _refuse_user(job)
         if self._conn_id and self._connected is None:
             self._connected = ConnectedSsh(self._find(self._conn_id))
         if self._connected is None:
@@ -255,6 +249,7 @@ class SshLauncher(LocalLauncher):
 
         Only names of variables are in it, and the command.
         """
+        _refuse_user(job)
         env = self._environment(job)
         hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
         mpi = OpenMpi(find_mpirun(_python(job)))
@@ -372,6 +367,16 @@ class SshLauncher(LocalLauncher):
 def _python(job: JobSpec) -> str:
     """By its path, which need not be there on the task's host."""
     return job.python if os.path.isabs(job.python) else find_python(job.python)
+
+
+def _refuse_user(job: JobSpec) -> None:
+    if job.user:
+        raise SubmitFailed(
+            f"[ddl] run_ranks_as is {job.user}, and ranks that start over ssh run as the user "
+            "that ssh's configuration names. Use another launcher for this manifest, or take "
+            "the setting out.",
+            retryable=False,
+        )
 
 
 def _shared(chosen: Sequence[str], looks: Sequence[preflight.Look], marker: Path) -> bool:

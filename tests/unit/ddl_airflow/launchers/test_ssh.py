@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,11 @@ def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_MOST_S", 0.3)
     (tmp_path / "said.slow-h0").touch()
     assert Ssh().copy_from("h0", tmp_path) == "rsync: it was not done within 0 s"
+
+
+def test_another_user_is_refused_also_where_it_is_only_shown(tmp_path):
+    job = replace(job_in(tmp_path / "run"), user="nobody")
+    for refused in (SshLauncher(["h0"]).render, lambda job: SshLauncher(["h0"]).prepare(job, LOG)):
+        with pytest.raises(SubmitFailed, match="run_ranks_as is") as caught:
+            refused(job)
+        assert not caught.value.retryable
