@@ -111,6 +111,10 @@ class Preparing(Launcher, Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Takes back what ``prepare`` did for a job that is not submitted. May come twice."""
+        ...
+
 
 @runtime_checkable
 class Connecting(Launcher, Protocol):

@@ -45,6 +45,7 @@ class Placement:
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
+        self._sends = False
 
     def send(self) -> None:
         """Gives each host what its ranks need.
@@ -54,6 +55,7 @@ class Placement:
         """
         began = time.monotonic()
         wrong = self._beside_each_other()
+        self._sends = not wrong
         wrong = wrong or {
             h: why for h, why in on_each(self._job.hosts, self._send_to).items() if why
         }
@@ -80,7 +82,7 @@ class Placement:
         finally:
             on_each(hosts, lambda host: self._ssh.run(host, ["rm", "-rf", "--", f"{marks}"]))
         for one in seen.values():
-            if len(names := sorted(one.text.split())) > 1:
+            if len(names := [host for host in hosts if host in one.text.split()]) > 1:
                 raise SubmitFailed(
                     f"{' and '.join(names)} share {self._state} with each other, and not with the "
                     "Airflow worker. Mount that file system there too, or let [ddl] workspace be "
@@ -108,6 +110,11 @@ class Placement:
             if why := self._ssh.copy_to(host, folder):
                 return why
         return ""
+
+    def take_back(self) -> None:
+        """Removes from the hosts what was sent, where no ranks start."""
+        if self._sends:
+            on_each(self._job.hosts, self._remove)
 
     def start(self) -> None:
         """Begins to bring what ranks leave, until ``finish``."""

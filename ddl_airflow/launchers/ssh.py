@@ -118,6 +118,8 @@ class SshLauncher(LocalLauncher):
         self._conn_id = connection
         self._find: FindConnection = own_connection
         self._connected: ConnectedSsh | None = None
+        # Whether its files are there for a job that was prepared and is not there yet.
+        self._prepared = False
         # Numbers of jobs that are there, and for which its files are.
         self._keeping: set[int] = set()
         self._jobs: dict[int, _Job] = {}
@@ -140,15 +142,26 @@ class SshLauncher(LocalLauncher):
         _refuse_user(job)
         if self._conn_id and self._connected is None:
             self._connected = ConnectedSsh(self._find(self._conn_id))
-        if self._connected is None:
-            return self._prepare(job, log)
-        self._connected.hold()
-        self._ssh = Ssh(str(self._connected.config))
+        if self._connected is not None:
+            self._connected.hold()
+            self._prepared = True
+            self._ssh = Ssh(str(self._connected.config))
         try:
             return self._prepare(job, log)
         except BaseException:
-            self._connected.release()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """As ``base.Preparing``: files on hosts, and those of a connection."""
+        placement, self._placement = self._placement, None
+        prepared, self._prepared = self._prepared, False
+        try:
+            if placement is not None:
+                placement.take_back()
+        finally:
+            if prepared and self._connected is not None:
+                self._connected.release()
 
     def _prepare(self, job: JobSpec, log: Any) -> JobSpec:
         hosts = self._hosts(job)
@@ -281,8 +294,9 @@ class SshLauncher(LocalLauncher):
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process."""
         handle = super().submit(submission)
-        if self._connected is not None:
+        if self._prepared:
             self._keeping.add(handle.number)
+            self._prepared = False
         placement, self._placement = self._placement, None
         job = submission.job
         self._jobs[handle.number] = _Job(job.hosts, _python(job), placement)

@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.errors import SubmitFailed
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
 from ddl_airflow.launchers import preflight, remote, ssh
+from ddl_airflow.launchers.local import LocalLauncher
 from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
+from ddl_airflow.steps.job import RunningJob
 from tests.limits import within
 
 # Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
 SSH = """\
 #!/bin/sh
-while true; do case "$1" in --) shift; break;; -*) shift;; *) break;; esac; done
+while true; do case "$1" in --) shift; break;; -F) shift 2;; -*) shift;; *) break;; esac; done
 host=$1
 shift
 echo "$host $*" >> "$SAID"
@@ -174,3 +177,46 @@ def test_another_user_is_refused_also_where_it_is_only_shown(tmp_path):
         with pytest.raises(SubmitFailed, match="run_ranks_as is") as caught:
             refused(job)
         assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ("send", "h1: no room"),
+        ("cancel", "was cancelled before"),
+        ("render", "no such thing"),
+        ("submit", "no such thing"),
+    ],
+)
+def test_nothing_is_left_of_what_was_prepared_where_nothing_starts(
+    said, tmp_path, monkeypatch, ends, words
+):
+    """Neither files on hosts nor the keys that reach them."""
+
+    def fail(*_: object) -> None:
+        raise SubmitFailed("no such thing")
+
+    def looked(*_: object) -> list[preflight.Look]:
+        if ends == "cancel":
+            running.cancel()
+        return [look(host, sees=False) for host in ("h0", "h1")]
+
+    def copy_to(_: Ssh, host: str, folder: Path, **_more: object) -> str:
+        return "no room" if ends == "send" and host == "h1" else ""
+
+    launcher = SshLauncher(connection="gpu", preflight=False)
+    launcher.find_connections(
+        lambda _: AirflowConnection("gpu", conn_type="ssh", host="h0,h1", extra={})
+    )
+    running = RunningJob(launcher, LOG)
+    monkeypatch.setattr(preflight, "look_at", looked)
+    monkeypatch.setattr(Ssh, "copy_to", copy_to)
+    monkeypatch.setattr(SshLauncher, "render", lambda *_: fail() if ends == "render" else None)
+    monkeypatch.setattr(LocalLauncher, "submit", fail)
+    for host in ("h0", "h1"):
+        (tmp_path / f"run-{host}").mkdir()
+    with pytest.raises(LaunchError, match=words):
+        running.run(job_in(tmp_path / "run", hosts=()))
+    assert [path for path in tmp_path.glob("run-h?/*")] == []
+    assert not launcher._connected.config.exists()
+    assert (tmp_path / "run" / "code").is_dir()
