@@ -95,17 +95,19 @@ class Placement:
     def _send_to(self, host: str) -> str:
         job = self._job
         folders = [job.folder, self._state, job.log_dir, *filter(Path.is_dir, self._results)]
-        if data := job.env.get("DATA_DIR"):
+        data = job.env.get("DATA_DIR")
+        # rsync makes the last part of a path alone.
+        needed = [*folders, *self._results, job.record_dir, *([data] if data else [])]
+        said = self._ssh.run(host, ["mkdir", "-p", *map(str, needed)])
+        if said.code != 0:
+            return said.why
+        if data:
             # Links into the cache, which has each content once for all runs, there as here.
             links = [path for path in Path(data).rglob("*") if path.is_symlink()]
             blobs = sorted({Path(os.path.realpath(path)) for path in links})
             why = self._ssh.add_to(host, blobs) or self._ssh.copy_to(host, Path(data), links=True)
             if why:
                 return why
-        missing = [str(path) for path in (*self._results, job.record_dir)]
-        said = self._ssh.run(host, ["mkdir", "-p", *missing])
-        if said.code != 0:
-            return said.why
         for folder in folders:
             if why := self._ssh.copy_to(host, folder):
                 return why

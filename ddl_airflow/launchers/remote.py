@@ -116,7 +116,7 @@ class Ssh:
         return Said(ended.returncode, ended.stdout, _last(ended.stderr) if ended.returncode else "")
 
     def copy_to(self, host: str, folder: Path, *, links: bool = False) -> str:
-        """Makes a folder there what it is here; only what differs is sent.
+        """Makes a folder there what it is here; only what differs is sent. What it is in is there.
 
         Args:
             host: its name.
@@ -127,7 +127,7 @@ class Ssh:
             What was wrong; empty if nothing was.
         """
         kind = "--links" if links else "--copy-links"
-        words = [*_KINDS, "--perms", kind, "--mkpath", "--delete"]
+        words = [*_KINDS, "--perms", kind, "--delete"]
         return self._rsync([*words, "--", f"{folder}/", f"{host}:{folder}/"])
 
     def add_to(self, host: str, files: Sequence[Path]) -> str:
@@ -176,7 +176,8 @@ class Ssh:
 
     def _rsync(self, words: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
         shell = shlex.join(["ssh", *self.options])
-        argv = ["rsync", "--rsh", shell, "--secluded-args", f"--timeout={_SILENT_S}", *words]
+        # -s: no shell there reads paths. Its long name, and --mkpath, are not known before 3.2.
+        argv = ["rsync", "--rsh", shell, "-s", f"--timeout={_SILENT_S}", *words]
         if shutil.which("rsync") is None:
             return "rsync is not installed here. apt-get install rsync"
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -220,3 +221,20 @@ def test_nothing_is_left_of_what_was_prepared_where_nothing_starts(
     assert [path for path in tmp_path.glob("run-h?/*")] == []
     assert not launcher._connected.config.exists()
     assert (tmp_path / "run" / "code").is_dir()
+
+
+def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
+    real = shutil.which("rsync")
+    program = tmp_path / "bin" / "rsync"
+    program.write_text(
+        '#!/bin/sh\nfor word; do case "$word" in --secluded-args | --mkpath)\n'
+        f'echo "rsync: $word: unknown option" >&2; exit 1;; esac; done\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    job = job_in(tmp_path / "run", hosts=("h0",))
+    Placement(Ssh(), job, LOG).send()
+    asked = said.read_text()
+    (made,) = [line for line in asked.splitlines() if "mkdir" in line and "hosts" not in line]
+    for folder in (job.folder, job.log_dir, job.record_dir, Path(job.env["RESULT_DIR"])):
+        assert str(folder) in made
+    assert "rsync --server" in asked[asked.index(made) :]
