@@ -51,27 +51,28 @@ def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
     Raises:
         ValueError: a line is no host, a host is there twice, or there is none.
     """
-    hosts = []
+    hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].strip()
+        words = line.partition("#")[0].split(None, 1)
         if not words:
             continue
-        host, _, rest = words.partition(" ")
-        slots = _SLOTS.fullmatch(rest.strip())
-        if rest.strip() and slots is None:
-            raise ValueError(
-                f"{name}, line {number}: {words[:60]!r} is not understood. "
-                "Write name, or name slots=N"
-            )
+        # What the line says is not shown: the file may be another one, with secrets in it.
         try:
-            hosts.append(parse_host(f"{host}:{slots[1]}" if slots else host))
-        except ValueError as error:
-            raise ValueError(f"{name}, line {number}: {error}") from None
+            slots = _SLOTS.fullmatch(words[1].strip()) if len(words) == 2 else None
+            if len(words) == 2 and slots is None:
+                raise ValueError
+            host = parse_host(f"{words[0]}:{slots[1]}" if slots else words[0])
+        except ValueError:
+            raise ValueError(
+                f"{name}, line {number} is not understood. Write name, or name slots=N with N from "
+                "1 on"
+            ) from None
+        if host.name in hosts:
+            raise ValueError(f"{name}, line {number} names a host for the second time")
+        hosts[host.name] = host
     if not hosts:
         raise ValueError(f"{name} names no host")
-    if twice := named_twice(hosts):
-        raise ValueError(f"{name} names {twice} twice")
-    return tuple(hosts)
+    return tuple(hosts.values())
 
 
 def named_twice(hosts: Sequence[Host]) -> str:

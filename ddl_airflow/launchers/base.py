@@ -111,6 +111,10 @@ class Preparing(Launcher, Protocol):
         """
         ...
 
+    def abandon(self) -> None:
+        """Takes back what ``prepare`` did for a job that is not submitted. May come twice."""
+        ...
+
 
 @runtime_checkable
 class Connecting(Launcher, Protocol):
@@ -158,11 +162,17 @@ class Scheduler(Launcher, Protocol):
         ...
 
 
-def read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
+def read_records(handle: JobHandle, *, running: bool = False) -> dict[int, dict[str, Any]]:
     """What the ranks of a job have recorded so far, by rank; fields of another type are left out.
 
+    Args:
+        handle: the job.
+        running: whether it runs: a record that cannot be read may still be on its way, and is
+            left out.
+
     Raises:
-        LaunchError: a record is a link, or holds no JSON object.
+        LaunchError: a record is a link, or holds no JSON object, or the file system does not give
+            it.
     """
     records = {}
     for rank in range(handle.world_size):
@@ -171,8 +181,10 @@ def read_records(handle: JobHandle) -> dict[int, dict[str, Any]]:
             records[rank] = _sound(read_object(path, run_folder(handle))) | {"rank": rank}
         except FileNotFoundError:
             continue
-        except FileRefused as error:
-            raise LaunchError(f"rank {rank}: {error}", retryable=False) from error
+        except (FileRefused, OSError) as error:
+            if not running:
+                again = isinstance(error, OSError)  # as ESTALE of NFS
+                raise LaunchError(f"rank {rank}: {error}", retryable=again) from error
     return records
 
 
@@ -275,7 +287,7 @@ def ranks_status(handle: JobHandle, *, running: bool) -> JobStatus:
         handle: the job.
         running: whether the process that holds the ranks together still lives.
     """
-    records = read_records(handle) if handle.nodes or not running else {}
+    records = read_records(handle, running=running) if handle.nodes or not running else {}
     # At once, not after hours: what does not place ranks as it was told ends them well, too.
     if wrong := _misplaced(handle, records):
         return JobStatus(JobState.FAILED, reason=wrong, permanent=True)

@@ -45,6 +45,7 @@ class Placement:
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
+        self._sends = False
 
     def send(self) -> None:
         """Gives each host what its ranks need.
@@ -53,7 +54,11 @@ class Placement:
             SubmitFailed: one could not be given it.
         """
         began = time.monotonic()
-        wrong = {host: why for host, why in on_each(self._job.hosts, self._send_to).items() if why}
+        wrong = self._beside_each_other()
+        self._sends = not wrong
+        wrong = wrong or {
+            h: why for h, why in on_each(self._job.hosts, self._send_to).items() if why
+        }
         if wrong:
             said = " ".join(f"{host}: {why}." for host, why in wrong.items())
             raise SubmitFailed(f"the run's files could not be placed. {said}")
@@ -61,24 +66,57 @@ class Placement:
         count = len(self._job.hosts)
         self._log.info("placed the run's files on %d host(s) in %.1f s", count, took)
 
+    def _beside_each_other(self) -> dict[str, str]:
+        """Each host that could not be asked whether others have its folders; with the reason.
+
+        Raises:
+            SubmitFailed: some have: what is sent to one, and removed there, would be another's.
+        """
+        hosts, marks = self._job.hosts, self._job.record_dir / "hosts"
+        try:
+            # Each makes its own, and looks for others.
+            made = on_each(
+                hosts, lambda host: self._ssh.run(host, ["mkdir", "-p", f"{marks}/{host}"])
+            )
+            seen = on_each(hosts, lambda host: self._ssh.run(host, ["ls", f"{marks}"]))
+        finally:
+            on_each(hosts, lambda host: self._ssh.run(host, ["rm", "-rf", "--", f"{marks}"]))
+        for one in seen.values():
+            if len(names := [host for host in hosts if host in one.text.split()]) > 1:
+                raise SubmitFailed(
+                    f"{' and '.join(names)} share {self._state} with each other, and not with the "
+                    "Airflow worker. Mount that file system there too, or let [ddl] workspace be "
+                    "a folder that each host has for itself.",
+                    retryable=False,
+                )
+        each = (*made.items(), *seen.items())
+        return {host: one.why for host, one in reversed(each) if one.code != 0}
+
     def _send_to(self, host: str) -> str:
         job = self._job
         folders = [job.folder, self._state, job.log_dir, *filter(Path.is_dir, self._results)]
-        if data := job.env.get("DATA_DIR"):
+        data = job.env.get("DATA_DIR")
+        # rsync makes the last part of a path alone.
+        needed = [*folders, *self._results, job.record_dir, *([data] if data else [])]
+        said = self._ssh.run(host, ["mkdir", "-p", *map(str, needed)])
+        if said.code != 0:
+            return said.why
+        if data:
             # Links into the cache, which has each content once for all runs, there as here.
             links = [path for path in Path(data).rglob("*") if path.is_symlink()]
             blobs = sorted({Path(os.path.realpath(path)) for path in links})
             why = self._ssh.add_to(host, blobs) or self._ssh.copy_to(host, Path(data), links=True)
             if why:
                 return why
-        missing = [str(path) for path in (*self._results, job.record_dir)]
-        said = self._ssh.run(host, ["mkdir", "-p", *missing])
-        if said.code != 0:
-            return said.why
         for folder in folders:
             if why := self._ssh.copy_to(host, folder):
                 return why
         return ""
+
+    def take_back(self) -> None:
+        """Removes from the hosts what was sent, where no ranks start."""
+        if self._sends:
+            on_each(self._job.hosts, self._remove)
 
     def start(self) -> None:
         """Begins to bring what ranks leave, until ``finish``."""
@@ -130,9 +168,8 @@ class Placement:
         records = [f"{folder}/", *(f"{folder}/rank-{rank}.*" for rank in ranks)]
         if at == 0:
             records += ["progress.jsonl", "stats.json"]
-        return self._ssh.copy_from(host, self._job.log_dir, only=logs) or self._ssh.copy_from(
-            host, self._state, only=records
-        )
+        why = self._ssh.copy_from(host, self._job.log_dir, only=logs, grow=True)
+        return why or self._ssh.copy_from(host, self._state, only=records)
 
     def _bring_results(self) -> str:
         host = self._job.hosts[0]

@@ -26,6 +26,8 @@ _SSH_FAILED = 255
 # Of rsync(1): its exit codes, seconds without a byte, and what it copies.
 _PARTIAL, _VANISHED = 23, 24
 _SILENT_S = 30
+# What comes back has ended by then, however slow the link; what is sent may be data of any size.
+_MOST_S = 3600.0
 _KINDS = ("--recursive", "--times")
 _OPTIONS = {
     "BatchMode": "yes",
@@ -114,7 +116,7 @@ class Ssh:
         return Said(ended.returncode, ended.stdout, _last(ended.stderr) if ended.returncode else "")
 
     def copy_to(self, host: str, folder: Path, *, links: bool = False) -> str:
-        """Makes a folder there what it is here; only what differs is sent.
+        """Makes a folder there what it is here; only what differs is sent. What it is in is there.
 
         Args:
             host: its name.
@@ -125,7 +127,7 @@ class Ssh:
             What was wrong; empty if nothing was.
         """
         kind = "--links" if links else "--copy-links"
-        words = [*_KINDS, "--perms", kind, "--mkpath", "--delete"]
+        words = [*_KINDS, "--perms", kind, "--delete"]
         return self._rsync([*words, "--", f"{folder}/", f"{host}:{folder}/"])
 
     def add_to(self, host: str, files: Sequence[Path]) -> str:
@@ -140,7 +142,9 @@ class Ssh:
         words = ["--times", "--perms", "--ignore-existing", "--from0", "--files-from=-"]
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
-    def copy_from(self, host: str, folder: Path, *, only: Sequence[str] = ()) -> str:
+    def copy_from(
+        self, host: str, folder: Path, *, only: Sequence[str] = (), grow: bool = False
+    ) -> str:
         """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
 
         What is there was written by ranks: only plain files and folders come.
@@ -148,8 +152,9 @@ class Ssh:
         Args:
             host: its name.
             folder: its path, there and here.
-            only: patterns of files in it, which grow; empty: all there is, each file when it is
-                whole.
+            only: patterns of files in it; empty: all there is.
+            grow: whether files here grow as those there do; else each is replaced when it is whole,
+                and a reader finds the old one or the new one.
 
         Returns:
             What was wrong; empty if nothing was, or there is no such folder.
@@ -162,24 +167,31 @@ class Ssh:
             "--chmod=Du=rwx,Fu=rw,go-w",
         ]
         if only:
-            words += ["--inplace", *(f"--include=/{one}" for one in only), "--exclude=*"]
+            words += [*(f"--include=/{one}" for one in only), "--exclude=*"]
         else:
             words.append("--delay-updates")
-        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"])
+        if grow:
+            words.append("--inplace")
+        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=_MOST_S)
 
-    def _rsync(self, words: Sequence[str], text: str = "") -> str:
+    def _rsync(self, words: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
         shell = shlex.join(["ssh", *self.options])
-        argv = ["rsync", "--rsh", shell, "--secluded-args", f"--timeout={_SILENT_S}", *words]
+        # -s: no shell there reads paths. Its long name, and --mkpath, are not known before 3.2.
+        argv = ["rsync", "--rsh", shell, "-s", f"--timeout={_SILENT_S}", *words]
         if shutil.which("rsync") is None:
             return "rsync is not installed here. apt-get install rsync"
-        ended = subprocess.run(
-            tethered(argv),  # else a large copy would go on without the task
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                tethered(argv),  # else a large copy would go on without the task
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as expired:
+            return f"rsync: it was not done within {expired.timeout:.0f} s"
         if ended.returncode in (0, _VANISHED):
             return ""
         if ended.returncode == _PARTIAL and "change_dir" in ended.stderr:

@@ -31,7 +31,7 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import preflight, processes, session_directory
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.base import is_consequence, ranks_status
 from ddl_airflow.launchers.local import LocalLauncher, make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
@@ -53,7 +53,8 @@ _KEEPALIVE = {
 }
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
-_ENDS_S = 3.0
+# More than ssh takes to give up a host that is gone. A busy one that lets people in is none.
+_ENDS_S = 10.0
 # Ends of which all ranks have told: whether hosts answer then changes nothing. One that had to make
 # room may be gone by now.
 _SAID_ALL = (JobState.SUCCEEDED, JobState.PREEMPTED)
@@ -117,6 +118,8 @@ class SshLauncher(LocalLauncher):
         self._conn_id = connection
         self._find: FindConnection = own_connection
         self._connected: ConnectedSsh | None = None
+        # Whether its files are there for a job that was prepared and is not there yet.
+        self._prepared = False
         # Numbers of jobs that are there, and for which its files are.
         self._keeping: set[int] = set()
         self._jobs: dict[int, _Job] = {}
@@ -136,24 +139,29 @@ class SshLauncher(LocalLauncher):
         Raises:
             SubmitFailed: too few hosts are well. Says what ails which.
         """
-        if job.user:
-            raise SubmitFailed(
-                f"[ddl] ranks_user is {job.user}, and ranks that start over ssh run as the user "
-                "that ssh's configuration names. Use another launcher for this manifest, or take "
-                "the setting out.",
-                retryable=False,
-            )
+        _refuse_user(job)
         if self._conn_id and self._connected is None:
             self._connected = ConnectedSsh(self._find(self._conn_id))
-        if self._connected is None:
-            return self._prepare(job, log)
-        self._connected.hold()
-        self._ssh = Ssh(str(self._connected.config))
+        if self._connected is not None:
+            self._connected.hold()
+            self._prepared = True
+            self._ssh = Ssh(str(self._connected.config))
         try:
             return self._prepare(job, log)
         except BaseException:
-            self._connected.release()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """As ``base.Preparing``: files on hosts, and those of a connection."""
+        placement, self._placement = self._placement, None
+        prepared, self._prepared = self._prepared, False
+        try:
+            if placement is not None:
+                placement.take_back()
+        finally:
+            if prepared and self._connected is not None:
+                self._connected.release()
 
     def _prepare(self, job: JobSpec, log: Any) -> JobSpec:
         hosts = self._hosts(job)
@@ -238,7 +246,7 @@ class SshLauncher(LocalLauncher):
             log.warning("%s", line)
         fewer = f" in place of {job.nodes}" if len(chosen) < job.nodes else ""
         log.info("ranks go to %d host(s)%s: %s", len(chosen), fewer, ", ".join(chosen))
-        return chosen, next(look.facts["sees_marker"] for look in looks if look.host == chosen[0])
+        return chosen, _shared(chosen, looks, marker)
 
     def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
@@ -254,6 +262,7 @@ class SshLauncher(LocalLauncher):
 
         Only names of variables are in it, and the command.
         """
+        _refuse_user(job)
         env = self._environment(job)
         hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
         mpi = OpenMpi(find_mpirun(_python(job)))
@@ -285,8 +294,9 @@ class SshLauncher(LocalLauncher):
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process."""
         handle = super().submit(submission)
-        if self._connected is not None:
+        if self._prepared:
             self._keeping.add(handle.number)
+            self._prepared = False
         placement, self._placement = self._placement, None
         job = submission.job
         self._jobs[handle.number] = _Job(job.hosts, _python(job), placement)
@@ -311,8 +321,8 @@ class SshLauncher(LocalLauncher):
         if job.after.is_alive():
             return JobStatus(JobState.RUNNING)
         status = ranks_status(handle, running=False)
-        failure = status.failure
-        own = failure is not None and failure.exit_code is not None and job.silent is None
+        # One that failed by itself did, also where a host is slow to answer afterwards.
+        own = status.failure is not None and not is_consequence(status.failure)
         if status.state in _SAID_ALL or own or not job.silent:
             return status
         silent = " ".join(f"{host}: {why}." for host, why in job.silent.items())
@@ -354,14 +364,15 @@ class SshLauncher(LocalLauncher):
         super().cancel(handle, grace_s)
         if job is None:
             return
-        if job.placement is not None:
-            job.placement.finish(job.hosts if job.silent is None else [])
         program = Path(processes.__file__).read_text("utf-8")
         words = [job.python, "-SE", "-", "DDL_RECORD_DIR", str(handle.record_dir)]
         silent = job.silent or {}
         hosts = [host for host in job.hosts if host not in silent]
         said = on_each(hosts, lambda host: self._ssh.run(host, words, text=program, timeout_s=10.0))
         left = {host: one.why for host, one in said.items() if one.code != 0}
+        # After the killing, for this process may be killed meanwhile.
+        if job.placement is not None:
+            job.placement.finish([host for host, one in said.items() if one.code is not None])
         if left:
             told = " ".join(f"{host}: {why}." for host, why in left.items())
             raise LaunchError(f"job {handle.job_id} may have left processes. {told}")
@@ -370,6 +381,29 @@ class SshLauncher(LocalLauncher):
 def _python(job: JobSpec) -> str:
     """By its path, which need not be there on the task's host."""
     return job.python if os.path.isabs(job.python) else find_python(job.python)
+
+
+def _refuse_user(job: JobSpec) -> None:
+    if job.user:
+        raise SubmitFailed(
+            f"[ddl] run_ranks_as is {job.user}, and ranks that start over ssh run as the user "
+            "that ssh's configuration names. Use another launcher for this manifest, or take "
+            "the setting out.",
+            retryable=False,
+        )
+
+
+def _shared(chosen: Sequence[str], looks: Sequence[preflight.Look], marker: Path) -> bool:
+    """Whether the hosts share the workspace. Where some did, the end would remove files from it."""
+    sees = {look.host: look.facts["sees_marker"] for look in looks if look.host in chosen}
+    if len({*sees.values()}) > 1:
+        some = ", ".join(host for host in chosen if sees[host])
+        others = ", ".join(host for host in chosen if not sees[host])
+        raise SubmitFailed(
+            f"{some} shares the workspace, and {others} does not: {marker.parent}. Mount the same "
+            "file system on all, or on none."
+        )
+    return bool(sees[chosen[0]])
 
 
 def _is_mpis(name: str) -> bool:

@@ -146,10 +146,15 @@ class RunningJob:
             JobLost: the ranks are gone and none says why; or it was cancelled.
             JobPreempted: it had to make room.
         """
-        submission = self._prepare(job)
-        self._wait(job)
-        sizes, progress = _sizes(job), _end_of(progress_path)
-        self._handle = self._launcher.submit(submission)
+        try:
+            submission = self._prepare(job)
+            self._wait(job)
+            sizes, progress = _sizes(job), _end_of(progress_path)
+            self._handle = self._launcher.submit(submission)
+        except BaseException:  # also an interrupt
+            if isinstance(self._launcher, Preparing):
+                self._launcher.abandon()
+            raise
         started = StartedJob(self._handle, time.time(), sizes, progress)
         survivors = ""
         try:

@@ -163,6 +163,12 @@ def beyond(manifest: Manifest, folder: Path, rights: Rights | None) -> Findings:
             yield from _connection(at, asked.conn_id or parameter, rights, ask)
     if conn_id := getattr(manifest.launcher, "connection", None):
         yield from _connection("launcher.connection", conn_id, rights, ask)
+    # ssh's configuration may name programs, which the worker runs: no manifest brings its own.
+    for name, folders in (("hostfile", (own, *rights.paths)), ("ssh_config", rights.paths)):
+        path = getattr(manifest.launcher, name, None)
+        if path and not any(Path(path).resolve().is_relative_to(one) for one in folders):
+            fix = f"{_named('folders', rights.paths)} {ask}"
+            yield Finding(f"launcher.{name}", f"{path} is not a file for manifests in {own}", fix)
     kind = manifest.launcher.kind
     if rights.launchers is not None and kind not in rights.launchers:
         fix = f"{_named('launchers', rights.launchers)} {ask}"

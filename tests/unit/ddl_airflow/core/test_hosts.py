@@ -32,16 +32,24 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 
 def test_a_hostfile_is_read_as_open_mpi_reads_it() -> None:
     text = "# of the lab\n\ngpu1 slots=4\n  gpu2   slots = 2  # half of it\ngpu3\ngpu4:8\n"
-    hosts = (Host("gpu1", 4), Host("gpu2", 2), Host("gpu3"), Host("gpu4", 8))
+    text += "gpu5\tslots=1\n"
+    hosts = (
+        Host("gpu1", 4),
+        Host("gpu2", 2),
+        Host("gpu3"),
+        Host("gpu4", 8),
+        Host("gpu5", 1),
+    )
     assert parse_hostfile(text, "hosts") == hosts
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a\nb max_slots=4\n", "hosts, line 2: 'b max_slots=4' is not understood"),
-        ("a slots=0\n", "hosts, line 1: 'a:0' has no slots"),
-        ("a\n\na slots=2\n", "hosts names a twice"),
+        ("a\nb max_slots=4\n", "hosts, line 2 is not understood. Write name, or name slots=N"),
+        ("a slots=0\n", "hosts, line 1 is not understood"),
+        ("-----BEGIN\n", "hosts, line 1 is not understood"),
+        ("a\n\na slots=2\n", "hosts, line 3 names a host for the second time"),
         ("# none\n", "hosts names no host"),
     ],
 )
@@ -49,3 +57,10 @@ def test_what_is_wrong_in_a_hostfile_is_said_with_its_line(text: str, said: str)
     with pytest.raises(ValueError) as caught:
         parse_hostfile(text, "hosts")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["s3cr3t:key", "s3cr3t of=all", "s3cr3t\ns3cr3t", "s3cr3t:0"])
+def test_what_a_file_says_that_is_no_hostfile_is_not_shown(line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_hostfile(line, "hosts")
+    assert "s3cr3t" not in str(caught.value)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
+from ddl_airflow.launchers import base
 from ddl_airflow.launchers.base import (
     explained,
     ranks_status,
@@ -39,6 +43,26 @@ def raised(t: float, name: str, *bases: str, **more: object) -> dict:
 
 def test_all_ranks_at_their_end_is_success(tmp_path):
     assert status_of(tmp_path, GOOD, GOOD) == JobStatus(JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("text", ["", '{"rank": 0, "ho'])
+def test_a_record_that_is_not_whole_is_none_yet_and_wrong_at_the_end(tmp_path, text):
+    (tmp_path / "rank-0.json").write_text(text)
+    assert status_of(tmp_path, None, GOOD, running=True, nodes=2) == JobStatus(JobState.RUNNING)
+    with pytest.raises(LaunchError, match="rank 0: .* holds no JSON") as caught:
+        status_of(tmp_path, None, GOOD)
+    assert not caught.value.retryable
+
+
+def test_a_record_that_a_file_system_does_not_give_may_come_later(tmp_path, monkeypatch):
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(base, "read_object", stale)
+    assert status_of(tmp_path, None, running=True, nodes=1) == JobStatus(JobState.RUNNING)
+    with pytest.raises(LaunchError, match="rank 0: .*Stale") as caught:
+        status_of(tmp_path, None)
+    assert caught.value.retryable
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,18 @@ def test_connections_are_those_of_the_list(found):
     )
 
 
+def test_files_of_a_launcher_are_in_its_folders(found, tmp_path):
+    more = "launcher: {{kind: ssh, hostfile: {}, ssh_config: {}}}"
+    key = more.format("/root/.ssh/id_rsa", "/etc/ddl/ssh_config")
+    said = found(Rights(paths=(Path("/etc/ddl"),)), more=key)
+    assert list(said) == ["launcher.hostfile"]
+    assert "/root/.ssh/id_rsa is not a file for manifests in" in said["launcher.hostfile"]
+    # ssh's configuration may name programs, which the worker would run.
+    own = more.format(tmp_path / "team" / "hosts", tmp_path / "team" / "config")
+    assert list(found(Rights(), more=own)) == ["launcher.ssh_config"]
+    assert found(None, more=key) == {}
+
+
 @pytest.mark.parametrize("conn_id", ["other", "team_{{ run_id }}"])
 def test_so_are_those_of_notifiers(found, conn_id):
     more = (

@@ -1,0 +1,240 @@
+"""What the ssh launcher decides; the hosts are processes here, behind an ``ssh`` of the test's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import LaunchError, SubmitFailed
+from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus
+from ddl_airflow.launchers import preflight, remote, ssh
+from ddl_airflow.launchers.local import LocalLauncher
+from ddl_airflow.launchers.placement import Placement
+from ddl_airflow.launchers.remote import Ssh
+from ddl_airflow.launchers.ssh import SshLauncher
+from ddl_airflow.steps.job import RunningJob
+from tests.limits import within
+
+# Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
+SSH = """\
+#!/bin/sh
+while true; do case "$1" in --) shift; break;; -F) shift 2;; -*) shift;; *) break;; esac; done
+host=$1
+shift
+echo "$host $*" >> "$SAID"
+[ ! -e "$SAID.slow-$host" ] || exec sleep 30
+[ ! -e "$WORK-$host" ] || exec sh -c "$(printf %s "$*" | sed "s#$WORK#$WORK-$host#g")"
+exec sh -c "$*"
+"""
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What was asked of hosts: each line a host and the command."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    path = tmp_path / "said"
+    path.touch()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", str(path))
+    monkeypatch.setenv("WORK", str(tmp_path / "run"))
+    return path
+
+
+def job_in(run: Path, **more: object) -> JobSpec:
+    """With its folders, on h0 and h1."""
+    folders = {name: run / name for name in ("code", "state", "logs")}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    asked = {"env": {"RESULT_DIR": str(run / "result")}, "hosts": ("h0", "h1")} | more
+    record_dir = folders["state"] / "ranks"
+    record_dir.mkdir(exist_ok=True)
+    return JobSpec(
+        "j", "true", 2, 1, "python3", folders["code"], record_dir, folders["logs"], **asked
+    )
+
+
+def ended(launcher: SshLauncher, job: JobSpec) -> JobHandle:
+    """The handle of one that it has started, and whose mpirun has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    launcher._started[process.pid] = process
+    launcher._jobs[process.pid] = ssh._Job(job.hosts, job.python, None)
+    return job.handle("ssh", process.pid)
+
+
+def status_at_end(launcher: SshLauncher, handle: JobHandle) -> JobStatus:
+    deadline = time.monotonic() + within(20)
+    while not (status := launcher.status(handle)).ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return status
+
+
+@pytest.mark.parametrize(
+    ("name", "state"), [("ImportError", JobState.FAILED), ("UnavailableError", JobState.LOST)]
+)
+def test_a_slow_host_does_not_hide_how_a_rank_failed(said, tmp_path, monkeypatch, name, state):
+    monkeypatch.setattr(ssh, "_ENDS_S", 0.3)
+    (tmp_path / "said.slow-h0").touch()
+    job = job_in(tmp_path / "run")
+    raised = {"t": 1.0, "type": name, "bases": ["Exception"], "message": "no"}
+    record = {"rank": 1, "host": "h1", "ended": 2.0, "exit_code": 1, "exception": raised}
+    (job.record_dir / "rank-1.json").write_text(json.dumps(record))
+    launcher = SshLauncher(["h0", "h1"])
+    status = status_at_end(launcher, ended(launcher, job))
+    assert status.state is state
+    assert bool(status.failure and status.failure.permanent) is (state is JobState.FAILED)
+
+
+def test_records_come_whole_and_logs_grow(tmp_path, monkeypatch):
+    """Else a record that is read while it is written would fail the training."""
+    asked = []
+
+    def rsync(_: Ssh, words: list[str], **_more: object) -> str:
+        asked.append(words)
+        return ""
+
+    monkeypatch.setattr(Ssh, "_rsync", rsync)
+    job = job_in(tmp_path / "run")
+    Placement(Ssh(), job, LOG)._bring_logs("h0")
+    in_place = {words[-1]: "--inplace" in words for words in asked}
+    assert in_place == {f"{job.log_dir}/": True, f"{job.record_dir.parent}/": False}
+
+
+def look(host: str, *, sees: bool) -> preflight.Look:
+    return preflight.Look(host, {"sees_marker": sees})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_hosts_of_which_some_share_the_workspace_are_refused(said, tmp_path, monkeypatch, first):
+    """Else files of the run would be removed from it at the end."""
+    looks = [look("h0", sees=first), look("h1", sees=not first)]
+    monkeypatch.setattr(preflight, "look_at", lambda *_: looks)
+    job = job_in(tmp_path / "run", hosts=())
+    with pytest.raises(SubmitFailed) as caught:
+        SshLauncher(["h0", "h1"], preflight=False).prepare(job, LOG)
+    sees, other = ("h0", "h1") if first else ("h1", "h0")
+    assert f"{sees} shares the workspace, and {other} does not" in str(caught.value)
+    assert "Mount the same file system on all, or on none" in str(caught.value)
+    assert said.read_text() == ""
+
+
+def test_hosts_that_share_a_folder_that_is_not_the_workspace_are_refused(said, tmp_path):
+    """Else many would be sent to one folder at once."""
+    run = tmp_path / "run"
+    job = job_in(run)
+    (tmp_path / "run-h0").mkdir()
+    (tmp_path / "run-h1").symlink_to("run-h0")
+    with pytest.raises(SubmitFailed, match="h0 and h1 share") as caught:
+        Placement(Ssh(), job, LOG).send()
+    assert not caught.value.retryable
+    assert [path for path in (tmp_path / "run-h0").rglob("*") if not path.is_dir()] == []
+    assert "hosts" not in [path.name for path in (tmp_path / "run-h0").rglob("*")]
+
+
+def test_hosts_with_folders_of_their_own_are_sent_to(said, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(Ssh, "copy_to", lambda _, host, folder, **__: sent.append(host) or "")
+    for host in ("h0", "h1"):
+        (tmp_path / f"run-{host}").mkdir()
+    Placement(Ssh(), job_in(tmp_path / "run"), LOG).send()
+    assert {*sent} == {"h0", "h1"}
+
+
+def test_cancelling_kills_what_is_left_before_it_copies(said, tmp_path):
+    """For Airflow kills the task 5 s after it asked it to end."""
+    job = job_in(tmp_path / "run")
+    launcher = SshLauncher(["h0", "h1"])
+    handle = ended(launcher, job)
+    launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
+    launcher.cancel(handle, 0.1)
+    done = [line.split()[1] for line in said.read_text().splitlines()]
+    assert done[:2] == ["python3", "python3"]
+    assert {*done[2:]} == {"rsync", "rm"}
+
+
+def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_MOST_S", 0.3)
+    (tmp_path / "said.slow-h0").touch()
+    assert Ssh().copy_from("h0", tmp_path) == "rsync: it was not done within 0 s"
+
+
+def test_another_user_is_refused_also_where_it_is_only_shown(tmp_path):
+    job = replace(job_in(tmp_path / "run"), user="nobody")
+    for refused in (SshLauncher(["h0"]).render, lambda job: SshLauncher(["h0"]).prepare(job, LOG)):
+        with pytest.raises(SubmitFailed, match="run_ranks_as is") as caught:
+            refused(job)
+        assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ("send", "h1: no room"),
+        ("cancel", "was cancelled before"),
+        ("render", "no such thing"),
+        ("submit", "no such thing"),
+    ],
+)
+def test_nothing_is_left_of_what_was_prepared_where_nothing_starts(
+    said, tmp_path, monkeypatch, ends, words
+):
+    """Neither files on hosts nor the keys that reach them."""
+
+    def fail(*_: object) -> None:
+        raise SubmitFailed("no such thing")
+
+    def looked(*_: object) -> list[preflight.Look]:
+        if ends == "cancel":
+            running.cancel()
+        return [look(host, sees=False) for host in ("h0", "h1")]
+
+    def copy_to(_: Ssh, host: str, folder: Path, **_more: object) -> str:
+        return "no room" if ends == "send" and host == "h1" else ""
+
+    launcher = SshLauncher(connection="gpu", preflight=False)
+    launcher.find_connections(
+        lambda _: AirflowConnection("gpu", conn_type="ssh", host="h0,h1", extra={})
+    )
+    running = RunningJob(launcher, LOG)
+    monkeypatch.setattr(preflight, "look_at", looked)
+    monkeypatch.setattr(Ssh, "copy_to", copy_to)
+    monkeypatch.setattr(SshLauncher, "render", lambda *_: fail() if ends == "render" else None)
+    monkeypatch.setattr(LocalLauncher, "submit", fail)
+    for host in ("h0", "h1"):
+        (tmp_path / f"run-{host}").mkdir()
+    with pytest.raises(LaunchError, match=words):
+        running.run(job_in(tmp_path / "run", hosts=()))
+    assert [path for path in tmp_path.glob("run-h?/*")] == []
+    assert not launcher._connected.config.exists()
+    assert (tmp_path / "run" / "code").is_dir()
+
+
+def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
+    real = shutil.which("rsync")
+    program = tmp_path / "bin" / "rsync"
+    program.write_text(
+        '#!/bin/sh\nfor word; do case "$word" in --secluded-args | --mkpath)\n'
+        f'echo "rsync: $word: unknown option" >&2; exit 1;; esac; done\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    job = job_in(tmp_path / "run", hosts=("h0",))
+    Placement(Ssh(), job, LOG).send()
+    asked = said.read_text()
+    (made,) = [line for line in asked.splitlines() if "mkdir" in line and "hosts" not in line]
+    for folder in (job.folder, job.log_dir, job.record_dir, Path(job.env["RESULT_DIR"])):
+        assert str(folder) in made
+    assert "rsync --server" in asked[asked.index(made) :]
