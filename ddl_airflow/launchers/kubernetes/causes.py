@@ -46,7 +46,8 @@ from ddl_airflow.launchers.kubernetes.facts import (
 from ddl_airflow.launchers.kubernetes.objects import START_TIMEOUT, workers_prefix
 from ddl_airflow.launchers.kubernetes.operators import KEEP_FINISHED
 
-SILENT = "silent"
+# What is told of a job that cannot be looked at: why, and whether that may pass.
+SILENT, AGAIN = "silent", "again"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
 

@@ -1,0 +1,125 @@
+"""How the launcher asks for many jobs at once, of an API server that refuses some things."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.job import JobSpec, JobState
+from ddl_airflow.launchers.kubernetes import KubernetesLauncher
+from ddl_airflow.launchers.kubernetes import launcher as module
+from ddl_airflow.launchers.kubernetes.api import Refused
+from ddl_airflow.launchers.kubernetes.objects import JOB_ID, JOB_LABEL, ROLE_LABEL, name_of
+
+
+def ago(seconds: float) -> str:
+    return datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class OneServer:
+    """An API server that holds what it is given, and refuses what it is told to."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
+        self.refuses: dict[str, Refused] = {}
+        self.patched: list[str] = []
+        self.deleted: list[str] = []
+
+    def list(self, _namespace: str, kind: str, **_query: str) -> list[dict]:
+        return self.objects[kind]
+
+    def patch(self, _namespace: str, _kind: str, name: str, _change: object) -> None:
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.patched.append(name)
+
+    def delete(self, _namespace: str, _kind: str, name: str, _uid: str) -> None:
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.deleted.append(name)
+
+    def job(self, job_id: str, *, workers: int = 1, created: float = 60.0, **spec: object) -> str:
+        """A job of one node that runs, or has lost its worker."""
+        name = name_of(job_id)
+        notes = {JOB_ID: job_id, "ddl-airflow/nodes": "1"}
+        about = {"name": name, "uid": "0001-1", "annotations": notes}
+        about["creationTimestamp"] = ago(created)
+        one = {"metadata": about, "spec": {"parallelism": 1, **spec}, "status": {}}
+        self.objects["Job"].append(one)
+        for role, suffix in [("launcher", "x"), ("worker", "worker-0")][: 1 + workers]:
+            pod = {"name": f"{name}-{suffix}", "uid": "u", "creationTimestamp": ago(created)}
+            pod["labels"] = {JOB_LABEL: name, ROLE_LABEL: role}
+            running = {"state": {"running": {"startedAt": ago(created)}}}
+            status = {"phase": "Running", "containerStatuses": [running]}
+            self.objects["Pod"].append(
+                {"metadata": pod, "spec": {"nodeName": "n"}, "status": status}
+            )
+        return name
+
+
+@pytest.fixture
+def server(monkeypatch):
+    one = OneServer()
+    monkeypatch.setattr(module, "Cluster", lambda *_: one)
+    return one
+
+
+@pytest.fixture
+def handle_of(tmp_path: Path):
+    for folder in ("records", "logs"):
+        (tmp_path / folder).mkdir()
+
+    def handle(job_id: str):
+        spec = JobSpec(
+            job_id=job_id,
+            command="python train.py",
+            nodes=1,
+            slots=1,
+            python="python",
+            folder=tmp_path,
+            record_dir=tmp_path / "records",
+            log_dir=tmp_path / "logs",
+        )
+        return KubernetesLauncher().expected(spec)
+
+    return handle
+
+
+@pytest.mark.parametrize("code", [403, 404, 409, 422, 503])
+def test_a_job_that_cannot_be_changed_concerns_no_other(server, handle_of, code):
+    one = server.job("dead/train-1", workers=0)
+    server.job("well/train-1")
+    server.refuses[one] = Refused(code, "", "no")
+    handles = [handle_of("dead/train-1"), handle_of("well/train-1")]
+    launcher = KubernetesLauncher()
+    told = launcher.ask(handles)
+    assert launcher.conclude(handles[1], told[1]).state is JobState.RUNNING
+    if code in (404, 409):  # it has gone, or another process was first: the next answer says
+        assert launcher.conclude(handles[0], told[0]).state is JobState.RUNNING
+    else:
+        with pytest.raises(LaunchError, match="no") as caught:
+            launcher.conclude(handles[0], told[0])
+        assert caught.value.retryable is (code == 503)
+
+
+@pytest.mark.parametrize("code", [401, 503])
+def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_of, code):
+    def refuse(*_: object, **__: object) -> list[dict]:
+        raise Refused(code, "", "no")
+
+    server.list = refuse
+    handles = [handle_of("one/train-1"), replace(handle_of("two/train-1"), place="other/")]
+    launcher = KubernetesLauncher()
+    for handle, told in zip(handles, launcher.ask(handles), strict=True):
+        assert json.dumps(dict(told))
+        with pytest.raises(LaunchError, match="no") as caught:
+            launcher.conclude(handle, told)
+        assert caught.value.retryable is (code == 503)
