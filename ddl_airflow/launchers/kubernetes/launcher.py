@@ -79,6 +79,9 @@ class KubernetesLauncher:
         connection: id of an Airflow connection that has the kubeconfig; empty for none.
         operator: who makes the pods, a key of ``operators.OPERATORS``.
         others: as ``objects.Wanted`` has them.
+
+    Raises:
+        SubmitFailed: the id of the connection has a slash in it.
     """
 
     kind = "kubernetes"
@@ -97,8 +100,11 @@ class KubernetesLauncher:
         self._python = python
         self._operator = OPERATORS[operator]
         self._namespace = namespace
+        if "/" in connection:  # its place would be that of another connection
+            said = f"launcher.connection: {connection[:60]!r} has a slash in it"
+            raise SubmitFailed(f"{said}. Give the connection an id without one.", retryable=False)
         # What any other launcher finds the job by: [operator:]namespace[@connection]/context. A
-        # namespace has neither : nor @ in its name, nor has an id of a connection a slash.
+        # namespace has neither : nor @ in its name.
         where = namespace if operator == "none" else f"{operator}:{namespace}"
         where += f"@{connection}" if connection else ""
         self._place = f"{where}/{context}" if where or context else ""
@@ -246,6 +252,8 @@ class KubernetesLauncher:
             try:
                 told |= self._ask(those)
             except LaunchError as error:
+                if not error.retryable and len(places) == 1:
+                    raise
                 told |= {handle: _silent(error) for handle in those}
         return [told[handle] for handle in handles]
 

@@ -165,6 +165,13 @@ def test_a_job_needs_an_image():
     assert caught.value.retryable is False
 
 
+def test_a_connection_with_a_slash_in_its_id_is_no_shorter_one():
+    """By the place of a job it would be another's: a right to prod/x_dev is none to prod."""
+    with pytest.raises(SubmitFailed, match=r"launcher\.connection") as caught:
+        KubernetesLauncher(**SETTINGS, connection="prod/x_dev")
+    assert caught.value.retryable is False
+
+
 def test_what_runs_in_pods_needs_nothing_but_python():
     code = f"import runpy; runpy.run_path({pod_program.__file__!r}, run_name='x')"
     subprocess.run([sys.executable, "-ISc", code], check=True)
@@ -566,6 +573,21 @@ def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, a
     error = refused(Refused(code, "", said), "vision", one)
     assert error.retryable is again
     assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
+
+
+@pytest.mark.parametrize(("no_proxy", "by"), [("10.0.0.0/8", "PoolManager"), ("", "ProxyManager")])
+def test_a_proxy_is_not_asked_for_a_server_that_needs_none(tmp_path, monkeypatch, no_proxy, by):
+    for name in ("https_proxy", "HTTP_PROXY", "http_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    kubeconfig = tmp_path / "config"
+    one = [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
+    servers = [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}]
+    said = {"current-context": "here", "contexts": one, "clusters": servers}
+    kubeconfig.write_text(json.dumps(said | {"users": [{"name": "u", "user": {"token": "t"}}]}))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert type(kubernetes_api.Cluster()._pool).__name__ == by
 
 
 def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, monkeypatch):
