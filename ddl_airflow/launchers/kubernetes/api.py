@@ -76,6 +76,7 @@ class Cluster:
         try:
             import urllib3
             from kubernetes import client, config
+            from requests.utils import should_bypass_proxies
         except ImportError as error:
             raise SubmitFailed(
                 f"the Python package {error.name} is missing where this task or trigger runs. "
@@ -116,7 +117,9 @@ class Cluster:
             tls = {"ssl_context": self._tls, "server_hostname": tls["server_hostname"]}
         settings: dict[str, Any] = {name: one for name, one in tls.items() if one}
         settings["timeout"] = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
-        proxy = self._config.proxy
+        proxy, none = self._config.proxy, getattr(self._config, "no_proxy", None) or ""
+        if proxy and should_bypass_proxies(self._config.host, no_proxy=none):  # as kubectl does
+            proxy = None
         self._pool: Any = (
             urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
         )
