@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -201,6 +202,34 @@ def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path
         session.wait()
         session.stdout.close()
         session.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        # As of a pod that waits for room: it has no address yet, and may wait for long.
+        ("Could not resolve hostname", ""),
+        ("connect to host p-0 port 2222: Connection timed out", "p-0 .*: Connection timed out"),
+    ],
+)
+def test_a_launcher_gives_up_on_workers_that_run_and_cannot_be_reached(
+    tmp_path, monkeypatch, says, words
+):
+    program = tmp_path / "ssh"
+    said = "echo x >> $0.tries; test $(wc -l < $0.tries) -gt 4 && echo up && exec cat"
+    program.write_text(f"#!/bin/sh\n{said}\necho 'ssh: {says}' >&2; exit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    one = pod_program.Launcher(["p-0"], 1.0, tmp_path / "log", patience_s=1.0)
+    with open(tmp_path / "log", "ab") as log:
+        unreached = one._wait_for_workers(log)
+    try:
+        assert bool(unreached) == bool(words) and re.search(words, unreached)
+        assert one._held[0].up is not bool(words)
+    finally:
+        for held in one._held:
+            if held._ssh is not None:
+                held._ssh.communicate()
 
 
 def test_the_manifest_in_the_documentation_is_one():
