@@ -24,6 +24,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     SETTLE_S,
     annotations_of,
     condition_of,
+    created,
     delay_of,
     end_of,
     ended_at,
@@ -56,6 +57,8 @@ _UNUSABLE, _LAUNCHER_LOST = 69, 75
 _KILLED = 137
 # For a pod that has its node, to run; in which a registry or a volume may be away.
 _START_S = 600.0
+# More than a submission takes.
+_SUBMITTED_S = 600.0
 # For so long it is looked at where its ranks are.
 _EARLY_S = 600.0
 
@@ -215,6 +218,13 @@ def outdated(job: _Object, now: float) -> bool:
     """Whether a job of an operator ended so long ago that its objects are to go."""
     over = None if is_deleted(job) else over_since(job)
     return over is not None and now - over > float(annotations_of(job).get(KEEP_FINISHED, "inf"))
+
+
+def abandoned(job: _Object, now: float) -> bool:
+    """Whether who submitted a job was ended meanwhile: its pods wait, and nothing ends them."""
+    if is_begun(job) or is_deleted(job) or WAITS in annotations_of(job):
+        return False
+    return now - created(job) > _SUBMITTED_S
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:

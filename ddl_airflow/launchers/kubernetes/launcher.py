@@ -33,6 +33,7 @@ from ddl_airflow.launchers.kubernetes.causes import (
     SILENT,
     WAITS,
     Verdict,
+    abandoned,
     dead,
     due,
     judged,
@@ -290,13 +291,12 @@ class KubernetesLauncher:
                 # It is gone, or another process was first: the next answer says so.
                 if not isinstance(error, Refused) or error.code not in (404, 409):
                     told[handle] = _silent(error)
-        # Kubernetes does so itself with Jobs. Here who looks at other jobs does.
-        if operator.resources:
-            asked = {name_of(handle.job_id) for handle in handles}
-            for job in named.values():
-                if job["metadata"]["name"] not in asked and outdated(job, now):
-                    with suppress(LaunchError):
-                        place.delete(operator.kind, job)
+        # What nobody else removes, who looks at other jobs does.
+        asked = {name_of(handle.job_id) for handle in handles}
+        for name, job in named.items():
+            if name not in asked and (outdated(job, now) or abandoned(job, now)):
+                with suppress(LaunchError):
+                    place.delete(operator.kind, job)
         return told
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:

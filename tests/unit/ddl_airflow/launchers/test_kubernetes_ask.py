@@ -123,3 +123,17 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         with pytest.raises(LaunchError, match="no") as caught:
             launcher.conclude(handle, told)
         assert caught.value.retryable is (code == 503)
+
+
+def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(server, handle_of):
+    server.job("well/train-1")
+    left = server.job("left/train-1", created=700.0, parallelism=0)
+    server.job("being-submitted/train-1", created=60.0, parallelism=0)
+    server.job("asked-for/train-1", created=700.0, parallelism=0)  # is its task's to remove
+    server.job("waits/train-1", created=700.0, parallelism=0)
+    server.objects["Job"][-1]["metadata"]["annotations"]["ddl-airflow/waits"] = "{}"
+    handles = [handle_of("well/train-1"), handle_of("asked-for/train-1")]
+    KubernetesLauncher().ask(handles)
+    assert server.deleted == [left]
+    server.refuses[left] = Refused(403, "", "no")
+    assert KubernetesLauncher().status(handles[0]).state is JobState.RUNNING
