@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import ssl
+import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +20,7 @@ from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
-from ddl_airflow.launchers.kubernetes.api import Refused
+from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.objects import JOB_ID, JOB_LABEL, ROLE_LABEL, name_of
 
 
@@ -137,3 +143,76 @@ def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(serv
     assert server.deleted == [left]
     server.refuses[left] = Refused(403, "", "no")
     assert KubernetesLauncher().status(handles[0]).state is JobState.RUNNING
+
+
+class TokenServer(HTTPServer):
+    """A server behind TLS that knows one token, and has no objects."""
+
+    token = "first"
+    asked = 0
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: TokenServer
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        known = self.headers["Authorization"] == f"Bearer {self.server.token}"
+        said = {"items": [], "metadata": {}} if known else {"message": "Unauthorized"}
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[TokenServer, Path]]:
+    """The server, and its certificate."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=s -addext".split()
+    files = ["subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*words, *files], check=True, capture_output=True)
+    with TokenServer(("127.0.0.1", 0), Answer) as one:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        one.socket = context.wrap_socket(one.socket, server_side=True)
+        thread = threading.Thread(target=one.serve_forever, args=(0.05,))
+        thread.start()
+        yield one, certificate
+        one.shutdown()
+        thread.join()
+
+
+def test_credentials_that_were_renewed_are_read_anew(tls, tmp_path, monkeypatch):
+    one, certificate = tls
+    server = f"https://127.0.0.1:{one.server_address[1]}"
+    authority = base64.b64encode(certificate.read_bytes()).decode()
+    kubeconfig = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(token: str) -> None:
+        about = {"server": server, "certificate-authority-data": authority}
+        contexts = [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
+        said = {"current-context": "here", "contexts": contexts}
+        said |= {"clusters": [{"name": "c", "cluster": about}]}
+        kubeconfig.write_text(
+            json.dumps(said | {"users": [{"name": "u", "user": {"token": token}}]})
+        )
+
+    write("first")
+    cluster = Cluster()
+    assert cluster.list("default", "Job") == []
+    one.token = "second"
+    write("second")
+    assert cluster.list("default", "Job") == []
+    # The package has it in a file below /tmp, which hosts clear.
+    Path(cluster._config.ssl_ca_cert).unlink()
+    assert cluster.list("default", "Job") == []
+    one.token, one.asked = "third", 0
+    with pytest.raises(Refused, match="Unauthorized"):
+        cluster.list("default", "Job")
+    assert one.asked == 2
