@@ -374,7 +374,7 @@ def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -
     ]
     order = (JobState.PREEMPTED, JobState.FAILED, JobState.LOST)
     found.sort(key=lambda one: order.index(one.state))
-    if found:
+    if found := found or _of_launcher(job, pods, events):
         return found[0]
     for pod in pods:
         end = end_of(pod)
@@ -459,6 +459,17 @@ def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdic
             return Verdict(JobState.LOST, why, pod=name)
     why = f"{pod} was deleted while the job ran: its node is being drained, or by hand."
     return Verdict(JobState.PREEMPTED, why, pod=name)
+
+
+def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> list[Verdict]:
+    """What happened to a launcher's pod that is gone: of one that ended, Kubernetes keeps it."""
+    failed = condition_of(job, "Failed").get("reason") == "BackoffLimitExceeded"
+    if job.get("operator") or not failed or any(role_of(pod) == "launcher" for pod in pods):
+        return []
+    name = name_in(job)
+    workers = workers_prefix(name, "none")
+    mine = [one for one in events if not str(one["of"]).startswith(workers)]
+    return [_of_missing(name, mine, f"The launcher's pod of {name}")]
 
 
 def _is_of(event: _Object, host: str) -> bool:

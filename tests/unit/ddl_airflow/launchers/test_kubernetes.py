@@ -295,7 +295,8 @@ def waiting(reason, message=""):
 
 
 def event(number, reason, message="it says"):
-    return {"of": f"{NAME}-worker-{number}", "reason": reason, "message": message}
+    of = f"{NAME}-abcde" if number == "launcher" else f"{NAME}-worker-{number}"
+    return {"of": of, "reason": reason, "message": message}
 
 
 LAUNCHER = pod_of("launcher")
@@ -306,7 +307,15 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
 @pytest.mark.parametrize(
     ("pods", "events", "state", "words"),
     [
-        (DONE, [], JobState.LOST, ""),
+        ([*DONE, pod_of("launcher", ended_as(), phase="Failed")], [], JobState.LOST, ""),
+        (DONE, [], JobState.PREEMPTED, "launcher's pod of ddl-digits"),
+        (
+            [pod_of(0, ended_as(code=75), phase="Failed"), GONE],
+            [event("launcher", "Preempted", "by x/y")],
+            JobState.PREEMPTED,
+            "higher priority: by x/y",
+        ),
+        (DONE, [event("launcher", "TaintManagerEviction")], JobState.LOST, "its node does not"),
         (DONE[:1], [], JobState.PREEMPTED, "worker-1 was deleted while the job ran"),
         (
             DONE[:1],
@@ -417,6 +426,14 @@ def test_ranks_that_are_all_in_one_pod_are_none_of_success(handle, job):
     status = judged(handle, facts, NOW)
     assert (status.state, status.permanent) == (JobState.FAILED, True)
     assert "ranks 0 and 1 on launcher" in status.reason
+
+
+def test_a_launchers_pod_that_kubernetes_removed_is_no_preemption(handle):
+    """At its deadline, or with a Job that somebody deletes."""
+    facts = {"job": job_of("Failed", "DeadlineExceeded"), "pods": DONE, "events": []}
+    assert "launcher.time_limit" in judged(handle, facts, NOW).reason
+    facts = {"job": job_of("Complete"), "pods": [pod_of(0), pod_of(1)], "events": []}
+    assert judged(handle, facts, NOW).state is JobState.LOST
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
