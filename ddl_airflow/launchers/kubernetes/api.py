@@ -76,12 +76,14 @@ class Cluster:
         try:
             import urllib3
             from kubernetes import client, config
+            from requests.utils import should_bypass_proxies
         except ImportError as error:
             raise SubmitFailed(
                 f"the Python package {error.name} is missing where this task or trigger runs. "
                 "Install it there: the extra `kubernetes` of ddl-airflow",
                 retryable=False,
             ) from error
+        self._made_by = context, connection
         # It has no types that hold from one of its versions to the next.
         loading: Any = config
         self._config: Any = client.Configuration()
@@ -116,7 +118,9 @@ class Cluster:
             tls = {"ssl_context": self._tls, "server_hostname": tls["server_hostname"]}
         settings: dict[str, Any] = {name: one for name, one in tls.items() if one}
         settings["timeout"] = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
-        proxy = self._config.proxy
+        proxy, none = self._config.proxy, getattr(self._config, "no_proxy", None) or ""
+        if proxy and should_bypass_proxies(self._config.host, no_proxy=none):  # as kubectl does
+            proxy = None
         self._pool: Any = (
             urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
         )
@@ -202,7 +206,25 @@ class Cluster:
             if not more:
                 return found
 
-    def _ask(
+    def _ask(self, method: str, path: str, *words: Any, **more: Any) -> dict[str, Any]:
+        """As ``_ask_once``; once more where the credentials may have been renewed meanwhile."""
+        try:
+            return self._ask_once(method, path, *words, **more)
+        except LaunchError as error:
+            if not self._is_stale(error):
+                raise
+        # At once: another thread may be asking.
+        vars(self).update(vars(Cluster(*self._made_by)))
+        return self._ask_once(method, path, *words, **more)
+
+    def _is_stale(self, error: LaunchError) -> bool:
+        if isinstance(error, Refused):
+            return error.code == 401
+        about = self._config
+        files = (about.ssl_ca_cert, about.cert_file, about.key_file) if self._tls is None else ()
+        return any(one and not os.path.exists(one) for one in files)
+
+    def _ask_once(
         self,
         method: str,
         path: str,

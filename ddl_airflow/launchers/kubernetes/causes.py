@@ -24,6 +24,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
     SETTLE_S,
     annotations_of,
     condition_of,
+    created,
     delay_of,
     end_of,
     ended_at,
@@ -46,7 +47,8 @@ from ddl_airflow.launchers.kubernetes.facts import (
 from ddl_airflow.launchers.kubernetes.objects import START_TIMEOUT, workers_prefix
 from ddl_airflow.launchers.kubernetes.operators import KEEP_FINISHED
 
-SILENT = "silent"
+# What is told of a job that cannot be looked at: why, and whether that may pass.
+SILENT, AGAIN = "silent", "again"
 # Written on it while it waits for its time: what is to be done then.
 WAITS = "ddl-airflow/waits"
 
@@ -55,6 +57,8 @@ _UNUSABLE, _LAUNCHER_LOST = 69, 75
 _KILLED = 137
 # For a pod that has its node, to run; in which a registry or a volume may be away.
 _START_S = 600.0
+# More than a submission takes.
+_SUBMITTED_S = 600.0
 # For so long it is looked at where its ranks are.
 _EARLY_S = 600.0
 
@@ -216,6 +220,13 @@ def outdated(job: _Object, now: float) -> bool:
     return over is not None and now - over > float(annotations_of(job).get(KEEP_FINISHED, "inf"))
 
 
+def abandoned(job: _Object, now: float) -> bool:
+    """Whether who submitted a job was ended meanwhile: its pods wait, and nothing ends them."""
+    if is_begun(job) or is_deleted(job) or WAITS in annotations_of(job):
+        return False
+    return now - created(job) > _SUBMITTED_S
+
+
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:
     status = ranks_status(handle, running=False)
     if status.state is JobState.LOST:
@@ -363,7 +374,7 @@ def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -
     ]
     order = (JobState.PREEMPTED, JobState.FAILED, JobState.LOST)
     found.sort(key=lambda one: order.index(one.state))
-    if found:
+    if found := found or _of_launcher(job, pods, events):
         return found[0]
     for pod in pods:
         end = end_of(pod)
@@ -448,6 +459,17 @@ def _of_missing(name: str, events: Iterable[_Object], where: str = "") -> Verdic
             return Verdict(JobState.LOST, why, pod=name)
     why = f"{pod} was deleted while the job ran: its node is being drained, or by hand."
     return Verdict(JobState.PREEMPTED, why, pod=name)
+
+
+def _of_launcher(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> list[Verdict]:
+    """What happened to a launcher's pod that is gone: of one that ended, Kubernetes keeps it."""
+    failed = condition_of(job, "Failed").get("reason") == "BackoffLimitExceeded"
+    if job.get("operator") or not failed or any(role_of(pod) == "launcher" for pod in pods):
+        return []
+    name = name_in(job)
+    workers = workers_prefix(name, "none")
+    mine = [one for one in events if not str(one["of"]).startswith(workers)]
+    return [_of_missing(name, mine, f"The launcher's pod of {name}")]
 
 
 def _is_of(event: _Object, host: str) -> bool:

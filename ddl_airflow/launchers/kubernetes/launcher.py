@@ -29,9 +29,11 @@ from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
 from ddl_airflow.launchers.kubernetes.causes import (
+    AGAIN,
     SILENT,
     WAITS,
     Verdict,
+    abandoned,
     dead,
     due,
     judged,
@@ -78,6 +80,9 @@ class KubernetesLauncher:
         connection: id of an Airflow connection that has the kubeconfig; empty for none.
         operator: who makes the pods, a key of ``operators.OPERATORS``.
         others: as ``objects.Wanted`` has them.
+
+    Raises:
+        SubmitFailed: the id of the connection has a slash in it.
     """
 
     kind = "kubernetes"
@@ -96,8 +101,11 @@ class KubernetesLauncher:
         self._python = python
         self._operator = OPERATORS[operator]
         self._namespace = namespace
+        if "/" in connection:  # its place would be that of another connection
+            said = f"launcher.connection: {connection[:60]!r} has a slash in it"
+            raise SubmitFailed(f"{said}. Give the connection an id without one.", retryable=False)
         # What any other launcher finds the job by: [operator:]namespace[@connection]/context. A
-        # namespace has neither : nor @ in its name, nor has an id of a connection a slash.
+        # namespace has neither : nor @ in its name.
         where = namespace if operator == "none" else f"{operator}:{namespace}"
         where += f"@{connection}" if connection else ""
         self._place = f"{where}/{context}" if where or context else ""
@@ -235,7 +243,7 @@ class KubernetesLauncher:
 
         A job that cannot go on, because a worker's pod is gone, is ended, and keeps why: the
         cluster itself would let the others wait. A cluster that does not answer says so for its
-        own jobs only.
+        own jobs only, and what is refused of a job for that job only.
         """
         told: dict[JobHandle, Told] = {}
         places: dict[str, list[JobHandle]] = defaultdict(list)
@@ -247,7 +255,7 @@ class KubernetesLauncher:
             except LaunchError as error:
                 if not error.retryable and len(places) == 1:
                     raise
-                told |= {handle: {SILENT: str(error)} for handle in those}
+                told |= {handle: _silent(error) for handle in those}
         return [told[handle] for handle in handles]
 
     def _ask(self, handles: Sequence[JobHandle]) -> dict[JobHandle, Told]:
@@ -274,23 +282,22 @@ class KubernetesLauncher:
                     one["events"] = [slim(event) for event in events if _about(event, name)]
         now = time.time()
         place = Place(cluster, namespace, operator)
+        told: dict[JobHandle, Told] = {}
         for handle, facts in found.items():
-            if due(facts["job"], now):
-                place.begin(facts)
-            elif verdict := dead(facts, now) or taken_back(handle, facts["job"]):
-                place.note(facts, verdict, operator.end)
-            for left in left_over(facts, now):
-                place.note(facts, why_ended(facts), {})
-                place.delete("Pod", left)
-        # Kubernetes does so itself with Jobs. Here who looks at other jobs does.
-        if operator.resources:
-            asked = {name_of(handle.job_id) for handle in handles}
-            for job in named.values():
-                if job["metadata"]["name"] not in asked and outdated(job, now):
+            told[handle] = {"facts": json.dumps(facts), "now": str(now)}
+            try:
+                place.look_after(handle, facts, now)
+            except LaunchError as error:
+                # It is gone, or another process was first: the next answer says so.
+                if not isinstance(error, Refused) or error.code not in (404, 409):
+                    told[handle] = _silent(error)
+        # What nobody else removes, who looks at other jobs does.
+        asked = {name_of(handle.job_id) for handle in handles}
+        for name, job in named.items():
+            if name not in asked and (outdated(job, now) or abandoned(job, now)):
+                with suppress(LaunchError):
                     place.delete(operator.kind, job)
-        return {
-            handle: {"facts": json.dumps(one), "now": str(now)} for handle, one in found.items()
-        }
+        return told
 
     def conclude(self, handle: JobHandle, told: Told) -> JobStatus:
         """What the cluster says while it lives; then what the ranks' records say.
@@ -299,7 +306,7 @@ class KubernetesLauncher:
             LaunchError: the cluster has not answered.
         """
         if SILENT in told:
-            raise LaunchError(told[SILENT])
+            raise LaunchError(told[SILENT], retryable=AGAIN in told)
         facts: Mapping[str, Any] = json.loads(told["facts"])
         return judged(handle, facts, float(told["now"]))
 
@@ -354,6 +361,20 @@ class Place:
     namespace: str
     operator: Operator
 
+    def look_after(self, handle: JobHandle, facts: Mapping[str, Any], now: float) -> None:
+        """Starts a job whose time has come, ends one that cannot go on, removes what it left.
+
+        Raises:
+            LaunchError: the cluster does not answer, or refuses it.
+        """
+        if due(facts["job"], now):
+            self.begin(facts)
+        elif verdict := dead(facts, now) or taken_back(handle, facts["job"]):
+            self.note(facts, verdict, self.operator.end)
+        for left in left_over(facts, now):
+            self.note(facts, why_ended(facts), {})
+            self.delete("Pod", left)
+
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Lets a job start that was to wait. Another process may do so at the same time."""
         job = facts["job"]
@@ -397,6 +418,11 @@ class Place:
         """That very object."""
         about = one["metadata"]
         self.cluster.delete(self.namespace, kind, about["name"], about["uid"])
+
+
+def _silent(error: LaunchError) -> Told:
+    """Of a job, in place of what the cluster says."""
+    return {SILENT: str(error)} | ({AGAIN: "yes"} if error.retryable else {})
 
 
 def _owner(operator: Operator, about: Mapping[str, Any]) -> dict[str, Any]:

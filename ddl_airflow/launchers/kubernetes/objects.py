@@ -225,6 +225,7 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
             *(wanted.python, "/etc/ddl/pod.py", "launcher"),
             *("--workers", str(job.nodes), "--prefix", workers_prefix(name, wanted.operator)),
             *("--grace", _in_pod(wanted), "--log", str(job.log_dir / "launcher.log")),
+            *(("--patience", _number(wanted.start_timeout_s)) if wanted.start_timeout_s else ()),
             *("--", *_mpirun(job, wanted)),
         ],
         "workingDir": str(job.folder),

@@ -39,6 +39,8 @@ _RETRY_S = 0.5
 _NOTICES_S = 5.0
 _ENDS_S = 12.0
 _SAY_EVERY_S = 30.0
+# For a worker that has an address, to be reached there.
+_REACHED_S = 600.0
 # ssh connections that are being made at the same time.
 _AT_ONCE = 64
 
@@ -201,12 +203,19 @@ class Held:
         self.up = False
         self.heard = False
         self.said = ""
+        # Since when it has an address and cannot be reached; a pod that waits for room has none.
+        self.unreached: float | None = None
         self._ssh: subprocess.Popen[bytes] | None = None
         self._next = 0.0
 
     @property
     def trying(self) -> bool:
         return self._ssh is not None
+
+    @property
+    def last_words(self) -> str:
+        """What ssh said last, on one line."""
+        return self.said.splitlines()[-1] if self.said else ""
 
     @property
     def lost(self) -> bool:
@@ -229,7 +238,14 @@ class Held:
             self.up = True
         elif self._ssh.poll() is not None:
             self.said = (said or self._ssh.stderr.read()).decode("utf-8", "replace").strip()
-            self._ssh, self._next = None, time.monotonic() + _RETRY_S
+            with suppress(OSError), self._ssh:
+                pass  # its pipes are closed
+            now = time.monotonic()
+            self._ssh, self._next = None, now + _RETRY_S
+            if "Could not resolve" in self.said:
+                self.unreached = None
+            elif self.unreached is None:
+                self.unreached = now
 
     def tell(self, word: str) -> None:
         with suppress(OSError):
@@ -257,12 +273,16 @@ class Launcher:
         pods: the workers' names.
         grace_s: for the ranks, between SIGTERM and SIGKILL.
         log: what mpirun says goes there, too.
+        patience_s: for a worker that has an address and cannot be reached.
     """
 
-    def __init__(self, pods: Sequence[str], grace_s: float, log: Path) -> None:
+    def __init__(
+        self, pods: Sequence[str], grace_s: float, log: Path, patience_s: float = _REACHED_S
+    ) -> None:
         self._held = [Held(pod) for pod in pods]
         self._grace_s = grace_s
         self._log = log
+        self._patience_s = patience_s
         self._asked = 0.0
 
     def run(self, argv: Sequence[str]) -> NoReturn:
@@ -273,14 +293,16 @@ class Launcher:
             end(UNUSABLE, wrong)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         with open(os.open(self._log, flags, 0o660), "ab") as log:
-            self._wait_for_workers(log)
-            code, lost = self._mpirun(argv, log)
+            unreached = self._wait_for_workers(log)
+            code, lost = (LOST, "") if unreached else self._mpirun(argv, log)
         # Longer than ssh takes to see that a link is cut.
         until = time.monotonic() + _ENDS_S + self._grace_s
         for one in self._held:
             one.tell("done")
         while not all([one.let_go() for one in self._held]) and time.monotonic() < until:
             time.sleep(_POLL_S)
+        if unreached:
+            end(LOST, unreached)
         # mpirun may not say that a host is gone: its code is then 0.
         lost = lost or next((one.pod for one in self._held if not one.heard), "")
         if lost:
@@ -294,7 +316,8 @@ class Launcher:
     def _on_term(self, _signum: int, _frame: FrameType | None) -> None:
         self._asked = self._asked or time.monotonic()
 
-    def _wait_for_workers(self, log: IO[bytes]) -> None:
+    def _wait_for_workers(self, log: IO[bytes]) -> str:
+        """Returns why it is waited for no longer; empty if all are up."""
         next_word = time.monotonic() + _SAY_EVERY_S
         while missing := [one for one in self._held if not one.up]:
             if self._asked:
@@ -304,13 +327,22 @@ class Launcher:
                 if one.trying or trying < _AT_ONCE:
                     trying += not one.trying
                     one.look()
-            if time.monotonic() > next_word:
+            now = time.monotonic()
+            for one in missing:
+                if one.unreached is not None and now - one.unreached > self._patience_s:
+                    return (
+                        f"{one.pod} could not be reached for {self._patience_s:.0f} s: "
+                        f"{one.last_words}. Pods of a job must reach each other, and workers on "
+                        "port 2222; see the namespace's NetworkPolicies"
+                    )
+            if now > next_word:
                 next_word += _SAY_EVERY_S
-                why = next((one.said.splitlines()[-1] for one in missing if one.said), "")
+                why = next((one.last_words for one in missing if one.said), "")
                 word = f"ddl: waiting for {len(missing)} pods, such as {missing[0].pod}: {why}\n"
                 log.write(word.encode())
                 log.flush()
             time.sleep(_POLL_S)
+        return ""
 
     def _mpirun(self, argv: Sequence[str], log: IO[bytes]) -> tuple[int, str]:
         """Returns its exit code, and the worker that was lost before."""
@@ -353,6 +385,7 @@ def main() -> NoReturn:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--prefix", default="")
     parser.add_argument("--log", type=Path, default=Path("/dev/null"))
+    parser.add_argument("--patience", type=float, default=_REACHED_S)
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     given = parser.parse_args(words[:cut])
@@ -361,7 +394,7 @@ def main() -> NoReturn:
     if given.role == "worker":
         Worker(given.grace).run()
     pods = [f"{given.prefix}{number}" for number in range(given.workers)]
-    Launcher(pods, given.grace, given.log).run(words[cut + 1 :])
+    Launcher(pods, given.grace, given.log, given.patience).run(words[cut + 1 :])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -165,6 +166,13 @@ def test_a_job_needs_an_image():
     assert caught.value.retryable is False
 
 
+def test_a_connection_with_a_slash_in_its_id_is_no_shorter_one():
+    """By the place of a job it would be another's: a right to prod/x_dev is none to prod."""
+    with pytest.raises(SubmitFailed, match=r"launcher\.connection") as caught:
+        KubernetesLauncher(**SETTINGS, connection="prod/x_dev")
+    assert caught.value.retryable is False
+
+
 def test_what_runs_in_pods_needs_nothing_but_python():
     code = f"import runpy; runpy.run_path({pod_program.__file__!r}, run_name='x')"
     subprocess.run([sys.executable, "-ISc", code], check=True)
@@ -194,6 +202,34 @@ def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path
         session.wait()
         session.stdout.close()
         session.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        # As of a pod that waits for room: it has no address yet, and may wait for long.
+        ("Could not resolve hostname", ""),
+        ("connect to host p-0 port 2222: Connection timed out", "p-0 .*: Connection timed out"),
+    ],
+)
+def test_a_launcher_gives_up_on_workers_that_run_and_cannot_be_reached(
+    tmp_path, monkeypatch, says, words
+):
+    program = tmp_path / "ssh"
+    said = "echo x >> $0.tries; test $(wc -l < $0.tries) -gt 4 && echo up && exec cat"
+    program.write_text(f"#!/bin/sh\n{said}\necho 'ssh: {says}' >&2; exit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    one = pod_program.Launcher(["p-0"], 1.0, tmp_path / "log", patience_s=1.0)
+    with open(tmp_path / "log", "ab") as log:
+        unreached = one._wait_for_workers(log)
+    try:
+        assert bool(unreached) == bool(words) and re.search(words, unreached)
+        assert one._held[0].up is not bool(words)
+    finally:
+        for held in one._held:
+            if held._ssh is not None:
+                held._ssh.communicate()
 
 
 def test_the_manifest_in_the_documentation_is_one():
@@ -259,7 +295,8 @@ def waiting(reason, message=""):
 
 
 def event(number, reason, message="it says"):
-    return {"of": f"{NAME}-worker-{number}", "reason": reason, "message": message}
+    of = f"{NAME}-abcde" if number == "launcher" else f"{NAME}-worker-{number}"
+    return {"of": of, "reason": reason, "message": message}
 
 
 LAUNCHER = pod_of("launcher")
@@ -270,7 +307,15 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
 @pytest.mark.parametrize(
     ("pods", "events", "state", "words"),
     [
-        (DONE, [], JobState.LOST, ""),
+        ([*DONE, pod_of("launcher", ended_as(), phase="Failed")], [], JobState.LOST, ""),
+        (DONE, [], JobState.PREEMPTED, "launcher's pod of ddl-digits"),
+        (
+            [pod_of(0, ended_as(code=75), phase="Failed"), GONE],
+            [event("launcher", "Preempted", "by x/y")],
+            JobState.PREEMPTED,
+            "higher priority: by x/y",
+        ),
+        (DONE, [event("launcher", "TaintManagerEviction")], JobState.LOST, "its node does not"),
         (DONE[:1], [], JobState.PREEMPTED, "worker-1 was deleted while the job ran"),
         (
             DONE[:1],
@@ -381,6 +426,14 @@ def test_ranks_that_are_all_in_one_pod_are_none_of_success(handle, job):
     status = judged(handle, facts, NOW)
     assert (status.state, status.permanent) == (JobState.FAILED, True)
     assert "ranks 0 and 1 on launcher" in status.reason
+
+
+def test_a_launchers_pod_that_kubernetes_removed_is_no_preemption(handle):
+    """At its deadline, or with a Job that somebody deletes."""
+    facts = {"job": job_of("Failed", "DeadlineExceeded"), "pods": DONE, "events": []}
+    assert "launcher.time_limit" in judged(handle, facts, NOW).reason
+    facts = {"job": job_of("Complete"), "pods": [pod_of(0), pod_of(1)], "events": []}
+    assert judged(handle, facts, NOW).state is JobState.LOST
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
@@ -566,6 +619,21 @@ def test_what_the_server_refuses_is_told_with_what_to_change(code, said, cure, a
     error = refused(Refused(code, "", said), "vision", one)
     assert error.retryable is again
     assert said in str(error) and cure in str(error) and "namespace vision" in str(error)
+
+
+@pytest.mark.parametrize(("no_proxy", "by"), [("10.0.0.0/8", "PoolManager"), ("", "ProxyManager")])
+def test_a_proxy_is_not_asked_for_a_server_that_needs_none(tmp_path, monkeypatch, no_proxy, by):
+    for name in ("https_proxy", "HTTP_PROXY", "http_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    kubeconfig = tmp_path / "config"
+    one = [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
+    servers = [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443"}}]
+    said = {"current-context": "here", "contexts": one, "clusters": servers}
+    kubeconfig.write_text(json.dumps(said | {"users": [{"name": "u", "user": {"token": "t"}}]}))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert type(kubernetes_api.Cluster()._pool).__name__ == by
 
 
 def test_keys_of_a_connections_kubeconfig_are_in_files_for_a_moment(tmp_path, monkeypatch):

@@ -23,7 +23,10 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?")
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?", re.ASCII)
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 # What the pods have there themselves.
-_OWN_PLACES = ("/etc/ddl", "/etc/passwd", "/dev/shm", "/proc", "/sys", "/run")  # noqa: S108
+_OWN_PLACES = (
+    *("/etc/ddl", "/etc/passwd", "/dev/shm", "/proc", "/sys", "/run"),  # noqa: S108
+    "/tmp/ddl",  # noqa: S108  # keys, which must be no other pod's
+)
 
 
 class Resources(Section):
@@ -177,6 +180,9 @@ class Kubernetes(Launcher):
             yield Finding(f"{at}.image", "is no name of an image", "Write registry/name:tag.")
         if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
             yield _no_name(f"{at}.namespace")
+        if "/" in (self.connection or ""):
+            fix = "Give the connection an id without one."
+            yield Finding(f"{at}.connection", "has a slash in it", fix)
         for name in ("service_account", "priority_class", "queue"):
             said = getattr(self, name)
             if said is not None and not _NAME.fullmatch(said):
@@ -219,7 +225,7 @@ class Kubernetes(Launcher):
                 ):
                     fix = "Write it from / on, without .. and colon."
                     yield Finding(f"{at}[{i}].{name}", "is no whole path", fix)
-            if not place or any(f"{place}/".startswith(f"{own}/") for own in _OWN_PLACES):
+            if not place or any(_overlap(place, own) for own in _OWN_PLACES):
                 fix = "Choose another mount_path."
                 yield Finding(f"{at}[{i}].mount_path", "is where pods have their own", fix)
             if one.sub_path is not None and (
@@ -239,6 +245,11 @@ class Kubernetes(Launcher):
             if (time := getattr(self, name)) is not None:
                 said[f"{name}_s"] = time.total_seconds()
         return said | ({"python": self.python} if self.python else {})
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a folder is the other, in it, or above it."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _no_name(at: str) -> Finding:

@@ -1,0 +1,218 @@
+"""How the launcher asks for many jobs at once, of an API server that refuses some things."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import LaunchError
+from ddl_airflow.core.job import JobSpec, JobState
+from ddl_airflow.launchers.kubernetes import KubernetesLauncher
+from ddl_airflow.launchers.kubernetes import launcher as module
+from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
+from ddl_airflow.launchers.kubernetes.objects import JOB_ID, JOB_LABEL, ROLE_LABEL, name_of
+
+
+def ago(seconds: float) -> str:
+    return datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class OneServer:
+    """An API server that holds what it is given, and refuses what it is told to."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[dict]] = {"Job": [], "Pod": [], "Event": []}
+        self.refuses: dict[str, Refused] = {}
+        self.patched: list[str] = []
+        self.deleted: list[str] = []
+
+    def list(self, _namespace: str, kind: str, **_query: str) -> list[dict]:
+        return self.objects[kind]
+
+    def patch(self, _namespace: str, _kind: str, name: str, _change: object) -> None:
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.patched.append(name)
+
+    def delete(self, _namespace: str, _kind: str, name: str, _uid: str) -> None:
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.deleted.append(name)
+
+    def job(self, job_id: str, *, workers: int = 1, created: float = 60.0, **spec: object) -> str:
+        """A job of one node that runs, or has lost its worker."""
+        name = name_of(job_id)
+        notes = {JOB_ID: job_id, "ddl-airflow/nodes": "1"}
+        about = {"name": name, "uid": "0001-1", "annotations": notes}
+        about["creationTimestamp"] = ago(created)
+        one = {"metadata": about, "spec": {"parallelism": 1, **spec}, "status": {}}
+        self.objects["Job"].append(one)
+        for role, suffix in [("launcher", "x"), ("worker", "worker-0")][: 1 + workers]:
+            pod = {"name": f"{name}-{suffix}", "uid": "u", "creationTimestamp": ago(created)}
+            pod["labels"] = {JOB_LABEL: name, ROLE_LABEL: role}
+            running = {"state": {"running": {"startedAt": ago(created)}}}
+            status = {"phase": "Running", "containerStatuses": [running]}
+            self.objects["Pod"].append(
+                {"metadata": pod, "spec": {"nodeName": "n"}, "status": status}
+            )
+        return name
+
+
+@pytest.fixture
+def server(monkeypatch):
+    one = OneServer()
+    monkeypatch.setattr(module, "Cluster", lambda *_: one)
+    return one
+
+
+@pytest.fixture
+def handle_of(tmp_path: Path):
+    for folder in ("records", "logs"):
+        (tmp_path / folder).mkdir()
+
+    def handle(job_id: str):
+        spec = JobSpec(
+            job_id=job_id,
+            command="python train.py",
+            nodes=1,
+            slots=1,
+            python="python",
+            folder=tmp_path,
+            record_dir=tmp_path / "records",
+            log_dir=tmp_path / "logs",
+        )
+        return KubernetesLauncher().expected(spec)
+
+    return handle
+
+
+@pytest.mark.parametrize("code", [403, 404, 409, 422, 503])
+def test_a_job_that_cannot_be_changed_concerns_no_other(server, handle_of, code):
+    one = server.job("dead/train-1", workers=0)
+    server.job("well/train-1")
+    server.refuses[one] = Refused(code, "", "no")
+    handles = [handle_of("dead/train-1"), handle_of("well/train-1")]
+    launcher = KubernetesLauncher()
+    told = launcher.ask(handles)
+    assert launcher.conclude(handles[1], told[1]).state is JobState.RUNNING
+    if code in (404, 409):  # it has gone, or another process was first: the next answer says
+        assert launcher.conclude(handles[0], told[0]).state is JobState.RUNNING
+    else:
+        with pytest.raises(LaunchError, match="no") as caught:
+            launcher.conclude(handles[0], told[0])
+        assert caught.value.retryable is (code == 503)
+
+
+@pytest.mark.parametrize("code", [401, 503])
+def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_of, code):
+    def refuse(*_: object, **__: object) -> list[dict]:
+        raise Refused(code, "", "no")
+
+    server.list = refuse
+    handles = [handle_of("one/train-1"), replace(handle_of("two/train-1"), place="other/")]
+    launcher = KubernetesLauncher()
+    for handle, told in zip(handles, launcher.ask(handles), strict=True):
+        assert json.dumps(dict(told))
+        with pytest.raises(LaunchError, match="no") as caught:
+            launcher.conclude(handle, told)
+        assert caught.value.retryable is (code == 503)
+
+
+def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(server, handle_of):
+    server.job("well/train-1")
+    left = server.job("left/train-1", created=700.0, parallelism=0)
+    server.job("being-submitted/train-1", created=60.0, parallelism=0)
+    server.job("asked-for/train-1", created=700.0, parallelism=0)  # is its task's to remove
+    server.job("waits/train-1", created=700.0, parallelism=0)
+    server.objects["Job"][-1]["metadata"]["annotations"]["ddl-airflow/waits"] = "{}"
+    handles = [handle_of("well/train-1"), handle_of("asked-for/train-1")]
+    KubernetesLauncher().ask(handles)
+    assert server.deleted == [left]
+    server.refuses[left] = Refused(403, "", "no")
+    assert KubernetesLauncher().status(handles[0]).state is JobState.RUNNING
+
+
+class TokenServer(HTTPServer):
+    """A server behind TLS that knows one token, and has no objects."""
+
+    token = "first"
+    asked = 0
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: TokenServer
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        known = self.headers["Authorization"] == f"Bearer {self.server.token}"
+        said = {"items": [], "metadata": {}} if known else {"message": "Unauthorized"}
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[TokenServer, Path]]:
+    """The server, and its certificate."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=s -addext".split()
+    files = ["subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*words, *files], check=True, capture_output=True)
+    with TokenServer(("127.0.0.1", 0), Answer) as one:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        one.socket = context.wrap_socket(one.socket, server_side=True)
+        thread = threading.Thread(target=one.serve_forever, args=(0.05,))
+        thread.start()
+        yield one, certificate
+        one.shutdown()
+        thread.join()
+
+
+def test_credentials_that_were_renewed_are_read_anew(tls, tmp_path, monkeypatch):
+    one, certificate = tls
+    server = f"https://127.0.0.1:{one.server_address[1]}"
+    authority = base64.b64encode(certificate.read_bytes()).decode()
+    kubeconfig = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(token: str) -> None:
+        about = {"server": server, "certificate-authority-data": authority}
+        contexts = [{"name": "here", "context": {"cluster": "c", "user": "u"}}]
+        said = {"current-context": "here", "contexts": contexts}
+        said |= {"clusters": [{"name": "c", "cluster": about}]}
+        kubeconfig.write_text(
+            json.dumps(said | {"users": [{"name": "u", "user": {"token": token}}]})
+        )
+
+    write("first")
+    cluster = Cluster()
+    assert cluster.list("default", "Job") == []
+    one.token = "second"
+    write("second")
+    assert cluster.list("default", "Job") == []
+    # The package has it in a file below /tmp, which hosts clear.
+    Path(cluster._config.ssl_ca_cert).unlink()
+    assert cluster.list("default", "Job") == []
+    one.token, one.asked = "third", 0
+    with pytest.raises(Refused, match="Unauthorized"):
+        cluster.list("default", "Job")
+    assert one.asked == 2
