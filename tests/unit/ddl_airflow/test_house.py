@@ -81,7 +81,7 @@ FOREIGN = {
 }
 # What a kind of launcher alone needs: imported in its own functions, when a job needs them. The
 # package is an extra; the others come with Airflow.
-OF_KUBERNETES = {"kubernetes", "urllib3", "cryptography", "yaml"}
+OF_KUBERNETES = {"kubernetes", "urllib3", "requests", "cryptography", "yaml"}
 # What Airflow calls its public interface, and the base classes of what a plugin may bring.
 PUBLIC = {
     "airflow.__version__",
