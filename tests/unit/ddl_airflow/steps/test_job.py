@@ -243,6 +243,9 @@ def test_a_rank_in_uninterruptible_sleep_is_named_and_holds_no_task(
     assert any(f"process {frozen[1]} (" in line for line in said())
     assert marked("DDL_RECORD_DIR", str(one.spec.record_dir)) == [frozen[1]]
     freezer.thaw()
+    deadline = time.monotonic() + within(20)
+    while one.processes() and time.monotonic() < deadline:
+        time.sleep(0.02)  # it was killed long ago
 
 
 def test_cancel_from_another_thread_ends_the_wait(job):
