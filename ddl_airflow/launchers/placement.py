@@ -46,6 +46,8 @@ class Placement:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._sends = False
+        #: Once all has ended: why what ranks left to keep could not be brought; empty if it was.
+        self.missing = ""
 
     def send(self) -> None:
         """Gives each host what its ranks need.
@@ -149,7 +151,8 @@ class Placement:
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
         if hosts and hosts[0] == self._job.hosts[0] and (why := self._bring_results()):
             kept.add(hosts[0])
-            self._log.warning("%s: what was saved could not be brought: %s", hosts[0], why)
+            self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
+            self._log.warning("%s", self.missing)
         on_each([host for host in hosts if host not in kept], self._remove)
 
     def _remove(self, host: str) -> None:

@@ -26,7 +26,7 @@ _SSH_FAILED = 255
 # Of rsync(1): its exit codes, seconds without a byte, and what it copies.
 _PARTIAL, _VANISHED = 23, 24
 _SILENT_S = 30
-# What comes back has ended by then, however slow the link; what is sent may be data of any size.
+# For logs and records. Data and results may be of any size: of those silence alone is a failure.
 _MOST_S = 3600.0
 _KINDS = ("--recursive", "--times")
 _OPTIONS = {
@@ -172,7 +172,8 @@ class Ssh:
             words.append("--delay-updates")
         if grow:
             words.append("--inplace")
-        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=_MOST_S)
+        limit = _MOST_S if only else None
+        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=limit)
 
     def _rsync(self, words: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
         shell = shlex.join(["ssh", *self.options])

@@ -323,6 +323,10 @@ class SshLauncher(LocalLauncher):
         status = ranks_status(handle, running=False)
         # One that failed by itself did, also where a host is slow to answer afterwards.
         own = status.failure is not None and not is_consequence(status.failure)
+        missing = job.placement.missing if job.placement is not None else ""
+        if missing and status.state in _SAID_ALL:
+            # What follows would take what came before for all of it.
+            return JobStatus(JobState.LOST, reason=f"The ranks did their work. {missing}.")
         if status.state in _SAID_ALL or own or not job.silent:
             return status
         silent = " ".join(f"{host}: {why}." for host, why in job.silent.items())

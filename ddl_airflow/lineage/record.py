@@ -318,9 +318,9 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     Args:
         layout: the run's.
         run: that it belongs to.
-        outcome: ``state``: running, skipped, failed, cancelled or published; ``step``, the last one
-            that did something; ``at_work`` and ``try`` while it does; and of a failure what
-            ``failure.json`` has.
+        outcome: ``state``: running, skipped, rejected, failed, cancelled or published; ``step``,
+            the last one that did something; ``at_work`` and ``try`` while it does; and of a
+            failure what ``failure.json`` has.
     """
     record: dict[str, Any] = {
         "schema": SCHEMA,

@@ -9,12 +9,14 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 
 from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.errors import DdlError
+from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.markdown import code, table
 from ddl_airflow.core.plan import ApproveStep
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import reject
-from ddl_airflow.lineage.record import fixed_run
-from ddl_airflow.operators.base import layout_of, openlineage_of
+from ddl_airflow.lineage.record import fixed_run, keep_so_far
+from ddl_airflow.operators.base import layout_of, openlineage_of, run_of
 
 
 class ApproveOperator(ApprovalOperator):
@@ -68,7 +70,16 @@ class ApproveOperator(ApprovalOperator):
                     begun["made_of"],
                     why,
                 )
+                self._keep(layout, context, why)
         return super().execute_complete(context=context, event=event)
+
+    def _keep(self, layout: RunLayout, context: Any, why: str) -> None:
+        """Says it in the run's record, in which nobody else does: what follows is skipped."""
+        outcome = {"state": "rejected", "step": self.task_id, "message": why}
+        try:
+            keep_so_far(layout, run_of(context), outcome)
+        except (DdlError, OSError) as unkept:  # the decision counts all the same
+            self.log.warning("the run's record does not say that it is rejected: %s", unkept)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """What was decided about; called by Airflow's provider of OpenLineage."""

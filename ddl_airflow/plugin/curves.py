@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import FileRefused
@@ -28,7 +29,7 @@ _MOST_BYTES = 64 * _PIECE
 _MOST_METRICS = 100
 _MOST_JOBS = 1000
 _MOST_GAPS = 100
-_CURSOR = re.compile(r"(\d{1,18})\.(\d{1,4})\.(\d{1,18})\.(\d{1,18})\.([01])")
+_CURSOR = re.compile(r"(\d{1,18})\.(\d{1,4})\.(\d{1,18})\.(\d{1,18})\.([01])\.(\d{1,10})")
 # A rank's record is written a moment after the clock is read for its first line, or before.
 _SLACK_S = 0.5
 
@@ -45,6 +46,7 @@ class Cursor:
         ops: steps as the ops of that job counted them last.
         step: the last one that was reported.
         script: whether the script counts its steps itself, which goes before the ops' count.
+        first: a checksum of the file's first line, for a training may begin anew.
     """
 
     offset: int = 0
@@ -52,6 +54,7 @@ class Cursor:
     ops: int = 0
     step: int = 0
     script: bool = False
+    first: int = 0
 
     @classmethod
     def read(cls, text: str) -> Cursor:
@@ -60,11 +63,11 @@ class Cursor:
         if match is None:
             return cls()
         offset, job, ops, step = map(int, match.groups()[:4])
-        return cls(offset, min(job, _MOST_JOBS), ops, step, match[5] == "1")
+        return cls(offset, min(job, _MOST_JOBS), ops, step, match[5] == "1", int(match[6]))
 
     def __str__(self) -> str:
         numbers = (self.offset, self.job, max(0, self.ops), max(0, self.step), int(self.script))
-        return ".".join(map(str, numbers))
+        return ".".join(map(str, (*numbers, self.first)))
 
 
 @dataclass
@@ -102,9 +105,11 @@ def read_curves(
     metrics: dict[str, _Parts] = {}
     shares: list[dict[str, Any]] = []
     with open(opened, "rb") as file:
-        again = at.offset > os.fstat(file.fileno()).st_size
+        first = crc32(file.readline(MAX_LINE))
+        again = at.offset > 0 and (at.offset > os.fstat(file.fileno()).st_size or first != at.first)
         if again:
             at = Cursor()
+        at.first = first
         for line in _lines(file, at):
             _take(line, at, started, metrics, shares)
     limit = min(max(8, points), MOST_POINTS)

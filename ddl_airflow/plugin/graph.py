@@ -86,7 +86,7 @@ def _short(pointer: Pointer | None) -> dict[str, Any] | None:
     if pointer is None:
         return None
     names = ("publication", "training_id", "model", "set")
-    before = [{name: one.get(name) for name in names} for one in pointer["before"]]
+    before = [{name: one.get(name) for name in (*names, "withdrawn")} for one in pointer["before"]]
     return {name: pointer.get(name) for name in names} | {
         "before": before,
         "history": pointer["history"][:20],

@@ -165,16 +165,20 @@ def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
 
 
 def read_starts(layout: RunLayout) -> list[float]:
-    """When each job of the training began, in their order; empty unless that is known of all."""
-    starts = []
-    for folder in layout.all_records()[-_MOST_JOBS:]:
-        try:
-            record = read_object(folder / "rank-0.json", layout.workspace)
-        except (FileRefused, OSError):
-            return []
-        starts.append(_finite(record.get("started")))
-    known = [at for at in starts if at is not None]
-    return known if known == sorted(known) and len(known) == len(starts) else []
+    """When each job of the training began, in their order; infinity of one that has yet to.
+
+    One that never began, for its hosts could not be reached, has the next one's time. Empty if
+    they are in no order, for then nothing follows from them.
+    """
+    starts: list[float] = []
+    following = math.inf
+    for folder in reversed(layout.all_records()[-_MOST_JOBS:]):
+        with suppress(FileRefused, OSError):
+            at = _finite(read_object(folder / "rank-0.json", layout.workspace).get("started"))
+            following = following if at is None else at
+        starts.append(following)
+    starts.reverse()
+    return starts if starts == sorted(starts) else []
 
 
 def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:

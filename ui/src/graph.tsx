@@ -90,6 +90,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
   const [to, setTo] = useState("");
   const [reason, setReason] = useState("");
   const [told, setTold] = useState("");
+  const [asked, setAsked] = useState(false);
   const dialog = useRef<HTMLDialogElement>(null);
   const model = graph.nodes.find((node) => node.kind === "model");
   useEffect(() => {
@@ -105,7 +106,11 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
   const move = serves ? "rollback" : "promote";
   const decide = async (event: Event) => {
     event.preventDefault();
-    const conf = { model: dag, action: move, to: move === "promote" ? publication : to, reason };
+    if (asked) return;
+    setAsked(true);
+    // By its name: "the one before" is another one when this has been done twice.
+    const before = to || (earlier.find((one) => !one.withdrawn)?.publication ?? "");
+    const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
     try {
       const body = JSON.stringify({ logical_date: null, conf });
       const run = await ask<{ dag_run_id: string }>(`/api/v2/dags/${encodeURIComponent(by)}/dagRuns`, { method: "POST", body });
@@ -114,6 +119,8 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
       setTimeout(done, 5000);
     } catch (error) {
       setTold(`Airflow did not take it: ${(error as Error).message}`);
+    } finally {
+      setAsked(false);
     }
   };
   if (serves && !earlier.length) return null;
@@ -133,7 +140,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
             </label></p>
           )}
           <p><label>Why, for the history <input value={reason} maxLength={500} onInput={(event) => setReason(event.currentTarget.value)} /></label></p>
-          <p class="row"><button type="submit">{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
+          <p class="row"><button type="submit" disabled={asked}>{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
         </form>
       </dialog>
     </>

@@ -9,8 +9,8 @@ const nothing: Shown = { text: "", start: 0, end: 0, size: 0 };
 
 // A rank's log: its end first, then what is added; earlier lines and the whole on request.
 export function Logs(
-  { run, dag, ranks, rank, choose, over }: {
-    run: string; dag: string; ranks: number[]; rank: number; choose: (rank: number) => void; over: boolean;
+  { run, dag, ranks, rank, choose }: {
+    run: string; dag: string; ranks: number[]; rank: number; choose: (rank: number) => void;
   },
 ) {
   const [shown, setShown] = useState<Shown | null>(null);
@@ -39,7 +39,7 @@ export function Logs(
           setShown({ text, start: cut ? Math.max(known.start, part.end - LONGEST) : known.start, end: part.end, size: part.size });
         }
       } else setShown(part);
-      return part.text !== "" || !over;
+      return part.text !== "";
     }, (said) => setError(said ? `Cannot be read: ${said.message}` : ""));
   }, [place]);
 

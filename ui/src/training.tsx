@@ -278,10 +278,10 @@ export function Training({ place }: { place: Place }) {
   const [error, setError] = useState("");
   const [rank, setRank] = useState<number | null>(place.rank);
   const [foreign, setForeign] = useState(false);
-  const state = useRef({ cursor: "", known: nothing(), said: "" });
+  const state = useRef({ cursor: "", known: nothing(), said: "", whole: 0 });
 
   useEffect(() => {
-    state.current = { cursor: "", known: nothing(), said: "" };
+    state.current = { cursor: "", known: nothing(), said: "", whole: 0 };
     setKnown(nothing());
     setAbout(null);
     return again(async () => {
@@ -297,11 +297,15 @@ export function Training({ place }: { place: Place }) {
       }
       now.cursor = news.cursor;
       const after = taken(now.known, news);
-      // Of a training that goes on for days: fewer points again.
-      if (after.points > 8 * POINTS * Math.max(1, after.curves.size)) now.cursor = "";
-      const fresh = now.cursor === "" ? nothing() : after;
-      if (fresh !== now.known && now.cursor !== "") setKnown(after);
-      now.known = fresh;
+      if (after !== now.known) setKnown(after);
+      now.known = after;
+      now.whole ||= after.points;
+      // Of a training that goes on for days: all of it in fewer points again, once it has doubled.
+      if (after.points > 2 * now.whole + 8 * POINTS * Math.max(1, after.curves.size)) {
+        now.cursor = "";
+        now.known = nothing();
+        now.whole = 0;
+      }
       const text = JSON.stringify([told, found]);
       const isNew = text !== now.said || news.curves.length > 0;
       if (text !== now.said) {
@@ -343,7 +347,7 @@ export function Training({ place }: { place: Place }) {
           <Made facts={about.facts} place={place} />
           {about.tensorboard && <p><a href={about.tensorboard} onClick={leave}>TensorBoard, over all experiments</a></p>}
           {shown !== null && (
-            <Logs run={path} dag={dag} ranks={about.logs} rank={shown} choose={setRank} over={about.state === "published"} />
+            <Logs run={path} dag={dag} ranks={about.logs} rank={shown} choose={setRank} />
           )}
         </>
       )}

@@ -265,8 +265,10 @@ def _on_the_way(
             continue
         why, never, placed = _waits(pod, events)
         name = pod["metadata"]["name"]
-        since = now - seconds(pod["metadata"]["creationTimestamp"])
-        if not never and since > patience_s and (asked or placed):
+        # Without start_timeout it may wait for a node for as long as it takes.
+        has_node = {} if asked else condition_of(pod, "PodScheduled")
+        began = has_node.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
+        if not never and now - seconds(began) > patience_s and (asked or placed):
             never = f"{why} That has been so for {patience_s:.0f} s (launcher.start_timeout)."
         if never:
             reason = f"Pod {name} will not start: {never}"

@@ -557,6 +557,13 @@ def test_a_job_that_waits_says_for_what(handle, pod, events, state, words):
     assert words in status.reason
 
 
+def test_a_pod_that_waited_long_for_its_node_has_time_to_start(handle):
+    has_node = {"type": "PodScheduled", "status": "True", "lastTransitionTime": AT}
+    pod = pod_of(0, waiting("ContainerCreating"), phase="Pending", conditions=[has_node])
+    status = judged(handle, {"job": job_of(), "pods": [pod, LAUNCHER], "events": []}, NOW)
+    assert status.state is JobState.PENDING
+
+
 def test_a_job_waits_for_its_quota(handle):
     made = {"of": NAME, "reason": "FailedCreate", "message": "exceeded quota"}
     facts = {"job": job_of(), "pods": [pod_of(0), pod_of(1)], "events": [made]}

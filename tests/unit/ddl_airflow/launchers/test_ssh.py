@@ -169,7 +169,27 @@ def test_cancelling_kills_what_is_left_before_it_copies(said, tmp_path):
 def test_copying_back_comes_to_an_end(said, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "_MOST_S", 0.3)
     (tmp_path / "said.slow-h0").touch()
-    assert Ssh().copy_from("h0", tmp_path) == "rsync: it was not done within 0 s"
+    why = Ssh().copy_from("h0", tmp_path, only=["rank-0.log"])
+    assert why == "rsync: it was not done within 0 s"
+
+
+def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_path, monkeypatch):
+    """What follows would publish what came before."""
+    job = job_in(tmp_path / "run")
+    for rank in range(2):
+        record = {"rank": rank, "host": f"h{rank}", "ended": 2.0, "exit_code": 0}
+        (job.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    launcher = SshLauncher(["h0", "h1"])
+    handle = ended(launcher, job)
+    launcher._jobs[handle.number].placement = Placement(Ssh(), job, LOG)
+    removed: list[str] = []
+    monkeypatch.setattr(Placement, "_remove", lambda _, host: removed.append(host))
+    monkeypatch.setattr(Placement, "_bring_logs", lambda *_: "")
+    monkeypatch.setattr(Placement, "_bring_results", lambda *_: "rsync: no space left")
+    status = status_at_end(launcher, handle)
+    assert (status.state, status.permanent) == (JobState.LOST, False)
+    assert "h0: what was saved there could not be brought: rsync: no space" in status.reason
+    assert removed == ["h1"]
 
 
 def test_another_user_is_refused_also_where_it_is_only_shown(tmp_path):

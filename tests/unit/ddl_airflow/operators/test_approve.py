@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG
 
 from ddl_airflow.core.layout import RunLayout
@@ -49,3 +52,20 @@ def test_the_form_shows_what_the_run_trained_with(asked, workspace, context_of):
         r"| `note` | ``a\|b `c` ![x](http://y) <b>`` |",
         "| `x` | `null` |",
     ]
+
+
+def test_a_rejection_is_in_the_runs_record(workspace, context_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(ApprovalOperator, "execute_complete", lambda *_, **__: None)
+    reference = StoreReference((tmp_path / "results").as_uri())
+    with DAG("digits", schedule=None):
+        step = ApproveStep(results=reference)
+        task = ApproveOperator(task_id="approve", subject="Publish?", body="", step=step)
+    context = context_of("digits")
+    run_id = context["dag_run"].run_id
+    layout = RunLayout(workspace, "digits", training_of("digits", run_id))
+    layout.create()
+    fix_run(layout, run_id, {"parameters": {}}, {})
+    answer = {"chosen_options": ["Reject"], "responded_by_user": {"name": "ada"}}
+    task.execute_complete(context, answer)
+    outcome = json.loads((layout.kept / "record.json").read_text())["outcome"]
+    assert outcome == {"state": "rejected", "step": "approve", "message": "ada rejected it"}

@@ -141,6 +141,17 @@ def test_whatever_a_rank_writes_there_is_an_answer(told, odd):
     assert Cursor.read(answer["cursor"]).offset == told.path.stat().st_size
 
 
+def test_a_training_that_began_anew_is_read_from_its_beginning_however_long_it_is(told):
+    told(*({"t": 1.0 + step, "source": "keras", "step": step, "loss": 1.0} for step in (1, 2)))
+    cursor = told.read()["cursor"]
+    told.path.unlink()
+    told(*({"t": 50.0 + step, "source": "keras", "step": step, "loss": 9.0} for step in range(5)))
+    answer = told.read(cursor=cursor)
+    assert answer["again"]
+    assert parts(answer, "loss") == [(0, [(step, 9.0) for step in range(5)])]
+    assert not told.read(cursor=answer["cursor"])["again"]
+
+
 @pytest.mark.parametrize("cursor", ["", "x", "1.2", "-1.0.0.0.0", "9" * 40, "0.0.0.0.7", "²....."])
 def test_a_cursor_of_somebody_elses_is_the_beginning(told, cursor):
     told({"t": 1, "source": "keras", "step": 1, "loss": 1.0})

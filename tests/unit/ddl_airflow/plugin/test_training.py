@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -141,6 +142,12 @@ def test_each_try_in_words(layout):
         ("try 3", "running", "2 ranks at work"),
     ]
     assert read_starts(layout) == [100.0] * 4
+    # One that never began, and one that has yet to, say nothing of the others.
+    layout.all_records()[0].joinpath("rank-0.json").unlink()
+    layout.all_records()[-1].joinpath("rank-0.json").unlink()
+    assert read_starts(layout) == [100.0, 100.0, 100.0, math.inf]
+    record(layout, "try-1", 0, **begun, ended=160.5, exit_code=143, asked_to_end=160.0)
+    record(layout, "try-3", 0, **begun)
     first = read_jobs(layout)[0]
     assert (first["started"], first["ended"]) == (100.0, 160.5)
     assert first["hosts"] == ["gpu01", "gpu02"]
