@@ -81,15 +81,15 @@ def read_beneath(path: Path, root: Path, most_bytes: int = _MOST_BYTES) -> bytes
     return content
 
 
-def read_object(path: Path, root: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
+def read_object(path: Path, root: Path, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
+    """Returns the JSON object in a file of at most so many bytes.
 
     Raises:
         FileRefused: as ``read_beneath``, or the content is no JSON object.
         OSError: as ``os.open``.
     """
     try:
-        said = json.loads(read_beneath(path, root))
+        said = json.loads(read_beneath(path, root, most_bytes))
     except (ValueError, RecursionError) as error:
         raise FileRefused(f"{path} holds no JSON: {type(error).__name__}: {error}") from None
     if not isinstance(said, dict):

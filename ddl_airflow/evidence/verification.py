@@ -89,6 +89,11 @@ def verify(publication: ObjectStore, public_key: Path | None = None) -> Verdict:
     expected = marked[0] if marked is not None else recorded
     if expected is not None:
         ours = {SUCCESS if SUCCESS in there else RETIRED}
+        if SUCCESS in there and RETIRED in there and there[SUCCESS] == there[RETIRED]:
+            found.notes.append(
+                f"{RETIRED} is beside {SUCCESS}: cleaning, or its undoing, was cut off"
+            )
+            ours.add(RETIRED)
         ours |= {LINEAGE, SIGNATURE} if marked is None else set()
         for key in sorted({obj.key for obj in listed} - expected.keys() - ours):
             found.add(key, "it was not published with the rest")
@@ -189,8 +194,12 @@ def _check_evidence(record: Mapping[str, Any], there: Mapping[str, _Read], found
     if evidence is None:
         found.notes.append("no evidence was published: an earlier version of ours did not make it")
         return
-    found.not_made = dict(evidence["not_made"])
-    for key in evidence["made"]:
+    try:
+        made, found.not_made = list(map(str, evidence["made"])), dict(evidence["not_made"])
+    except (LookupError, TypeError, ValueError) as error:
+        found.add(LINEAGE, f"what it says of evidence cannot be read ({type(error).__name__})")
+        return
+    for key in made:
         if key not in there:
             if key not in found.problems:
                 found.add(key, f"{LINEAGE} says that it was made, and it is not there")

@@ -6,6 +6,7 @@ what is read may be anything.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,13 +100,26 @@ def read_notes_of(layout: RunLayout) -> list[Note]:
         return []
 
 
+def _counts_on(notes: Sequence[Note]) -> bool:
+    return all(one.step < other.step for one, other in itertools.pairwise(notes))
+
+
 def summary(notes: Sequence[Note]) -> dict[str, Any]:
     """What the record says of them."""
     return {"key": KEY, "notes": len(notes), "step": notes[-1].step}
 
 
 def divergence(before: Sequence[Note], again: Sequence[Note]) -> Divergence | None:
-    """Where a training first differs from the one before; None if it never does."""
+    """Where a training first differs from the one before; None if it never does.
+
+    One that was ended and went on notes where it did, besides: of a training of one model the steps
+    that both have noted are compared, and the last.
+    """
+    ended_alike = before and again and before[-1].step == again[-1].step
+    if ended_alike and _counts_on(before) and _counts_on(again):
+        both = {one.step for one in before} & {one.step for one in again}
+        before = [one for one in before if one.step in both]
+        again = [one for one in again if one.step in both]
     same: int | None = None
     for one, other in zip(before, again, strict=False):
         step = min(one.step, other.step)

@@ -30,6 +30,8 @@ from ddl_airflow.storage.store import ObjectStore
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
+# Of a part, which lists each object of the data.
+_MOST_BYTES = 2**30
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
 _TRAINING = "training.json"
@@ -70,6 +72,10 @@ def write_part(layout: RunLayout, step: str, facts: Mapping[str, Any]) -> None:
     _write(layout, folder / f"{step}.json", {**facts, "made_of": of})
 
 
+def _part(layout: RunLayout, step: str) -> Path:
+    return layout.kept / "lineage" / f"{step}.json"
+
+
 def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
     """What a step kept.
 
@@ -78,7 +84,7 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
             code or settings.
     """
     try:
-        part = read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
+        part = read_object(_part(layout, step), layout.workspace, _MOST_BYTES)
     except FileNotFoundError:
         raise StagingError(
             f"{step} has left nothing in {layout.root}: it has not run to its end. Clear {step}.",
@@ -330,7 +336,7 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     }
     for step in _PARTS:
         if has_part(layout, step):
-            part = read_object(layout.kept / "lineage" / f"{step}.json", layout.workspace)
+            part = read_object(_part(layout, step), layout.workspace, _MOST_BYTES)
             part.pop("made_of", None)
             record["run"]["tries"].update(part.pop("tries", {}))
             for section, facts in part.items():

@@ -86,7 +86,7 @@ def manifest_text(record: Record, *, data: str = "", prove: bool = False) -> str
     """
     fields: dict[str, Any] = copy.deepcopy(recorded_manifest(record))
     try:
-        _with_values(fields, record["run"]["parameters"])
+        _with_values(fields, record)
         reference = fields["training_data_reference"]
         if data:
             reference |= {"type": "fs", "source": {"path": data}}
@@ -101,7 +101,8 @@ def manifest_text(record: Record, *, data: str = "", prove: bool = False) -> str
         raise DdlError(f"the record has a damaged manifest ({error!r}).") from error
 
 
-def _with_values(fields: dict[str, Any], values: Record) -> None:
+def _with_values(fields: dict[str, Any], record: Record) -> None:
+    values = record["run"]["parameters"]
     for name, one in fields.get("parameters", {}).items():
         if name in values and not one.get("secret"):
             one["default"] = values[name]
@@ -109,6 +110,11 @@ def _with_values(fields: dict[str, Any], values: Record) -> None:
     compute["nodes"] = values.get("nodes", compute.get("nodes", 1))
     if "launcher" in values and values["launcher"] != fields.get("launcher", {}).get("kind"):
         fields["launcher"] = {"kind": values["launcher"]}
+    environment = record.get("environment", {})
+    slots = environment.get("slots") if environment.get("distribution") == "mpi" else None
+    if isinstance(slots, int) and slots > 0:
+        # As many ranks on a node as there were, whatever this site's table of devices says.
+        fields.setdefault("launcher", {"kind": "local"}).setdefault("slots", slots)
     if "checkpoint" in values:
         checkpoint = str(values["checkpoint"])
         fields.setdefault("transform", {})["checkpoint"] = (
@@ -145,6 +151,8 @@ def fetch_code(record: Record, store: ObjectStore, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
+        if body.startswith(b"#!"):  # the record has no modes
+            path.chmod(path.stat().st_mode | 0o100)
     if digest_of({name: folder / name for name in names}) != record["code"]["digest"]:
         raise TransferCorrupt(f"{store.uri}/{CODE} is not the code that the record is of.")
 

@@ -129,7 +129,8 @@ def needs_events(job: _Object | None, pods: Sequence[_Object]) -> bool:
     if job is None or is_deleted(job):
         return False
     if condition_of(job, "Complete"):
-        return False
+        # All ranks may have saved because one had to make room: for whom, an event says.
+        return bool(missing_hosts(job, pods)) or any(map(is_deleted, pods))
     plain = all(pod["status"].get("phase") == "Running" and not is_deleted(pod) for pod in pods)
     return bool(condition_of(job, "Failed") or missing_hosts(job, pods) or not pods or not plain)
 
@@ -352,7 +353,7 @@ def why_ended(facts: Mapping[str, Any]) -> Verdict | None:
     if kept := annotations_of(job).get(ENDED_BECAUSE):
         return Verdict.load(kept)
     if condition_of(job, "Complete"):
-        return _of_pods(job, pods, [])
+        return _of_pods(job, pods, events)
     failed = condition_of(job, "Failed")
     if failed.get("reason") == "DeadlineExceeded":
         return Verdict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 from typing import Any
@@ -38,11 +39,22 @@ def hook_fit() -> None:
     owner.fit = fit_noted
 
 
+_last: list[_NoteWeights] = []
+
+
+@atexit.register
+def _note_the_end() -> None:
+    """Of the last fit(): one of many is no end."""
+    for one in _last:
+        one.note_now()
+
+
 class _NoteWeights(keras.callbacks.Callback):
     def __init__(self, notes: WeightNotes) -> None:
         super().__init__()
         self._notes = notes
         self._seen = 0
+        self._begun = False
 
     def _step(self, counted: int) -> int:
         # As it is saved with the model: a training that goes on counts on.
@@ -54,10 +66,20 @@ class _NoteWeights(keras.callbacks.Callback):
         weights = self.model.weights
         if weights:
             names = [one.path for one in weights]
-            self._notes.note(step, names, [one.numpy() for one in weights])
+            self._notes.note(step, names, (one.numpy() for one in weights))
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._note(self._step(0))
+    def note_now(self) -> None:
+        """What the weights are."""
+        self._note(self._step(self._seen))
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._begun:
+            return
+        # Not when fit() begins: a callback may restore what an earlier process saved, after that.
+        self._begun = True
+        step = self._seen = self._step(0)
+        if not self._notes.begun or is_due(step, step - 1):
+            self._note(step)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self._step(self._seen + 1)
@@ -66,4 +88,4 @@ class _NoteWeights(keras.callbacks.Callback):
         self._seen = step
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._note(self._step(self._seen))
+        _last[:] = [self]

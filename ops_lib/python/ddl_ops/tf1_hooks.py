@@ -59,7 +59,14 @@ def _hook_runs() -> None:
         variables = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         if variables:
             names = [variable.op.name for variable in variables]
-            notes.note(step, names, run(session, variables))
+            notes.note(step, names, (run(session, one) for one in variables))
+
+    def counted(session: Any, counter: Any, otherwise: int) -> int:
+        try:
+            return otherwise if counter is None else int(run(session, counter))
+        except tf.errors.OpError as error:
+            notes.give_up(f"the global step cannot be read: {error.message}")
+            return otherwise
 
     @functools.wraps(run)
     def run_noted(self: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,11 +78,11 @@ def _hook_runs() -> None:
             return run(self, fetches, *args, **kwargs)
         counter = tf.compat.v1.train.get_global_step(self.graph)
         if self.graph not in seen:
-            seen[self.graph] = 0 if counter is None else int(run(self, counter))
+            seen[self.graph] = counted(self, counter, 0)
             note(self, seen[self.graph])
         done = run(self, fetches, *args, **kwargs)
         before = seen[self.graph]
-        step = before + 1 if counter is None else int(run(self, counter))
+        step = counted(self, counter, before + 1)
         if weight_notes.is_due(step, before):
             note(self, step)
         seen[self.graph] = step

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,28 @@ class WeightNotes:
         self._noted = -1  # the step
         self._failed = False
 
-    def note(self, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
+    @property
+    def begun(self) -> bool:
+        """Whether this process has noted anything."""
+        return self._names is not None
+
+    def note(self, step: int, names: Sequence[str], values: Iterable[Any]) -> None:
         """Notes the weights after a step; the same step again is not noted.
+
+        What cannot be noted is said, and nothing is noted from then on: the training goes on.
 
         Args:
             step: done; 0: none yet.
             names: of the tensors.
-            values: arrays, in their order.
+            values: arrays, in their order; taken one after the other.
         """
         if self._failed or (step == self._noted and self._names == list(names)):
             return
-        digests = [_digest(value) for value in values]
+        try:
+            digests = [_digest(value) for value in values]
+        except Exception as error:  # of a script's own variables: the other ranks wait for this one
+            self.give_up(f"the weights after step {step} cannot be read: {error}")
+            return
         lines: list[dict[str, Any]] = []
         first = self._names is None
         if self._names != list(names):
@@ -91,9 +102,13 @@ class WeightNotes:
             with self._path.open("w" if anew else "a", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(line)}\n" for line in lines)
         except OSError as error:  # a full disk, which the training itself may bear
-            self._failed = True
-            said = f"{self._path}: {error.strerror}: no more digests of the weights are noted"
-            print(f"ddl: rank 0: {said}", file=sys.stderr, flush=True)
+            self.give_up(f"{self._path}: {error.strerror}")
+
+    def give_up(self, why: str) -> None:
+        """Says why nothing is noted any more."""
+        self._failed = True
+        said = f"{why.splitlines()[0][:300]}: no more digests of the weights are noted"
+        print(f"ddl: rank 0: {said}", file=sys.stderr, flush=True)
 
 
 def _digest(value: Any) -> str:
@@ -116,5 +131,5 @@ def note_weights(step: int, variables: Sequence[Any]) -> None:
     notes, seen = _of_script(path)
     if not seen or is_due(step, seen[0]):
         names = [str(getattr(one, "path", one.name)).removesuffix(":0") for one in variables]
-        notes.note(step, names, [one.numpy() for one in variables])
+        notes.note(step, names, (one.numpy() for one in variables))
     seen[:] = [step]

@@ -81,3 +81,18 @@ def test_a_full_disk_ends_the_notes_and_not_the_training(tmp_path, capsys) -> No
     notes.note(0, ["a"], [np.ones(1)])
     notes.note(1, ["a"], [np.ones(1)])
     assert capsys.readouterr().err.count("no more digests") == 1
+
+
+def test_weights_that_cannot_be_read_end_the_notes_and_not_the_training(tmp_path, capsys) -> None:
+    """The other ranks wait for this one."""
+
+    def uninitialised():
+        raise RuntimeError("Attempting to use uninitialized value head/kernel\nand much more")
+        yield
+
+    notes = WeightNotes(tmp_path / "f")
+    notes.note(0, ["a"], uninitialised())
+    notes.note(1, ["a"], [np.array(["text", None], dtype=object)])
+    said = capsys.readouterr().err
+    assert "uninitialized value head/kernel: no more digests" in said and "much" not in said
+    assert said.count("no more digests") == 1 and not (tmp_path / "f").exists()

@@ -116,6 +116,13 @@ def test_a_file_that_was_not_published_is_named(place, key, name, ask):
     assert f"ddl-airflow: {place.as_uri()}/{name}: it was not published with the rest" in err
 
 
+def test_a_marker_that_cleaning_left_twice_is_no_fault_of_what_was_published(place, key):
+    (place / "_RETIRED").write_bytes((place / "_SUCCESS").read_bytes())
+    found = verify(FolderStore(place), key[1])
+    assert found.problems == {}
+    assert any("_RETIRED is beside _SUCCESS" in note for note in found.notes)
+
+
 def test_whoever_changes_all_that_lists_a_file_is_found_by_the_signature(place, key):
     """With the record and the marker made to fit: only the site's key is not to be had."""
     path = place / "model" / "saved_model.pb"

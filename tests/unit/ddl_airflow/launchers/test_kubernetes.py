@@ -26,7 +26,13 @@ from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import api as kubernetes_api
 from ddl_airflow.launchers.kubernetes import pod as pod_program
 from ddl_airflow.launchers.kubernetes.api import Refused
-from ddl_airflow.launchers.kubernetes.causes import dead, judged, left_over, refused
+from ddl_airflow.launchers.kubernetes.causes import (
+    dead,
+    judged,
+    left_over,
+    needs_events,
+    refused,
+)
 from ddl_airflow.launchers.kubernetes.launcher import make_keys
 from ddl_airflow.launchers.kubernetes.objects import completed, name_of
 from ddl_airflow.launchers.registry import launcher
@@ -434,6 +440,22 @@ def test_a_launchers_pod_that_kubernetes_removed_is_no_preemption(handle):
     assert "launcher.time_limit" in judged(handle, facts, NOW).reason
     facts = {"job": job_of("Complete"), "pods": [pod_of(0), pod_of(1)], "events": []}
     assert judged(handle, facts, NOW).state is JobState.LOST
+
+
+def test_for_whom_ranks_made_room_is_asked_also_where_all_ended_well(handle):
+    done, gone = pod_of(0, ended_as(code=0)), pod_of(1, deleted=AT)
+    assert not needs_events(job_of("Complete"), [done, pod_of(1, ended_as(code=0))])
+    assert needs_events(job_of("Complete"), [done])
+    assert needs_events(job_of("Complete"), [done, gone])
+    for rank in range(2):
+        saved = {"listens": True, "preempted": {"step": 7}}
+        ended = {"host": f"pod-{rank}", "ended": 1.0, "exit_code": 0, **saved}
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(ended))
+    events = [event(1, "Preempted", "Preempted by vision/better on node n1")]
+    told = {"job": job_of("Complete"), "pods": [done, gone], "events": events}
+    assert (
+        "for one of higher priority: Preempted by vision/better" in judged(handle, told, NOW).reason
+    )
 
 
 def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):

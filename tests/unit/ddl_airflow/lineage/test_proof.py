@@ -58,6 +58,16 @@ def test_steps_that_a_later_process_did_again_count_once():
     assert len(read_notes(body(*BEFORE, begun(0, "c"), line(0, 1), line(1, 2)))) == 5
 
 
+def test_one_that_was_ended_and_went_on_is_compared_where_both_have_notes():
+    whole = [begun(), *(line(step, step, step) for step in (0, 1, 128, 132, 136, 140))]
+    went_on = [*whole[:4], begun(130, goes_on=True), line(130, 9, 9), *whole[4:]]
+    assert divergence(read_notes(body(*whole)), read_notes(body(*went_on))) is None
+    assert divergence(read_notes(body(*went_on)), read_notes(body(*whole))) is None
+    other = [*went_on[:-2], line(136, 136, 1), went_on[-1]]
+    found = divergence(read_notes(body(*whole)), read_notes(body(*other)))
+    assert (found.step, found.tensors, found.same_until) == (136, ("b",), 132)
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
