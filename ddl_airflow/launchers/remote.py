@@ -172,6 +172,10 @@ class Ssh:
             words.append("--delay-updates")
         if grow:
             words.append("--inplace")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)  # rsync makes the last one alone
+        except OSError as error:
+            return f"{folder.parent}: {error.strerror}"
         limit = _MOST_S if only else None
         return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=limit)
 
