@@ -363,7 +363,12 @@ def test_the_lineage_of_a_model(tab, published, theme):
     without_fault(page)
     frame.get_by_role("dialog").get_by_role("button", name="Go back").click()
     expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
-    conf = {"model": "mnist-tf1", "action": "rollback", "to": "", "reason": "it is worse at night"}
+    conf = {
+        "model": "mnist-tf1",
+        "action": "rollback",
+        "to": "t-first/0000000000000000-11111111",
+        "reason": "it is worse at night",
+    }
     assert published.sent == [("ddl-production", {"logical_date": None, "conf": conf})]
 
 
