@@ -83,6 +83,8 @@ class Compiler:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="cc-"))
+        # It works beside other tests, some of which change theirs for a while.
+        self._environment = dict(os.environ)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
         self._objects: dict[str, list[Future[Path]]] = {}
         self._running: set[subprocess.Popen] = set()
@@ -133,6 +135,8 @@ class Compiler:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                env=self._environment,
+                cwd=self._folder,
             )
             self._running.add(process)
         said, _ = process.communicate()

@@ -34,6 +34,19 @@ def _check(words: list[str | Path], expected: int, folder: Path) -> None:
     assert ran.stdout.count("\nok     ") == expected, ran.stdout
 
 
+def test_another_tests_path_and_folder_do_not_reach_the_compiler(monkeypatch, tmp_path):
+    """Only some of it is compiled when other tests begin."""
+    compiler = Compiler()
+    if not compiler.can("thread"):
+        pytest.skip("no g++: apt-get install g++")
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gone.rmdir()
+    compiler._run("thread", ["--version"])
+    compiler.end()
+
+
 @pytest.mark.parametrize("variant", SANITIZERS)
 def test_cc_tests_pass(variant: str, compiler: Compiler, tmp_path: Path) -> None:
     if not compiler.can(variant):
