@@ -374,7 +374,7 @@ def _do(
                 return {}
             context.begins(name)
             done = _waited_for(work)
-            context.tell("published" if name == "upload_results" else "running", name)
+            context.tell(step=name, **work.became(done))
             return done
     except KeyboardInterrupt as error:
         context.cancel()

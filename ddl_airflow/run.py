@@ -42,15 +42,10 @@ from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
 from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
-from ddl_airflow.launchers.base import (
-    explained,
-    ranks_status,
-    read_records,
-    written_by_several,
-)
 from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
+from ddl_airflow.launchers.records import explained, ranks_status, read_records, written_by_several
 from ddl_airflow.summary import Road, summary
 
 # Hidden: what is in it is no script, and no manifest, of the folder around it.

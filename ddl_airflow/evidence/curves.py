@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape
 
+from ddl_airflow.core.curves import downsampled
 from ddl_airflow.core.metrics import Measurement, is_word, shown, source_of
 from ddl_airflow.core.progress import ABOUT_RUN, read_line
 from ddl_airflow.evidence.names import plain
@@ -76,7 +77,7 @@ def drawn(curves: Curves) -> str:
 
 
 def _chart(name: tuple[str, str], by_step: Mapping[int, float]) -> Iterable[str]:
-    points = _thinned(sorted(by_step.items()))
+    points = downsampled(sorted(by_step.items()), _MOST_POINTS)
     steps, values = [step for step, _ in points], [value for _, value in points]
     low, high = min(values), max(values)
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -101,19 +102,6 @@ def _chart(name: tuple[str, str], by_step: Mapping[int, float]) -> Iterable[str]
         f'<text x="{right}" y="{bottom + 16}" text-anchor="end" fill="#444444">{steps[-1]}</text>'
     )
     yield f'<polyline points="{line}" fill="none" stroke="#0b6bcb" stroke-width="1.5"/>'
-
-
-def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most so many of them, among which each stretch's lowest and highest are."""
-    if len(points) <= _MOST_POINTS:
-        return list(points)
-    kept = {0, len(points) - 1}
-    stretches = (_MOST_POINTS - 2) // 2
-    for number in range(stretches):
-        begin, end = (len(points) * one // stretches for one in (number, number + 1))
-        stretch = range(begin, end)
-        kept |= {min(stretch, key=lambda i: points[i][1]), max(stretch, key=lambda i: points[i][1])}
-    return [points[i] for i in sorted(kept)]
 
 
 def _called(name: tuple[str, str]) -> str:

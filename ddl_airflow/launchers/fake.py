@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.records import ranks_status
 
 
 class FakeLauncher:

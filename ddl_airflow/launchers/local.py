@@ -21,10 +21,11 @@ from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import LaunchError, NoSpace, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import processes, run_as, session_directory, tasks
-from ddl_airflow.launchers.base import END_S, no_room, over_since, ranks_status
+from ddl_airflow.launchers.base import END_S
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.processes import kill_marked, said_of
+from ddl_airflow.launchers.records import no_room, over_since, ranks_status
 from ddl_airflow.launchers.tether import tethered
 
 # What a rank inherits from the caller, by name: Airflow's own environment holds connections and

@@ -98,15 +98,7 @@ class Ssh:
         """
         argv = ["ssh", *self.options, "--", host, shlex.join(command)]
         try:
-            ended = subprocess.run(
-                argv,
-                input=text,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
+            ended = _ended(argv, text, timeout_s)
         except FileNotFoundError:
             return Said(None, why="ssh is not installed here. apt-get install openssh-client")
         except subprocess.TimeoutExpired:
@@ -186,15 +178,8 @@ class Ssh:
         if shutil.which("rsync") is None:
             return "rsync is not installed here. apt-get install rsync"
         try:
-            ended = subprocess.run(
-                tethered(argv),  # else a large copy would go on without the task
-                input=text,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
+            # Tethered: else a large copy would go on without the task.
+            ended = _ended(tethered(argv), text, timeout_s)
         except subprocess.TimeoutExpired as expired:
             return f"rsync: it was not done within {expired.timeout:.0f} s"
         if ended.returncode in (0, _VANISHED):
@@ -204,6 +189,20 @@ class Ssh:
         if "command not found" in ended.stderr:
             return "rsync is not installed there. apt-get install rsync"
         return f"rsync: {_first(ended.stderr)}"
+
+
+def _ended(
+    argv: Sequence[str], text: str, timeout_s: float | None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def _first(text: str) -> str:

@@ -29,9 +29,10 @@ from ddl_airflow.core.environment import DEFAULT_OPTIONS
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import job_preflight, run_as
-from ddl_airflow.launchers.base import Told, is_consequence, ranks_status
+from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.local import make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi
+from ddl_airflow.launchers.records import is_consequence, ranks_status
 
 # The commands give up by themselves well before, also where the controller is away (18 s).
 _TIMEOUT_S = 60.0

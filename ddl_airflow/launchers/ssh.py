@@ -31,10 +31,10 @@ from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
 from ddl_airflow.launchers import preflight, processes, session_directory
-from ddl_airflow.launchers.base import is_consequence, ranks_status
 from ddl_airflow.launchers.local import LocalLauncher, make_folders, on_nodes, rank_environment
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
 from ddl_airflow.launchers.placement import Placement
+from ddl_airflow.launchers.records import is_consequence, ranks_status
 from ddl_airflow.launchers.remote import Ssh, on_each
 from ddl_airflow.launchers.ssh_connection import ConnectedSsh, hosts_of
 

@@ -23,7 +23,7 @@ from ddl_airflow.core.errors import CommandInvalid, DdlError, SubmitFailed, Time
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
 from ddl_airflow.core.parameters import check_settings, word_of
-from ddl_airflow.core.plan import ScriptStep, Step, StoreReference, UploadResultsStep
+from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.flow import flow_of
@@ -217,19 +217,14 @@ class StepOperator(BaseOperator):
                 self._context = now = self._context_of(layout, context)
                 if not context["params"].get("dry_run"):
                     now.begins(self.task_id)
+                step = self.work(self.asked(), now)
                 try:
-                    done = work(self.work(self.asked(), now), context)
+                    done = work(step, context)
                 except StepSkipped:
                     now.tell("skipped", self.task_id)
                     raise
                 self._done = {**(self._done or {}), **done}
-                if isinstance(self.step, UploadResultsStep):
-                    # For the page, which finds the pointers by them.
-                    named = {"publication": done["training"]} if "training" in done else {}
-                    results = self.step.results.view()
-                    now.tell("published", self.task_id, **named, results=results)
-                else:
-                    now.tell("running", self.task_id)
+                now.tell(step=self.task_id, **step.became(done))
                 return done
 
     def _context_of(self, layout: RunLayout, context: Any) -> StepContext:

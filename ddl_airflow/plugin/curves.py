@@ -18,6 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.curves import Point, downsampled
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.metrics import Measurement, is_word, number_of, source_of, spelled
 from ddl_airflow.core.progress import ABOUT_RUN, MAX_LINE, read_line
@@ -32,8 +33,6 @@ _MOST_GAPS = 100
 _CURSOR = re.compile(r"(\d{1,18})\.(\d{1,4})\.(\d{1,18})\.(\d{1,18})\.([01])\.(\d{1,10})")
 # A rank's record is written a moment after the clock is read for its first line, or before.
 _SLACK_S = 0.5
-
-Point = tuple[int, float]
 
 
 @dataclass
@@ -211,31 +210,6 @@ def _gaps(points: Sequence[Point]) -> list[list[Any]]:
             gaps.append([step, step, spelled(value)])
         before = lost
     return gaps
-
-
-def downsampled(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most about so many of them, which look the same: of each stretch the first, the last,
-    the least and the greatest, and one of those that are no number. Points are in order of step.
-
-    So a spike of one step is always drawn, which a mean or each n-th point would lose.
-    """
-    if len(points) <= limit:
-        return list(points)
-    stretches = max(1, limit // 5)
-    drawn: list[Point] = []
-    for number in range(stretches):
-        begin = number * len(points) // stretches
-        end = (number + 1) * len(points) // stretches
-        stretch = range(begin, end)
-        kept = {begin, end - 1}
-        finite = [index for index in stretch if math.isfinite(points[index][1])]
-        if finite:
-            kept.add(min(finite, key=lambda index: points[index][1]))
-            kept.add(max(finite, key=lambda index: points[index][1]))
-        if len(finite) < len(stretch):
-            kept.add(next(index for index in stretch if not math.isfinite(points[index][1])))
-        drawn += [points[index] for index in sorted(kept)]
-    return drawn
 
 
 def _thinned(shares: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

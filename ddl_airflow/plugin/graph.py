@@ -18,7 +18,7 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, Pointer, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.plugin.training import read_record
+from ddl_airflow.plugin.training import mapping, read_record
 
 _FRESH_S = 15.0
 _PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
@@ -106,10 +106,10 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     record = read_record(layout)
     with suppress(FileRefused, OSError):
         record = {**read_object(layout.kept / LINEAGE, layout.workspace), **_outcome(record)}
-    outcome = _mapping(record.get("outcome"))
+    outcome = mapping(record.get("outcome"))
     nodes = _inputs(record)
     state = str(outcome.get("state", "running"))
-    run = _mapping(record.get("run"))
+    run = mapping(record.get("run"))
     told = [("training", layout.training_id), ("state", state), ("started", run.get("started"))]
     told += [("asked for by", run.get("triggered_by"))]
     nodes.append(_node("run", "run", str(run.get("run_id", layout.training_id)), told))
@@ -118,9 +118,9 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     if not isinstance(publication, str):
         of_none = {"unknown": "", "pending": False, "production": None, "results": ""}
         return {"nodes": nodes, "edges": edges} | of_none
-    result = _mapping(record.get("result"))
+    result = mapping(record.get("result"))
     files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
-    metrics = _mapping(result.get("metrics")).items()
+    metrics = mapping(result.get("metrics")).items()
     told = [("place", publication), *((name, value) for name, value in metrics)]
     model = _node("model", "model", publication.rpartition("/")[2], told)
     model["files"] = [
@@ -145,7 +145,7 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         "unknown": why,
         "pending": bool(known.get("pending")),
         "production": known.get(PRODUCTION),
-        "results": _mapping(outcome.get("results")).get("uri", ""),
+        "results": mapping(outcome.get("results")).get("uri", ""),
     }
 
 
@@ -155,15 +155,15 @@ def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inputs(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     nodes = []
-    if data := _mapping(record.get("dataset")):
+    if data := mapping(record.get("dataset")):
         told = [(name, data.get(name)) for name in ("fingerprint", "files", "bytes")]
         nodes.append(_node("data", "data", str(data.get("uri", "data")), told))
-    if code := _mapping(record.get("code")):
+    if code := mapping(record.get("code")):
         files = code.get("files")
         names = [str(one) for one in files[:20]] if isinstance(files, list) else []
         told = [("digest", code.get("digest")), ("commit", code.get("git_commit"))]
         nodes.append(_node("code", "code", ", ".join(names) or "code", told))
-    if manifest := _mapping(record.get("manifest")):
+    if manifest := mapping(record.get("manifest")):
         told = [(name, manifest.get(name)) for name in ("digest", "dialect", "file")]
         nodes.append(_node("manifest", "manifest", str(manifest.get("name", "manifest")), told))
     return nodes
@@ -172,7 +172,3 @@ def _inputs(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _node(node_id: str, kind: str, title: str, told: list[tuple[str, Any]]) -> dict[str, Any]:
     known = [(name, value) for name, value in told if value is not None]
     return {"id": node_id, "kind": kind, "title": title, "facts": known}
-
-
-def _mapping(said: object) -> Mapping[str, Any]:
-    return said if isinstance(said, Mapping) else {}

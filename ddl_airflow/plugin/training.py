@@ -323,6 +323,11 @@ def _count(number: int, of: str) -> str:
     return f"{number} {of}{'s' * (number != 1)}"
 
 
+def mapping(said: object) -> Mapping[str, Any]:
+    """What is one; else an empty one."""
+    return said if isinstance(said, Mapping) else {}
+
+
 def _word(said: object, longest: int = 200) -> str:
     """Text that can be sent; empty if it is none."""
     text = said[:longest] if isinstance(said, str) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import is_word, number_of, spelled
-from ddl_airflow.plugin.training import facts, read_failure, read_pace, read_record
+from ddl_airflow.plugin.training import facts, mapping, read_failure, read_pace, read_record
 
 _MOST = 2000
 _TAIL = 16 * 1024
@@ -84,7 +84,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _read_line(layout: RunLayout) -> dict[str, Any] | None:
     record = read_record(layout)
-    run, outcome = _mapping(record.get("run")), _mapping(record.get("outcome"))
+    run, outcome = mapping(record.get("run")), mapping(record.get("outcome"))
     run_id = run.get("run_id")
     if run_id is None:
         with suppress(FileRefused, OSError):
@@ -94,11 +94,11 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
     state = outcome.get("state", "running")
     if "outcome" not in record and record:
         state = "published"  # of an earlier version of ours: the whole record
-    result = _mapping(record.get("result"))
-    goodput = _mapping(result.get("goodput"))
+    result = mapping(record.get("result"))
+    goodput = mapping(result.get("goodput"))
     metrics = {
         name: spelled(number_of(value))
-        for name, value in _mapping(result.get("metrics")).items()
+        for name, value in mapping(result.get("metrics")).items()
         if isinstance(value, int | float) or is_word(value)
     }
     failure = read_failure(layout)
@@ -121,7 +121,3 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         "results": outcome.get("results"),
         "facts": facts(record),
     }
-
-
-def _mapping(said: object) -> Mapping[str, Any]:
-    return said if isinstance(said, Mapping) else {}

@@ -157,6 +157,12 @@ class StepTry(ABC, Generic[Asked]):
             WaitForJob, WaitForExperiment: it goes on later.
         """
 
+    def became(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        """What a step that returned ``done`` makes of the training, for the run's record: its
+        ``state``, and what ``keep_so_far`` keeps besides.
+        """
+        return {"state": "running"}
+
 
 class ScriptTry(StepTry[AskedOfScripts]):
     """One try of a step that starts processes in the ranks' Python."""

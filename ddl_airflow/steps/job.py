@@ -33,16 +33,8 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import (
-    END_S,
-    GRACE_S,
-    Launcher,
-    Preparing,
-    Scheduler,
-    explained,
-    reports_of,
-    run_folder,
-)
+from ddl_airflow.launchers.base import END_S, GRACE_S, Launcher, Preparing, Scheduler
+from ddl_airflow.launchers.records import explained, reports_of, run_folder
 
 _POLL_S = 0.1
 _ASK_S = 1.0

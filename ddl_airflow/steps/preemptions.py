@@ -14,7 +14,7 @@ from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.launchers.base import read_records
+from ddl_airflow.launchers.records import read_records
 
 # A training that gets nowhere waits, twice as long each time, so that it does not hold what is
 # wanted by others over and over.

@@ -30,13 +30,8 @@ from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, show
 from ddl_airflow.core.plan import TrainStep
 from ddl_airflow.core.progress import Progress, everything_told
 from ddl_airflow.core.scripts import CURE, will_train_apart
-from ddl_airflow.launchers.base import (
-    Launcher,
-    Scheduler,
-    how_trained,
-    read_records,
-    written_by_several,
-)
+from ddl_airflow.launchers.base import Launcher, Scheduler
+from ddl_airflow.launchers.records import how_trained, read_records, written_by_several
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.lineage.proof import read_notes_of, summary
 from ddl_airflow.lineage.record import (

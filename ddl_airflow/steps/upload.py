@@ -106,6 +106,11 @@ class UploadResults(StepTry[UploadResultsStep]):
         )
         return places
 
+    def became(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        """Published; and where, for who wants to see which pointers name it."""
+        named = {"publication": done["training"]} if "training" in done else {}
+        return {"state": "published", **named, "results": self.step.results.view()}
+
     def promote_newest(self, newest: Pointer) -> None:
         """Lets production name what a run has no need to train again.
 

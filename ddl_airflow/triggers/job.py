@@ -18,7 +18,8 @@ from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, FileRefused, LaunchError
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Progress, Tail
-from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler, reports_of
+from ddl_airflow.launchers.base import END_S, GRACE_S, Connecting, Scheduler
+from ddl_airflow.launchers.records import reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 log = logging.getLogger(__name__)

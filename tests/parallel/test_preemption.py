@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers.base import ranks_status
+from ddl_airflow.launchers.records import ranks_status
 from tests.parallel.conftest import SCRIPTS
 from tests.soak.driver import mpirun_command
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers.base import ranks_status, run_folder
 from ddl_airflow.launchers.job_preflight import unwell
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.facts import (
@@ -46,6 +45,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
 )
 from ddl_airflow.launchers.kubernetes.objects import START_TIMEOUT, workers_prefix
 from ddl_airflow.launchers.kubernetes.operators import KEEP_FINISHED
+from ddl_airflow.launchers.records import is_consequence, ranks_status, run_folder
 
 # What is told of a job that cannot be looked at: why, and whether that may pass.
 SILENT, AGAIN = "silent", "again"
@@ -54,7 +54,7 @@ WAITS = "ddl-airflow/waits"
 
 # Of pod.py.
 _UNUSABLE, _LAUNCHER_LOST = 69, 75
-_KILLED = 137
+_KILLED, _ASKED_TO_END = 137, 143  # a rank, by SIGKILL and SIGTERM
 # For a pod that has its node, to run; in which a registry or a volume may be away.
 _START_S = 600.0
 # More than a submission takes.
@@ -81,8 +81,6 @@ _OF_NODE = frozenset(("TaintManagerEviction", "NodeNotReady"))
 _NOT_MADE = frozenset(
     ("FailedCreate", "ValidationError", "MPIJobFailed", "TrainJobResourcesCreationFailed")
 )
-# Exceptions and codes of ranks that may only have seen what happened to a pod.
-_CONSEQUENCES = frozenset(("AbortedError", "FailedPreconditionError", "UnavailableError"))
 
 
 @dataclass(frozen=True)
@@ -243,10 +241,8 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
             return replace(status, reason=why)
         return JobStatus(verdict.state, reason=verdict.reason, permanent=verdict.permanent)
     # What a rank did by itself says more than that the rest was ended.
-    consequence = (
-        failure.exit_code in (None, _KILLED, 128 + 9, 128 + 15)
-        or failure.exception in _CONSEQUENCES
-    )
+    # One that a signal ended may only have seen what happened to a pod.
+    consequence = is_consequence(failure) or failure.exit_code in (_KILLED, _ASKED_TO_END)
     if not consequence or (verdict.state is JobState.LOST and not verdict.pod):
         return status
     if verdict.state is JobState.FAILED and verdict.pod == failure.host:

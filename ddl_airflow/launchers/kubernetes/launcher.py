@@ -15,16 +15,16 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.connections import AirflowConnection, FindConnection, own_connection
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
-from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
+from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, Submission
 from ddl_airflow.launchers import run_as
 from ddl_airflow.launchers.base import Told
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
@@ -32,31 +32,23 @@ from ddl_airflow.launchers.kubernetes.causes import (
     AGAIN,
     SILENT,
     WAITS,
-    Verdict,
     abandoned,
-    dead,
-    due,
     judged,
-    left_over,
     needs_events,
     outdated,
     refused,
     slim,
-    taken_back,
-    why_ended,
 )
-from ddl_airflow.launchers.kubernetes.facts import ENDED_BECAUSE
 from ddl_airflow.launchers.kubernetes.objects import (
     JOB_ID,
     JOB_LABEL,
     MANAGED,
-    NODES,
     Wanted,
     completed,
     name_of,
-    worker_name,
 )
 from ddl_airflow.launchers.kubernetes.operators import OPERATORS, Operator
+from ddl_airflow.launchers.kubernetes.place import Place, owner_of
 from ddl_airflow.launchers.local import inherited, make_folders
 
 # Of this host, not of the image.
@@ -180,7 +172,7 @@ class KubernetesLauncher:
                 created.append(_made_anew(cluster, namespace, one))
             one = first
             created.append(cluster.create(namespace, first))
-            owner = _owner(operator, created[-1]["metadata"])
+            owner = owner_of(operator, created[-1]["metadata"])
             for one in ahead:
                 # What it waits for is not to wait for it.
                 owned = {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}
@@ -353,82 +345,9 @@ class KubernetesLauncher:
         return cluster, namespace or cluster.namespace, OPERATORS[operator or "none"]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where jobs are that are made in one way."""
-
-    cluster: Cluster
-    namespace: str
-    operator: Operator
-
-    def look_after(self, handle: JobHandle, facts: Mapping[str, Any], now: float) -> None:
-        """Starts a job whose time has come, ends one that cannot go on, removes what it left.
-
-        Raises:
-            LaunchError: the cluster does not answer, or refuses it.
-        """
-        if due(facts["job"], now):
-            self.begin(facts)
-        elif verdict := dead(facts, now) or taken_back(handle, facts["job"]):
-            self.note(facts, verdict, self.operator.end)
-        for left in left_over(facts, now):
-            self.note(facts, why_ended(facts), {})
-            self.delete("Pod", left)
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Lets a job start that was to wait. Another process may do so at the same time."""
-        job = facts["job"]
-        about = job["metadata"]
-        kept = json.loads(about["annotations"][WAITS])
-        try:
-            for pod in _workers(kept["pod"], job) if kept["pod"] else ():
-                pod["metadata"]["ownerReferences"] = [_owner(self.operator, about)]
-                self._create(pod)
-        except Refused as error:
-            cause = refused(error, self.namespace, kept["pod"])
-            self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
-            return
-        change = kept["change"]
-        said = change.get("metadata", {})
-        annotations = {**said.get("annotations", {}), WAITS: None}
-        whole = {**change, "metadata": {**said, "annotations": annotations}}
-        self.cluster.patch(self.namespace, self.operator.kind, about["name"], whole)
-
-    def _create(self, one: Mapping[str, Any]) -> None:
-        try:
-            self.cluster.create(self.namespace, one)
-        except Refused as error:
-            if error.reason != "AlreadyExists":
-                raise
-
-    def note(
-        self, facts: Mapping[str, Any], verdict: Verdict | None, change: Mapping[str, Any]
-    ) -> None:
-        """Has the job keep why it ended, which its pods tell no more when they are gone."""
-        about = facts["job"]["metadata"]
-        if ENDED_BECAUSE in about["annotations"]:
-            return
-        note = (verdict or Verdict(JobState.LOST, "")).dump(time.time())
-        said = {"metadata": {"annotations": {ENDED_BECAUSE: note}}}
-        merged = {**change, "metadata": {**change.get("metadata", {}), **said["metadata"]}}
-        self.cluster.patch(self.namespace, self.operator.kind, about["name"], merged)
-        about["annotations"][ENDED_BECAUSE] = note
-
-    def delete(self, kind: str, one: Mapping[str, Any]) -> None:
-        """That very object."""
-        about = one["metadata"]
-        self.cluster.delete(self.namespace, kind, about["name"], about["uid"])
-
-
 def _silent(error: LaunchError) -> Told:
     """Of a job, in place of what the cluster says."""
     return {SILENT: str(error)} | ({AGAIN: "yes"} if error.retryable else {})
-
-
-def _owner(operator: Operator, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job's other objects say whose they are."""
-    kind = {"apiVersion": operator.version, "kind": operator.kind}
-    return {**kind, "name": about["name"], "uid": about["uid"], "blockOwnerDeletion": True}
 
 
 def _made_anew(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict[str, Any]:
@@ -441,14 +360,6 @@ def _made_anew(cluster: Cluster, namespace: str, one: Mapping[str, Any]) -> dict
             raise
     cluster.delete(namespace, one["kind"], left["metadata"]["name"], left["metadata"]["uid"])
     return cluster.create(namespace, one)
-
-
-def _workers(first: Mapping[str, Any], job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All workers' pods, which differ by their names alone."""
-    name = job["metadata"]["name"]
-    said = json.dumps(first)
-    for node in range(int(job["metadata"]["annotations"][NODES])):
-        yield json.loads(said.replace(worker_name(name, 0), worker_name(name, node)))
 
 
 def make_keys() -> dict[str, str]:

@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ddl_ops import rank_record
 
 from ddl_airflow import cli
+from ddl_airflow.commands.rerun import _SETTINGS as SET_AGAIN
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.core.manifest.digest import digest
 from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
@@ -47,6 +49,11 @@ transform: {sample: t10k-images-idx3-ubyte.gz}
 lineage: {prove: true}
 retries: {delay: 10s}
 """
+
+
+def test_what_is_set_again_is_among_what_ranks_record():
+    """The two are in packages of which neither imports the other."""
+    assert {*SET_AGAIN} <= {*rank_record._SETTINGS}
 
 
 def environment():

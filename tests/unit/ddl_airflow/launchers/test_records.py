@@ -11,15 +11,10 @@ import pytest
 
 from ddl_airflow.core.errors import LaunchError
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus
-from ddl_airflow.launchers import base
-from ddl_airflow.launchers.base import (
-    explained,
-    ranks_status,
-    read_records,
-    written_by_several,
-)
+from ddl_airflow.launchers import records
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.local import LocalLauncher, OnceLauncher
+from ddl_airflow.launchers.records import explained, ranks_status, read_records, written_by_several
 
 GOOD = {"ended": 5.0, "exit_code": 0}
 
@@ -58,7 +53,7 @@ def test_a_record_that_a_file_system_does_not_give_may_come_later(tmp_path, monk
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(base, "read_object", stale)
+    monkeypatch.setattr(records, "read_object", stale)
     assert status_of(tmp_path, None, running=True, nodes=1) == JobStatus(JobState.RUNNING)
     with pytest.raises(LaunchError, match="rank 0: .*Stale") as caught:
         status_of(tmp_path, None)

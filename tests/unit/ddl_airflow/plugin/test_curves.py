@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from ddl_airflow.plugin.curves import Cursor, downsampled, read_curves
+from ddl_airflow.core.curves import downsampled
+from ddl_airflow.plugin.curves import Cursor, read_curves
 
 
 @pytest.fixture
