@@ -230,11 +230,11 @@ def trains(cluster: KubernetesCluster, folder: Path) -> None:
     )
 
     def ended() -> bool:
-        time.sleep(5)  # each look starts an Airflow in the cluster
+        time.sleep(15)  # each look starts an Airflow in the cluster
         return state(cluster) in ("success", "failed")
 
-    until(ended, 480, lambda: said(folder))
-    assert state(cluster) == "success", said(folder)
+    until(ended, 480, lambda: said(cluster, folder))
+    assert state(cluster) == "success", said(cluster, folder)
     words = ("-n", SPACE, "get", "pods", "-l", "kubernetes_executor=True", "-o", "json")
     pods = json.loads(cluster.kubectl(*words))["items"]
     found = {pod["metadata"]["labels"]["task_id"] for pod in pods}
@@ -249,7 +249,16 @@ def state(cluster: KubernetesCluster) -> str:
     return str(runs[0]["state"])
 
 
-def said(folder: Path) -> str:
-    """The tasks' logs, which outlive their pods."""
+def said(cluster: KubernetesCluster, folder: Path) -> str:
+    """The tasks' logs, which outlive their pods; and why there may be none."""
     logs = sorted((folder / "workspace").rglob("attempt=*.log"))
-    return "\n".join(f"{path}: {path.read_text(errors='replace')[-3000:]}" for path in logs)
+    told = [f"{path}: {path.read_text(errors='replace')[-3000:]}" for path in logs]
+    there = ("-n", SPACE)
+    told += [
+        cluster.kubectl(*there, "get", "pods,events", check=False),
+        *(
+            cluster.kubectl(*there, "logs", "airflow", "-c", one, "--tail=60", check=False)
+            for one in SERVICES
+        ),
+    ]
+    return "\n".join(told)
