@@ -38,6 +38,9 @@ from ddl_airflow.core.manifest.sections.schedule import ScheduleOrShort
 from ddl_airflow.core.manifest.sections.tries import Retries, Steps
 from ddl_airflow.core.manifest.values import Text, Whole
 
+# Of a manifest that was not loaded.
+_UNKNOWN = Compute("", 0, gpu=False)
+
 
 class Manifest(Section):
     """One training: from data in a store to a model in a store."""
@@ -160,7 +163,7 @@ class Manifest(Section):
     _warnings: tuple[ManifestIssue, ...] = PrivateAttr(default=())
     _lines: Lines = PrivateAttr(default_factory=Lines)
     _names: Mapping[str, str] = PrivateAttr(default={})
-    _compute: Compute = PrivateAttr(default=Compute("", 0, gpu=False))
+    _compute: Compute = PrivateAttr(default_factory=lambda: _UNKNOWN)
 
     @property
     def source(self) -> str:

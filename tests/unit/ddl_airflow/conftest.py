@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, Submission
@@ -26,6 +27,12 @@ from tests.limits import within
 
 # Before anything imports Airflow: it reads its settings once, and writes where it lives.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-")
+
+# Nothing but what is asserted fails a test: another program may have the processor.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _WAIT_S = 20.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -109,6 +110,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
 
 
+@lru_cache(1024)  # asked several times of each manifest, and many have the same
 def split_commands(text: str) -> tuple[str, ...]:
     """Returns the commands in a text; ``;`` and line ends outside quotes separate them.
 
