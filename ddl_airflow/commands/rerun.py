@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,10 @@ def _rerun(options: argparse.Namespace) -> int:
         recorded_manifest(record)
         before = _notes_of(record, store) if options.prove else []
         folder = options.to or Path(f"rerun-{Path(record['training_id']).name}")
-        path = _made(record, store, folder, options)
+        if folder.exists() and any(folder.iterdir()):
+            raise SettingInvalid(f"{folder} is there, and is not empty. Give another: --to DIR.")
+        with _whole_or_removed(folder):
+            path = _made(record, store, folder, options)
         if not options.prove:
             _say(
                 options.json,
@@ -100,9 +104,43 @@ def _rerun(options: argparse.Namespace) -> int:
                 [f"{path} would make it again: ddl-airflow run {path}"],
             )
             return 0
-        return _prove(record, before, path, options)
+        with _kept_to_look_at(folder):
+            return _prove(record, before, path, options)
     except (LookupError, TypeError, AttributeError) as error:
         raise DdlError(f"{store.uri} has no whole lineage ({error!r})") from error
+
+
+@contextmanager
+def _whole_or_removed(folder: Path) -> Iterator[None]:
+    """Removes what was made of a folder that could not be made whole, for it would be taken for
+    what makes the model again; and the folder, if it was not there.
+    """
+    made = [] if folder.exists() else [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:  # also Ctrl-C
+        for path in [*folder.iterdir()] if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def _kept_to_look_at(folder: Path) -> Iterator[None]:
+    """Says that the folder stays: whoever asks why there is no proof looks at the training's logs,
+    or does the rest by hand.
+    """
+    try:
+        yield
+    except BaseException:
+        print(
+            f"ddl-airflow: {folder} stays, to be looked at: its manifest and scripts are whole, "
+            f"and what was done with them is in {folder / FOLDER}. Remove it when you are done.",
+            file=sys.stderr,
+        )
+        raise
 
 
 def _notes_of(record: Mapping[str, Any], store: ObjectStore) -> list[Note]:
@@ -144,8 +182,6 @@ def _made(
     Raises:
         DdlError: something that it needs is not there any more, or is another.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise SettingInvalid(f"{folder} is there, and is not empty. Give another one: --to DIR.")
     prove, uri = "proof" in record["result"], record["dataset"]["uri"]
     instead = options.data.resolve() if options.data is not None else None
     if instead is not None and not instead.is_dir():

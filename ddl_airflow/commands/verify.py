@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 from ddl_airflow.commands.lineage import publication_at
@@ -12,8 +14,10 @@ from ddl_airflow.commands.options import Commands
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
+from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.lineage.story import printable
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
+from ddl_airflow.storage.transfer import PUBLICATION
 
 
 def add_to(commands: Commands) -> None:
@@ -32,8 +36,9 @@ def add_to(commands: Commands) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    store = _publication(options.uri)
+    store, note = _publication(options.uri)
     found = verify(store, options.key)
+    found.notes += [note] if note else []
     if options.json:
         print(json.dumps(_dumped(store.uri, found), indent=2))
     else:
@@ -42,15 +47,44 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-def _publication(uri: str) -> ObjectStore:
-    """Also one that lacks what others are known by."""
-    place = open_place(uri.rstrip("/"))
+def _publication(uri: str) -> tuple[ObjectStore, str]:
+    """The place, also of one that lacks what others are known by; and what to note of that."""
+    uri = uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    place = open_place(uri)
     try:
-        if any(place.exists(marker) for marker in (SUCCESS, RETIRED)):
-            return place
+        if any(place.exists(key) for key in (SUCCESS, RETIRED, LINEAGE)):
+            return place, ""
+        newest, whole = _newest(place)
     except SourceMissing as error:
         raise NoSuchModel(str(error)) from error
-    return publication_at(uri)
+    if not newest:
+        return publication_at(uri), ""
+    note = ""
+    if newest != whole:
+        before = f" The newest with a marker is {whole}." if whole else ""
+        note = f"an upload to {newest} that was cut off, or is at work, looks the same.{before}"
+    return place.at(newest), note
+
+
+def _newest(place: ObjectStore) -> tuple[str, str]:
+    """The newest publication of a training, with its marker or without; and the newest with it.
+
+    What cleaning has withdrawn is none. Empty: there is none.
+    """
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for obj in place.list():
+        name, _, key = obj.key.partition("/")
+        if re.fullmatch(PUBLICATION, name):
+            found[name][key] = obj.modified
+    marked = {name: keys[SUCCESS] for name, keys in found.items() if SUCCESS in keys}
+    lost = {
+        name: max(keys.values())
+        for name, keys in found.items()
+        if not keys.keys() & {SUCCESS, RETIRED}
+    }
+    times = marked | lost
+    newest = max(times, key=times.__getitem__, default="")
+    return newest, max(marked, key=marked.__getitem__, default="")
 
 
 def _dumped(uri: str, found: Verdict) -> dict[str, object]:

@@ -11,6 +11,7 @@
     │   ├── AccessDenied         wrong keys, or keys without the right  permanent
     │   ├── ConnectionInvalid    endpoint or credentials not usable     permanent
     │   ├── TransferCorrupt      bytes that arrived are not those listed
+    │   │   └── FileChanged      somebody writes to a file that is being published
     │   ├── FileRefused          a link, or the like, that a training left  permanent
     │   ├── PlaceTaken           another training works there
     │   └── NoSpace              the disk or the store is full
@@ -124,6 +125,10 @@ class ConnectionInvalid(StagingError):
 
 class TransferCorrupt(StagingError):
     """The bytes that arrived are not the bytes that were listed."""
+
+
+class FileChanged(TransferCorrupt):
+    """A file is not what it was when its digest was made: somebody still writes to it."""
 
 
 class NoSpace(StagingError):

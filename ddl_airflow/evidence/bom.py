@@ -77,8 +77,18 @@ def bill(record: Mapping[str, Any]) -> str:
 
 
 def problems_of(text: str) -> list[str]:
-    """What CycloneDX's own schema has against a bill."""
-    error = _validator().validate_str(text)
+    """What CycloneDX's own schema has against a bill.
+
+    Raises:
+        ModuleNotFoundError: it cannot be asked here.
+    """
+    from cyclonedx.exception import MissingOptionalDependencyException
+
+    try:
+        error = _validator().validate_str(text)
+    except MissingOptionalDependencyException as missing:  # of the library's own extra
+        name = getattr(missing.__cause__, "name", None) or "jsonschema"
+        raise ModuleNotFoundError(f"no module {name!r}", name=name) from missing
     return [] if error is None else [f"it is no CycloneDX 1.6: {str(error.data)[:200]}"]
 
 

@@ -19,7 +19,8 @@ from ddl_airflow.core.errors import StagingError
 from ddl_airflow.evidence.names import hexadecimal
 
 VERSION = "http://mlcommons.org/croissant/1.0"
-# Bytes that are read once more for their digests, at most. A listing has none that Croissant takes.
+# Bytes that are read once more for their digests, at most: of objects whose SHA-256 nobody made
+# when they were staged, and other digests Croissant does not take.
 _MOST_BYTES = 4 * 2**30
 _MOST_OBJECTS = 10_000
 _CR = "cr:"
@@ -59,10 +60,11 @@ def described(record: Mapping[str, Any], staged: Path, cache: Path) -> dict[str,
     roots = [Path(os.path.realpath(root)) for root in (staged, cache)]
     data = record["dataset"]
     listing = data.get("listing", ())
-    nbytes = sum(one["size"] for one in listing)
-    if nbytes > _MOST_BYTES or len(listing) > _MOST_OBJECTS:
+    unknown = [one for one in listing if "sha256" not in one]
+    nbytes = sum(one["size"] for one in unknown)
+    if nbytes > _MOST_BYTES or len(unknown) > _MOST_OBJECTS:
         raise StagingError(
-            f"{len(listing)} objects of {nbytes / 2**30:.1f} GiB would be read again for their "
+            f"{len(unknown)} objects of {nbytes / 2**30:.1f} GiB would be read again for their "
             f"SHA-256; at most {_MOST_OBJECTS} of {_MOST_BYTES // 2**30} GiB are"
         )
     name = record["manifest"].get("name") or record["run"]["dag_id"]
@@ -107,18 +109,21 @@ def _object(
     obj: Mapping[str, Any], uri: str, staged: Path, roots: Iterable[Path]
 ) -> dict[str, Any]:
     key, size = _entry(obj)
-    with open(_opened(staged / key, key, roots), "rb") as file:
-        if os.fstat(file.fileno()).st_size != obj["size"]:
-            raise StagingError(f"{key} was changed since it was staged")
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "@type": "cr:FileObject",
         "name": key,
         "contentUrl": f"{uri}/{quote(key)}",
         "contentSize": size,
         "encodingFormat": mimetypes.guess_type(key)[0] or "application/octet-stream",
-        "sha256": digest,
+        "sha256": obj.get("sha256") or _digest(staged / key, obj, roots),
     }
+
+
+def _digest(path: Path, obj: Mapping[str, Any], roots: Iterable[Path]) -> str:
+    with open(_opened(path, obj["key"], roots), "rb") as file:
+        if os.fstat(file.fileno()).st_size != obj["size"]:
+            raise StagingError(f"{obj['key']} was changed since it was staged")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _opened(path: Path, key: str, roots: Iterable[Path]) -> int:

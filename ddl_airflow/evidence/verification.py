@@ -1,28 +1,32 @@
 """Whether what lies in a place of results is what was published there, and what its evidence says.
 
 Each byte of a publication is under a digest: files under ``lineage.json`` and the marker's list,
-the record and the signature under the marker's, the marker under its own. Whoever changes all of
-them is found by the signature, if there is one.
+the record and the signature under the marker's, the marker under its own, and what that lists under
+the name of the place. Whoever changes all of them is found by the signature, if there is one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import SourceMissing, TransferCorrupt
+from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.evidence import bom, croissant, provenance
 from ddl_airflow.evidence.names import BOM, CURVES, DATASET, EVIDENCE, PROVENANCE, SIGNATURE
 from ddl_airflow.evidence.signature import UNSIGNED, check, signer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.marker import is_as_sealed
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
+from ddl_airflow.storage.transfer import PUBLICATION, content_of
 
 # Of the marker that uploads write. Another name is a changed one.
 _OF_MARKER = {"dag_id", "training_id", "manifest", "keep", "files", "marked", "digest"}
@@ -64,12 +68,18 @@ class _Read:
     body: bytes = b""
 
 
-def verify(publication: ObjectStore, public_key: Path | None = None) -> Verdict:
+_CORRUPT = _Read("")
+
+
+def verify(
+    publication: ObjectStore, public_key: Path | None = None, *, readers: int = 8
+) -> Verdict:
     """Reads every object of a publication, and holds it against all that is said of it.
 
     Args:
         publication: its place; nothing else may lie there.
         public_key: PEM, of whoever is to have signed it; None: no signature is asked for.
+        readers: objects that are read at once. Nothing is written to disk.
 
     Raises:
         StagingError: the store cannot be read.
@@ -77,7 +87,7 @@ def verify(publication: ObjectStore, public_key: Path | None = None) -> Verdict:
     """
     found = Verdict()
     listed = publication.list()
-    there = _read_all(publication, listed, found)
+    there = _read_all(publication, listed, found, readers)
     found.files = len(there)
     marked = _marked(there, found)
     record = _record(there.get(LINEAGE), marked, found)
@@ -104,6 +114,7 @@ def verify(publication: ObjectStore, public_key: Path | None = None) -> Verdict:
                 found.add(key, "it is gone")
     elif LINEAGE not in there:
         found.add(LINEAGE, "it is gone")
+    _check_place(publication.uri, marked, record, found)
     if record is not None:
         _check_evidence(record, there, found)
     _check_signature(there, public_key, found)
@@ -111,25 +122,39 @@ def verify(publication: ObjectStore, public_key: Path | None = None) -> Verdict:
 
 
 def _read_all(
-    publication: ObjectStore, listed: list[StoredObject], found: Verdict
+    publication: ObjectStore, listed: Sequence[StoredObject], found: Verdict, readers: int
 ) -> dict[str, _Read]:
+    def read(obj: StoredObject) -> _Read | None:
+        """None: it was removed since it was listed."""
+        ours = obj.key in (SUCCESS, RETIRED, LINEAGE) or obj.key.startswith(EVIDENCE)
+        kept = bytearray() if ours and obj.size <= _LARGEST else None
+        digest = hashlib.sha256()
+
+        def take(chunk: bytes) -> None:
+            digest.update(chunk)
+            if kept is not None:
+                kept.extend(chunk)
+
+        try:
+            publication.read(obj, take)
+        except TransferCorrupt:
+            return _CORRUPT
+        except SourceMissing:
+            return None
+        return _Read(digest.hexdigest(), bytes(kept or b""))
+
     there = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for obj in listed:
-            path = Path(folder, "file")
-            try:
-                publication.get(obj, path, lambda _count: None)
-            except TransferCorrupt:
-                found.add(obj.key, "what is read is not what its store lists")
-            except SourceMissing:  # since it was listed
-                continue
-            else:
-                with path.open("rb") as file:
-                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                ours = obj.key in (SUCCESS, RETIRED, LINEAGE) or obj.key.startswith(EVIDENCE)
-                body = path.read_bytes() if ours and obj.size <= _LARGEST else b""
-                there[obj.key] = _Read(sha256, body)
-            path.unlink(missing_ok=True)
+    with ThreadPoolExecutor(max(1, readers)) as pool:
+        reading = [pool.submit(read, obj) for obj in listed]
+        try:
+            for obj, one in zip(listed, reading, strict=True):
+                if (was := one.result()) is _CORRUPT:
+                    found.add(obj.key, "what is read is not what its store lists")
+                elif was is not None:
+                    there[obj.key] = was
+        except BaseException:  # the store cannot be read: nobody waits for the rest of it
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return there
 
 
@@ -186,6 +211,40 @@ def _compare(record: Mapping[str, Any], marked: tuple[dict[str, str], Any], foun
     ):
         if marker.get(name, said) != said:
             found.add(SUCCESS, f"its {name} is not that of {LINEAGE}")
+
+
+def _check_place(
+    uri: str,
+    marked: tuple[dict[str, str], Any] | None,
+    record: Mapping[str, Any] | None,
+    found: Verdict,
+) -> None:
+    """Whose publication lies there: ``<training id>/<digest of its content>-<token>``. One that is
+    whole, but another's, is not what was asked for.
+    """
+    *_, above, name = ("", *unquote(uri).split("/"))
+    named = re.fullmatch(PUBLICATION, name)
+    if named and marked is not None:
+        try:
+            files = marked[1]["files"]
+            content = content_of({f["key"]: (f["sha256"], f["size"]) for f in files})
+        except (LookupError, TypeError):
+            content = ""
+        if content != named["content"]:
+            key = SUCCESS if SUCCESS not in found.problems else RETIRED
+            found.add(key, f"it lists other content than that after which {name} is named")
+    if record is None:
+        return
+    owner = str(record["training_id"])
+    if owner in (above, name):
+        return
+    if re.fullmatch(OWN_EXPERIMENT, above):  # as trainings are named
+        found.add(LINEAGE, f"it is of training {owner}, and not of {above}")
+    else:
+        found.notes.append(
+            f"nothing but what lies here says that it is of training {owner}: the place is not "
+            "named so"
+        )
 
 
 def _check_evidence(record: Mapping[str, Any], there: Mapping[str, _Read], found: Verdict) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import SAMPLE, Measurement, finite
+from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.store import ObjectStore
 
 LINEAGE = "lineage.json"
@@ -32,6 +33,7 @@ SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
 # Of a part, which lists each object of the data.
 _MOST_BYTES = 2**30
+_READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
 _TRAINING = "training.json"
@@ -284,10 +286,11 @@ def write_lineage(layout: RunLayout, record: Mapping[str, Any]) -> None:
 
 
 def _listed(files: Mapping[str, Path]) -> list[dict[str, Any]]:
-    return [
-        {"key": key, "size": path.stat().st_size, "sha256": _sha256(path)}
-        for key, path in sorted(files.items())
-    ]
+    listed = []
+    for key, path in sorted(files.items()):
+        sha256, size = file_sha256(path)
+        listed.append({"key": key, "size": size, "sha256": sha256})
+    return listed
 
 
 def lineage_schema() -> dict[str, Any]:
@@ -347,7 +350,7 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
 def _is_published(path: Path, markers: Iterable[Mapping[str, Any]]) -> bool:
     if not path.exists():
         return False
-    mine = (LINEAGE, _sha256(path))
+    mine = (LINEAGE, file_sha256(path)[0])
     return any(mine == (file["key"], file["sha256"]) for m in markers for file in m["files"])
 
 
@@ -355,17 +358,16 @@ def check_files(record: Mapping[str, Any], store: ObjectStore) -> list[str]:
     """What is not as recorded: one sentence for each published file that is gone or changed."""
     problems = []
     listed = {obj.key: obj for obj in store.list()}
-    with tempfile.TemporaryDirectory() as folder:
-        for file in record["result"]["files"]:
-            obj = listed.get(file["key"])
-            if obj is None:
-                problems.append(f"{store.uri}/{file['key']} is gone")
-                continue
-            path = Path(folder, "file")
-            store.get(obj, path, lambda _count: None)
-            if _sha256(path) != file["sha256"]:
-                problems.append(f"{store.uri}/{file['key']} is not the file that was published")
-            path.unlink()
+    files = record["result"]["files"]
+    there = [listed[file["key"]] for file in files if file["key"] in listed]
+    with ThreadPoolExecutor(_READERS) as pool:
+        read = dict(zip(there, pool.map(partial(object_sha256, store), there), strict=True))
+    for file in files:
+        obj = listed.get(file["key"])
+        if obj is None:
+            problems.append(f"{store.uri}/{file['key']} is gone")
+        elif read[obj] != file["sha256"]:
+            problems.append(f"{store.uri}/{file['key']} is not the file that was published")
     return problems
 
 
@@ -382,11 +384,6 @@ def _of(run: Run, experiment: str) -> dict[str, Any]:
         "tries": {},
         "experiment": experiment,
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(layout: RunLayout, path: Path, value: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from ddl_airflow.core.manifest.convert import rewritten
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.storage.code import digest_of
-from ddl_airflow.storage.fingerprint import file_sha256
+from ddl_airflow.storage.fingerprint import object_sha256
 from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
 from ddl_airflow.storage.transfer import dataset_of
 
@@ -190,10 +189,7 @@ def _is_changed(one: Record, now: StoredObject, store: ObjectStore) -> bool:
         return False
     if one["size"] != now.size or "sha256" not in one:
         return True
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        store.get(now, path, lambda _count: None)
-        return file_sha256(path)[0] != str(one["sha256"])
+    return object_sha256(store, now) != str(one["sha256"])
 
 
 def objects_of(record: Record, store: ObjectStore) -> list[StoredObject]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
+    FileChanged,
     FileRefused,
     QualityTooLow,
     StagingError,
@@ -37,6 +38,7 @@ from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 # Lines in a log, each of a file that is not published.
 _MOST_SAID = 20
+_MOST_CHANGES = 2  # of files, by whoever still writes to them, until the task has to be tried again
 _MOST_SCRIPTS = 16 * 2**20  # bytes, of all scripts of a training
 # What the name of an object cannot hold, or a listing in XML not say: controls, and bytes that are
 # no UTF-8, which Python has as halves of a character.
@@ -74,7 +76,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         files = self._found()
         with suppress(StagingError):  # `_index` says that nothing can be written there
             begin(store, layout.training_id)
-        published, record = self._publish(store, files)
+        published, record = self._published(store, files)
         places = {
             "training": published.uri,
             "model": f"{published.uri}/model",
@@ -184,6 +186,19 @@ class UploadResults(StepTry[UploadResultsStep]):
                 *(type(error).__name__, error),
             )
 
+    def _published(
+        self, store: ObjectStore, files: Mapping[str, Path]
+    ) -> tuple[PublishedResult, dict[str, Any]]:
+        """Begins again where something still writes to a file: its record and its object would
+        have different digests.
+        """
+        for _ in range(_MOST_CHANGES):
+            try:
+                return self._publish(store, files)
+            except FileChanged as changed:
+                self.log.warning("%s. Its digests are made again", changed)
+        return self._publish(store, files)
+
     def _publish(
         self, store: ObjectStore, files: Mapping[str, Path]
     ) -> tuple[PublishedResult, dict[str, Any]]:
@@ -208,6 +223,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             published=publications(store.at(layout.training_id)).values(),
             evidence=evidence,
         )
+        known = {f["key"]: (f["sha256"], f["size"]) for f in record["result"]["files"]}
         if self.site.signing_key:
             add_signature(made, record, layout, self.site.signing_key, self.site.secret)
         for key, why in made.not_made.items():
@@ -219,6 +235,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             files,
             store,
             layout.training_id,
+            known=known,
             marker={
                 "dag_id": self.context.run.dag_id,
                 "training_id": layout.training_id,

@@ -27,6 +27,7 @@ from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
+    FileChanged,
     NoSpace,
     PlaceTaken,
     SourceMissing,
@@ -382,23 +383,37 @@ class FolderStore:
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
         """A copy: a link would let a later edit of the file change what was staged."""
-        source = self._path(obj.key)
-        with os_errors(path, obj.size), open(self._opened(source), "rb") as reader:
-            with open(path, "xb") as writer:
-                _copy(reader, writer, advance)
-            found = os.fstat(reader.fileno())
-            if self._object(obj.key, found) != obj or path.stat().st_size != obj.size:
-                raise TransferCorrupt(
-                    f"{source} changed while it was copied. Try again when it is complete."
-                )
+        with os_errors(path, obj.size), self._reading(obj) as reader, open(path, "xb") as writer:
+            _copy(reader, writer, advance)
         return "size"
+
+    def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
+        """The same, and nothing is written."""
+        with os_errors(self._path(obj.key)), self._reading(obj) as reader:
+            while chunk := reader.read(CHUNK):
+                take(chunk)
+        return "size"
+
+    @contextmanager
+    def _reading(self, obj: StoredObject) -> Iterator[BinaryIO]:
+        """Yields the open file, which is to be read to its end, and then looks whether it is the
+        one that was listed.
+        """
+        source = self._path(obj.key)
+        with open(self._opened(source), "rb") as reader:
+            yield reader
+            found = self._object(obj.key, os.fstat(reader.fileno()))
+            if found != obj or reader.tell() != obj.size:
+                raise TransferCorrupt(
+                    f"{source} changed while it was read. Try again when it is complete."
+                )
 
     def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
         """Copies under another name in the same folder, then renames."""
 
         def write(writer: BinaryIO) -> None:
             if _copy(reader, writer, advance) != sha256:
-                raise TransferCorrupt(f"{path} changed while it was copied to {self.uri}/{key}")
+                raise FileChanged(f"{path} changed while it was copied to {self.uri}/{key}")
 
         with os_errors(path), open(path, "rb") as reader:
             return self._place(key, os.fstat(reader.fileno()).st_size, write)

@@ -8,7 +8,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 from pathlib import Path
 
-from ddl_airflow.storage.store import CHUNK, StoredObject
+from ddl_airflow.storage.store import CHUNK, ObjectStore, StoredObject
 
 
 def fingerprint(listing: Iterable[StoredObject]) -> str:
@@ -33,6 +33,13 @@ def file_sha256(path: Path) -> tuple[str, int]:
             digest.update(chunk)
             size += len(chunk)
     return digest.hexdigest(), size
+
+
+def object_sha256(store: ObjectStore, obj: StoredObject) -> str:
+    """An object's SHA-256 in hex. Raises as ``ObjectStore.read``."""
+    digest = hashlib.sha256()
+    store.read(obj, digest.update)
+    return digest.hexdigest()
 
 
 class PartsMd5:

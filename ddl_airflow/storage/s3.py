@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,7 @@ from xml.etree import ElementTree
 
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
+    FileChanged,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -223,20 +224,30 @@ class S3Store:
             self._client.head_object(**name)
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
+        """Streams the object to the file."""
+
+        def take(chunk: bytes) -> None:
+            sink.write(chunk)
+            advance(len(chunk))
+
+        with os_errors(path, obj.size), open(path, "xb") as sink:
+            checked = self.read(obj, take)
+            sink.flush()
+            os.fsync(sink.fileno())
+        return checked
+
+    def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
         """Streams the object, digesting as it comes, and compares with what the store says."""
         name = {"Bucket": self.bucket, "Key": self._key(obj.key), "IfMatch": f'"{obj.etag}"'}
         size = 0
-        with os_errors(path, obj.size), self._errors(obj.key):
+        with self._errors(obj.key):
             answer = self._client.get_object(**name)
             check = self._check(answer, obj)
-            with answer["Body"] as body, open(path, "xb") as sink:
+            with answer["Body"] as body:
                 while chunk := body.read(CHUNK):
-                    sink.write(chunk)
+                    take(chunk)
                     size += len(chunk)
                     check.update(chunk)
-                    advance(len(chunk))
-                sink.flush()
-                os.fsync(sink.fileno())
         if size != obj.size:
             raise self._corrupt(obj.key, f"{size:,} bytes came, {obj.size:,} are listed")
         try:
@@ -277,6 +288,9 @@ class S3Store:
         where = f"{self.uri}/{key} at {self._said or self.endpoint}"
         return TransferCorrupt(f"{where}: {why}. Transfer it again.")
 
+    def _changed(self, key: str, path: Path) -> FileChanged:
+        return FileChanged(f"{path} changed while it was uploaded to {self.uri}/{key}")
+
     def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
         """Uploads, in parts when large, and compares the ETag with the file's."""
         with os_errors(path):
@@ -284,7 +298,7 @@ class S3Store:
             if size < PART_SIZE:
                 body = path.read_bytes()
                 if hashlib.sha256(body).hexdigest() != sha256:
-                    raise self._corrupt(key, f"{path} changed while it was uploaded")
+                    raise self._changed(key, path)
                 stored = self._put_small(key, body, sha256)
                 advance(size)
                 return stored
@@ -306,7 +320,7 @@ class S3Store:
                 etag.update(chunk)
                 advance(0)
             if digest.hexdigest() != sha256:
-                raise self._corrupt(key, f"{path} changed while it was uploaded")
+                raise self._changed(key, path)
             source.seek(0)
             self._client.upload_fileobj(
                 source,

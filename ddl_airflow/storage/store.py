@@ -132,8 +132,22 @@ class ObjectStore(Protocol):
                 gives a name that nobody reads, and removes it.
         """
 
+    def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
+        """Gives an object's content to ``take``, piece by piece, and writes nothing.
+
+        Returns:
+            As ``get``.
+
+        Raises:
+            TransferCorrupt: the bytes are not those listed: what ``take`` has is worth nothing.
+        """
+
     def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
-        """Stores a file whose digest (hex) is known, and checks what arrived."""
+        """Stores a file whose digest (hex) is known, and checks what arrived.
+
+        Raises:
+            FileChanged: the file has another digest by now; nothing was stored.
+        """
 
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
         """Stores a small object."""

@@ -35,6 +35,7 @@ Progress = Callable[[int, int, int, int], None]
 
 COMPLETE = ".complete"  # in a staged folder: what it holds
 REPORT_INTERVAL_S = 0.25
+PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
 
 Job = TypeVar("Job")
 
@@ -310,6 +311,7 @@ def publish(
     store: ObjectStore,
     prefix: str = "",
     *,
+    known: Mapping[str, tuple[str, int]] | None = None,
     marker: Mapping[str, object] | None = None,
     workers: int = 8,
     progress: Progress | None = None,
@@ -329,19 +331,23 @@ def publish(
         files: key in the publication -> file.
         store: where to.
         prefix: "" for the store itself.
+        known: SHA-256 in hex and bytes, by key, of files that something else that is published
+            says to be so; they are not read for theirs.
         marker: facts of the caller for the marker.
         workers: transfers at once.
         progress: see ``Progress``.
 
     Raises:
+        FileChanged: a file is not what its digest is of: somebody writes to it.
         StagingError: and its subclasses, as ``ObjectStore`` does.
     """
     target = store.at(prefix)
     if not files:
         raise StagingError(f"{target.uri}: no files to publish", retryable=False)
     check_keys([*files, SUCCESS], target.uri)
-    digests = _digests(files, workers)
-    content = _content(digests)
+    digests = dict(known or {})
+    digests |= _digests({key: files[key] for key in files.keys() - digests.keys()}, workers)
+    content = content_of(digests)
     for name, found in publications(target).items():
         if name.partition("-")[0] == content and not missing_from(target.at(name)):
             same = tuple(PublishedFile(**entry) for entry in found["files"])
@@ -414,7 +420,12 @@ def restore(publication: ObjectStore) -> None:
         publication.delete([RETIRED])
 
 
-def _content(digests: Mapping[str, tuple[str, int]]) -> str:
+def content_of(digests: Mapping[str, tuple[str, int]]) -> str:
+    """What the name of a publication begins with.
+
+    Args:
+        digests: SHA-256 in hex and bytes of each file but the marker, by its key.
+    """
     lines = (json.dumps([key, *digests[key]]) + "\n" for key in sorted(digests))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 

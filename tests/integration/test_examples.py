@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +17,15 @@ import httpx
 import pytest
 
 from ddl_airflow.core.progress import Progress
-from ddl_airflow.demo.show import RESULTS_BUCKET
+from ddl_airflow.demo.digits import HELD_OUT_LABELS
+from ddl_airflow.demo.show import DATA_BUCKET, RESULTS_BUCKET
 from ddl_airflow.evidence.names import BOM, CARD, CURVES, DATASET, PROVENANCE
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import check_files
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.stores import open_store
-from tests.conftest import ENTERED, TRAINED
+from tests.conftest import ENTERED, ROOT, TRAINED
 from tests.documents import with_real_connection, wml_document
 from tests.limits import within
 from tests.schemas import check_lineage_schema
@@ -258,3 +262,34 @@ def _wait(done, timeout_s):
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
         time.sleep(0.2)
     return result
+
+
+def test_what_is_in_production_scores(site, object_store, finished, loader_folder):
+    """An ordinary DAG file, which a training's asset or the clock starts; here a person does."""
+    run_id, _ = finished["mnist-keras"]
+    dag, script = loader_folder / "score_nightly.py", loader_folder / "score-nightly"
+    shutil.copytree(ROOT / "dags" / "score-nightly", script)
+    shutil.copy(ROOT / "dags" / "score_nightly.py", dag)
+    try:
+        site.wait_for_dag("score-nightly")
+        asset = site.call("GET", "/dags/score-nightly/details")["asset_expression"]
+        assert asset["asset"]["uri"] == f"s3://{RESULTS_BUCKET}/mnist-keras"
+        scored = site.trigger("score-nightly")
+        state = site.wait_for_run("score-nightly", scored, 120)
+        assert state == "success", site.task_log("score-nightly", scored, "score")
+        model = site.xcom("mnist-keras", run_id, "upload_results")["model"]
+        assert site.xcom("score-nightly", scored, "newest_in_production")["model"] == model
+        place, _, name = site.xcom("score-nightly", scored, "score").rpartition("/")
+        lines = open_store(place, object_store.client).read_bytes(name).decode().splitlines()
+    finally:
+        dag.unlink()
+        shutil.rmtree(script)
+    digits = [int(line.split(",")[2]) for line in lines if line.startswith("t10k")]
+    with gzip.open(
+        io.BytesIO(
+            object_store.client.get_object(Bucket=DATA_BUCKET, Key=HELD_OUT_LABELS)["Body"].read()
+        )
+    ) as file:
+        labels = [*file.read()[8:]]
+    right = sum(digit == label for digit, label in zip(digits, labels, strict=True))
+    assert right / len(labels) >= 0.90

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
+from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from
+from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.transfer import publish
 
 ROOT = Path(__file__).parents[3]
 STEPS = ["stage_data", "train", "transform", "upload_results"]
@@ -77,6 +83,33 @@ def test_shape_of_the_examples(golden, example):
     path = ROOT / "dags" / example / "manifest.yml"
     text = json.dumps(shape(dag_from(load_manifest(path), path)), indent=2, sort_keys=True)
     golden(f"dag_{example}.json", text.replace(str(ROOT), "<repository>") + "\n")
+
+
+def test_the_example_that_scores_takes_what_the_pointer_names(tmp_path):
+    """Its scoring itself: tests/integration/test_examples.py."""
+    example = runpy.run_path(str(ROOT / "dags" / "score_nightly.py"))
+    DagSerialization.to_dict(example["dag"])
+    place = tmp_path.as_uri()
+    dag = example["score_dag"](place, "digits", "file:///nowhere")
+    asset = dag.schedule.asset_condition
+    assert asset.uri == f"{place}/digits"
+    newest = dag.get_task("newest_in_production").python_callable
+    with pytest.raises(AirflowSkipException, match="no digits is in production yet"):
+        newest()
+    published = publish({"model/x": Path(__file__)}, FolderStore(tmp_path), "digits-1")
+    named = f"digits-1/{published.name}"
+    point(FolderStore(tmp_path), "digits", PRODUCTION, named, {"accuracy": 0.9})
+    serving = {
+        **{"publication": named, "model": f"{published.uri}/model"},
+        "metrics": {"accuracy": 0.9},
+    }
+    assert newest() == serving
+    # A training whose model was published, and then one whose model serves.
+    events = {asset: [SimpleNamespace(extra={"production": False})]}
+    with pytest.raises(AirflowSkipException, match="not put into production"):
+        newest(events)
+    events[asset].append(SimpleNamespace(extra={"production": True}))
+    assert newest(events) == serving
 
 
 def dag_of(tmp_path: Path, write_manifest, more: str = "", **fields: str) -> DAG:

@@ -207,6 +207,9 @@ def test_a_byte_of_the_data_that_changed_unseen_is_found_before_it_trains(traine
     assert done.returncode == 1
     assert f"{TRAIN_LABELS} (of the data: not what they were)" in done.stderr
     assert not list(tmp_path.glob("again/.ddl-run/runs/*/*/logs/rank-*"))
+    # Why it is not proved can be looked at, and the rest be done by hand.
+    assert "again stays, to be looked at: its manifest and scripts are whole" in done.stderr
+    assert (tmp_path / "again" / "manifest.yml").is_file()
 
 
 def edited(place, tmp_path, change):
@@ -263,4 +266,15 @@ def test_a_script_that_was_changed_there_is_not_taken(rerun, place, tmp_path):
     (copy / "code" / "train.py").write_text("print('another')")
     code, _, err = rerun(copy, "--to", "again")
     assert code == 1 and "code/train.py is not the file that was published" in err
-    assert not Path("again/manifest.yml").exists()
+    assert not Path("again").exists() and "stays" not in err
+
+
+def test_a_folder_that_could_not_be_made_whole_is_taken_back(rerun, place, tmp_path):
+    """Also one that is within others that were not there, and what was put into one that was."""
+    copy = edited(place, tmp_path, lambda record: record["code"].update(digest="sha256:other"))
+    assert rerun(copy, "--to", "far/away/again")[0] == 1
+    assert not Path("far").exists()
+    Path("mine").mkdir()
+    code, _, err = rerun(copy, "--to", "mine")
+    assert code == 1 and "is not the code that the record is of" in err
+    assert list(Path("mine").iterdir()) == []

@@ -29,6 +29,7 @@ from ddl_airflow.evidence import names
 from ddl_airflow.evidence.bom import bill, problems_of
 from ddl_airflow.evidence.curves import drawn, read_curves
 from ddl_airflow.evidence.verification import verify
+from ddl_airflow.lineage.record import read_part, write_part
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
@@ -284,6 +285,19 @@ def test_data_that_were_changed_since_are_not_described(training, tmp_path, put)
         "a link to a secret": "StagingError: train.csv leads out of the staged data",
         "more bytes": "StagingError: train.csv was changed since it was staged",
     }.get(put)
+
+
+def test_data_whose_digests_are_known_are_not_read_again(training):
+    """As with ``lineage: {prove: true}``, whatever they are by now, and however much."""
+    part = read_part(training.layout, "stage_data")
+    for number, one in enumerate(part["dataset"]["listing"]):
+        one |= {"sha256": f"{number:064x}", "size": 2**33}
+        (training.layout.staged / one["key"]).unlink()
+    write_part(training.layout, "stage_data", part)
+    place = folder(training.publish())
+    described = json.loads((place / names.DATASET).read_text())
+    assert [one["sha256"] for one in described["distribution"]] == [f"{n:064x}" for n in range(2)]
+    assert verify(FolderStore(place)).problems == {}
 
 
 def test_a_site_may_want_none(training):

@@ -5,20 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from ddl_airflow import cli
+from ddl_airflow.core.errors import FileChanged
 from ddl_airflow.evidence import bom
 from ddl_airflow.evidence.signature import sign
 from ddl_airflow.evidence.verification import verify
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
-from ddl_airflow.storage.transfer import restore, retire
+from ddl_airflow.storage.transfer import content_of, restore, retire
+from tests.limits import within
 
 ALL = {
     *("_SUCCESS", "lineage.json", "code/train.py", "logs/rank-0.log"),
@@ -50,6 +56,13 @@ def files_of(place):
     return sorted(path for path in place.rglob("*") if path.is_file())
 
 
+def renamed(place):
+    """The place, under the name that is right for what its marker lists."""
+    files = json.loads((place / "_SUCCESS").read_text())["files"]
+    content = content_of({one["key"]: (one["sha256"], one["size"]) for one in files})
+    return place.rename(place.with_name(f"{content}-{place.name.rpartition('-')[2]}"))
+
+
 def test_what_was_published_is_whole_with_the_key_and_without(place, key, ask):
     assert {path.relative_to(place).as_posix() for path in files_of(place)} == ALL
     code, out, err = ask(place, "--key", key[1])
@@ -57,7 +70,8 @@ def test_what_was_published_is_whole_with_the_key_and_without(place, key, ask):
     assert out == f"{place.as_uri()}: {len(ALL)} files are as they were published, and signed " + (
         "with that key\n"
     )
-    code, out, _ = ask(place.parent)  # of which it is the newest
+    for uri in (place / "lineage.json", place / "model", place.parent):  # of which it is the newest
+        code, out, _ = ask(uri)
     assert code == 0 and "nobody said whose key to expect" in out
     code, out, _ = ask("--json", place, "--key", key[1])
     said = json.loads(out)
@@ -135,6 +149,9 @@ def test_whoever_changes_all_that_lists_a_file_is_found_by_the_signature(place, 
     for one in marker["files"]:
         one["sha256"] = hashlib.sha256((place / one["key"]).read_bytes()).hexdigest()
     (place / "_SUCCESS").write_bytes(sealed(marker))
+    # The place is still named after what was published there.
+    assert "_SUCCESS" in verify(FolderStore(place)).problems
+    place = renamed(place)
     found = verify(FolderStore(place), key[1]).problems
     assert found["model/saved_model.pb"] == ["it is not the file that was signed"]
     assert found["lineage.json"] == ["it is not the file that was signed"]
@@ -144,6 +161,7 @@ def test_whoever_changes_all_that_lists_a_file_is_found_by_the_signature(place, 
     (place / "evidence" / "model.sig").unlink()
     marker["files"] = [one for one in marker["files"] if one["key"] != "evidence/model.sig"]
     (place / "_SUCCESS").write_bytes(sealed(marker))
+    place = renamed(place)
     assert "evidence/model.sig" in verify(FolderStore(place)).problems
 
 
@@ -171,6 +189,7 @@ def test_a_signature_that_names_the_sites_key_and_was_made_with_another_is_none(
     (entry,) = (one for one in marker["files"] if one["key"] == "evidence/model.sig")
     entry["sha256"] = hashlib.sha256(body).hexdigest()
     (place / "_SUCCESS").write_bytes(sealed(marker))
+    place = renamed(place)
     assert verify(FolderStore(place)).problems == {}  # nobody asked who
     for public in (key[1], other_key[1]):
         found = verify(FolderStore(place), public)
@@ -225,3 +244,115 @@ def test_what_is_no_publication_is_said(tmp_path, ask):
     code, _, err = ask(tmp_path / "results")
     assert code == 1 and "_SUCCESS: it is not as it was written" in err
     assert "lineage.json: it is gone" in err
+
+
+def test_an_older_publication_does_not_pass_for_the_newest_that_has_lost_its_marker(training, ask):
+    older = Path(urlsplit(training.publish()).path)
+    (training.layout.model / "variables" / "v").write_text("others")
+    newer = Path(urlsplit(training.publish()).path)
+    os.utime(older / "_SUCCESS", (1, 1))
+    code, out, _ = ask(older.parent)
+    assert code == 0 and newer.as_uri() in out
+    marker = (newer / "_SUCCESS").read_bytes()
+    (newer / "_SUCCESS").unlink()
+    code, out, err = ask(older.parent)
+    assert (code, out) == (1, "") and f"{newer.as_uri()}/_SUCCESS: it is gone" in err
+    assert f"cut off, or is at work, looks the same. The newest with a marker is {older.name}" in (
+        err
+    )
+    # One that cleaning took is not the newest any more.
+    (newer / "_RETIRED").write_bytes(marker)
+    code, out, _ = ask(older.parent)
+    assert code == 0 and older.as_uri() in out
+    for name in ("_SUCCESS", "_RETIRED"):
+        (older / name).unlink(missing_ok=True)
+    (newer / "_RETIRED").unlink()
+    code, _, err = ask(older.parent)
+    assert code == 1 and f"{newer.as_uri()}/_SUCCESS: it is gone" in err
+
+
+def test_the_place_says_whose_publication_is_asked_for(training, key, ask):
+    """Another's that is whole, and signed with the same key, is put where this one lay."""
+    mine = Path(urlsplit(training.publish(signing_key=str(key[0]))).path)
+    (training.layout.model / "saved_model.pb").write_text("other graph")
+    other = Path(urlsplit(training.publish(signing_key=str(key[0]))).path)
+    shutil.rmtree(mine)
+    shutil.copytree(other, mine)
+    code, _, err = ask(mine, "--key", key[1])
+    assert code == 1
+    assert f"_SUCCESS: it lists other content than that after which {mine.name} is named" in err
+    # Under its own name, and in the place of another training.
+    training_of_others = mine.parent.with_name("digits-manual-" + "0" * 32)
+    shutil.copytree(other, training_of_others / other.name)
+    for asked in (training_of_others, training_of_others / other.name):
+        code, _, err = ask(asked, "--key", key[1])
+        assert code == 1
+        said = f"lineage.json: it is of training digits-1, and not of {training_of_others.name}"
+        assert said in err
+    # A copy that is named in no such way is whole, and nobody knows more.
+    copy = shutil.copytree(other, mine.parents[1] / "backup")
+    code, out, _ = ask(copy, "--key", key[1])
+    assert code == 0 and "nothing but what lies here says that it is of training digits-1" in out
+
+
+def test_a_file_that_grows_while_it_is_published_has_one_digest(training, key):
+    """Whoever is asked for the key writes to a log: after the record, before the upload."""
+    log = training.layout.logs / "rank-0.log"
+
+    def secret(_conn_id):
+        if len(log.read_text()) < 10:
+            log.write_text("said more and more\n")
+        return key[0].read_text()
+
+    place = Path(urlsplit(training.publish(signing_key="keys", secret=secret)).path)
+    assert verify(FolderStore(place), key[1]).problems == {}
+    assert (place / "logs" / "rank-0.log").read_text() == "said more and more\n"
+    assert any("rank-0.log changed while" in said for level, said in training.log)
+
+
+def test_a_file_that_goes_on_growing_is_not_published(training, key):
+    log = training.layout.logs / "rank-0.log"
+
+    def secret(_conn_id):
+        with log.open("a") as file:
+            file.write("more\n")
+        return key[0].read_text()
+
+    with pytest.raises(FileChanged, match="rank-0.log changed while") as raised:
+        training.publish(signing_key="keys", secret=secret)
+    assert raised.value.retryable
+    assert not list(training.results.rglob("_SUCCESS"))
+
+
+def test_nothing_is_written_to_disk_and_several_are_read_at_once(place, monkeypatch):
+    """As long as all wait for one another, none of them ends."""
+    together = threading.Barrier(4)
+
+    class Slow(FolderStore):
+        def read(self, obj, take):
+            if obj.key.startswith(("model/", "code/", "logs/")):
+                together.wait(within(10))
+            return super().read(obj, take)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(place / "none"))  # where nothing can be made
+    assert verify(Slow(place), readers=4).problems == {}
+
+
+def test_without_what_its_library_checks_with_it_says_so(place):
+    """In a process of its own: cyclonedx decides when it is imported."""
+    script = (
+        "import sys; sys.modules['jsonschema'] = sys.modules['jsonschema.validators'] = None\n"
+        "from ddl_airflow import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "verify", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        "note: evidence/bom.cdx.json was not held against its schema: there is no module "
+        "'jsonschema[.a-z]*'. Install the extra `evidence`",
+        done.stdout,
+    )

@@ -218,7 +218,7 @@ def test_get_of_a_file_that_changed_since_listing_is_corrupt(tmp_path):
     store = FolderStore(tmp_path / "data")
     obj = store.put_bytes("a", b"one")
     (tmp_path / "data" / "a").write_bytes(b"longer")
-    with pytest.raises(TransferCorrupt, match="changed while it was copied"):
+    with pytest.raises(TransferCorrupt, match="changed while it was read"):
         store.get(obj, tmp_path / "copy", ignore)
 
 
