@@ -21,6 +21,8 @@ from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.plugin.training import mapping, read_record
 
 _FRESH_S = 15.0
+# While a store is asked again, what it said before is told: for so long.
+_STALE_S = 60.0
 _PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
 _READERS = 4
 _MOST_FILES = 500
@@ -38,6 +40,7 @@ class Pointers:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_READERS, "ddl-pointers")
         self._asked: dict[_Place, tuple[float, Future[dict[str, Any]]]] = {}
+        self._said: dict[_Place, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def read(
@@ -58,17 +61,21 @@ class Pointers:
         with self._lock:
             at, asked = self._asked.get(place, (0.0, None))
             if asked is None or (asked.done() and time.monotonic() - at > _FRESH_S):
-                asked = self._pool.submit(_read, *place)
-                self._asked[place] = (time.monotonic(), asked)
+                if asked is not None:
+                    self._said[place] = asked.result()
+                at, asked = time.monotonic(), self._pool.submit(_read, *place)
+                self._asked[place] = (at, asked)
+            before = self._said.get(place) if time.monotonic() - at < _STALE_S else None
         try:
             return asked.result(patience_s)
         except NotYet:
-            return {"unknown": "the store has not answered yet", "pending": True}
+            return before or {"unknown": "the store has not answered yet", "pending": True}
 
     def forget(self) -> None:
         """The next question asks the stores again."""
         with self._lock:
             self._asked.clear()
+            self._said.clear()
 
 
 def _read(uri: str, conn_id: str, dag_id: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 
 import pytest
 
@@ -19,6 +20,7 @@ from ddl_airflow.plugin.training import (
     read_pace,
     read_starts,
 )
+from tests.limits import until
 
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
@@ -295,8 +297,13 @@ def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, monk
     monkeypatch.setattr(api, "rights_over_dag", lambda: lambda: {})
     monkeypatch.setattr(api, "readers_among_dags", lambda: lambda: lambda asked: set(asked))
     client = TestClient(api.app())
-    lines = client.get("/trainings").json()["trainings"]
-    assert {line["run_id"]: line["production"] for line in lines} == {"one": True, "two": False}
+
+    def in_production():
+        lines = client.get("/trainings").json()["trainings"]
+        return {line["run_id"]: line["production"] for line in lines}
+
+    until(lambda: None not in in_production().values(), 20)
+    assert in_production() == {"one": True, "two": False}
     graph = client.get("/graph/digits/one").json()
     kinds = {node["id"]: node["kind"] for node in graph["nodes"]}
     assert kinds == {"run": "run", "model": "model", "production": "pointer", "latest": "pointer"}
@@ -318,3 +325,26 @@ def test_whose_pointer_is_not_known_is_said(layout):
     assert "unknown" in known.read({"uri": "none://x"}, "digits", patience_s=20)
     graph = read_graph(layout, known)
     assert [node["id"] for node in graph["nodes"]] == ["run"] and graph["edges"] == []
+
+
+def test_what_a_store_said_stays_while_it_is_asked_again(monkeypatch):
+    from ddl_airflow.plugin import graph
+
+    asked, answers = [], threading.Event()
+
+    def slow(*place):
+        asked.append(place)
+        if len(asked) > 1:
+            answers.wait(60)
+        return {"production": {"publication": f"t/{len(asked)}"}}
+
+    monkeypatch.setattr(graph, "_read", slow)
+    monkeypatch.setattr(graph, "_FRESH_S", 0.0)
+    known, place = graph.Pointers(), {"uri": "s3://models", "conn_id": "s3"}
+    assert known.read(place, "digits", patience_s=60)["production"]["publication"] == "t/1"
+    assert known.read(place, "digits", patience_s=0)["production"]["publication"] == "t/1"
+    assert len(asked) == 2
+    monkeypatch.setattr(graph, "_STALE_S", 0.0)
+    assert known.read(place, "digits", patience_s=0)["pending"]
+    answers.set()
+    assert known.read(place, "digits", patience_s=60)["production"]["publication"] == "t/2"
