@@ -211,14 +211,19 @@ def linked(hosts: Sequence[str], measure: Measure) -> tuple[Speeds, dict[str, st
     if said is not None:
         speeds = {(hosts[a], hosts[b]): speed for a, b, speed in said["pairs"]}
         wrong = {hosts[b]: f"a sum with {hosts[a]} was not right" for a, b in said["wrong"]}
+        slow = slow_hosts(speeds)
         for _ in range(_AGAIN):
-            if not slow_hosts(speeds):
+            if not slow:
                 break
-            # Somebody else may have been busy there for that second.
+            # Somebody else may have been busy there for that second. Each time it is compared with
+            # what the others did then, which a busy switch, or processor, slows down as well.
             again, _ = measure(hosts)
-            for a, b, speed in again["pairs"] if again else ():
-                speeds[hosts[a], hosts[b]] = max(speed, speeds[hosts[a], hosts[b]])
-        return speeds, {**slow_hosts(speeds), **wrong}
+            if again is None:
+                continue
+            now = {(hosts[a], hosts[b]): speed for a, b, speed in again["pairs"]}
+            slow = {host: said for host, said in slow_hosts(now).items() if host in slow}
+            speeds = {pair: max(speed, speeds[pair]) for pair, speed in now.items()}
+        return speeds, {**slow, **wrong}
     # Which one? Each with the first; if none can, with the second.
     for first in hosts[:2]:
         others = [host for host in hosts if host != first]

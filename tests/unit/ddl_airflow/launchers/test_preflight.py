@@ -119,6 +119,18 @@ def test_a_host_that_is_busy_for_a_moment_is_not_slow(busy: int, named: list[str
     assert measured == min(busy, 3) + 1
 
 
+def test_a_host_is_compared_with_what_the_others_do_at_the_same_time() -> None:
+    rounds_of = iter([speeds("abc", 1e9, b=2e8), speeds("abc", 3e8, b=2e8)])
+
+    def measure(hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+        pairs = [[hosts.index(a), hosts.index(b), s] for (a, b), s in next(rounds_of).items()]
+        return {"pairs": pairs, "wrong": []}, ""
+
+    found, wrong = linked("abc", measure)
+    assert wrong == {}
+    assert found["a", "c"] == 1e9
+
+
 def test_a_slow_link_is_no_slow_host() -> None:
     links = speeds("abcd", 1e9) | {("a", "c"): 1e8}
     assert slow_hosts(links) == {}
