@@ -130,6 +130,11 @@ def importer_folder(dags_folder: Path) -> Path:
     return folder
 
 
+def events_of(dags_folder: Path) -> Path:
+    """Where the running Airflow writes its events of OpenLineage, a line for each."""
+    return dags_folder.parent / "openlineage.jsonl"
+
+
 @pytest.fixture(scope="session")
 def mailbox() -> Iterator[Mailbox]:
     """What the running Airflow mails."""
@@ -197,6 +202,10 @@ def site(
         "AIRFLOW__DDL__RESULTS_URL": f"{store}/{{bucket}}?prefix={{prefix}}/",
         "AIRFLOW__DDL__TENSORBOARD_URL": f"{store}/?tensorboard",
         "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+        # Passed over where the provider is not installed.
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(
+            {"type": "file", "log_file_path": str(events_of(dags_folder)), "append": True}
+        ),
         "AIRFLOW_CONN_SMTP_DEFAULT": json.dumps(mail),
         # Before Slurm's own commands come those that a test puts there.
         "PATH": os.pathsep.join(

@@ -15,6 +15,8 @@ _WHERE = (
     "connection",
     "parameter",
     "notification",
+    # Of Airflow, as its variables are; here one that the environment has.
+    "airflow_variable",
     # Which a manifest takes by ${NAME}: as a key, and as an address that nobody answers at.
     "variable",
     "address",
@@ -48,6 +50,7 @@ def environment(endpoint_url: str, mail_port: int) -> dict[str, str]:
             {"conn_type": "http", "password": PLANTED["parameter"]}
         ),
         "AIRFLOW_CONN_PLANTED_MAIL": json.dumps(mail),
+        "AIRFLOW_VAR_PLANTED": PLANTED["airflow_variable"],
         "DDL_PLANTED": PLANTED["variable"],
         "DDL_PLANTED_URL": f"http://127.0.0.1:9/{PLANTED['address']}",
     }

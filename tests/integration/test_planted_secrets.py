@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -12,9 +14,11 @@ import sqlalchemy
 
 from ddl_airflow.demo.show import RESULTS_BUCKET
 from ddl_airflow.demo.site import USER
+from tests.conftest import events_of
 from tests.integration.mail import body
 from tests.integration.planted import PLANTED, Search
 from tests.limits import within
+from tests.schemas import check_events
 
 pytestmark = pytest.mark.integration
 
@@ -225,19 +229,71 @@ def _copies(bundles: Path) -> list[Path]:
     return [*texts, *bundles.rglob("manifest.yml")]
 
 
-def test_no_secret_is_found_where_it_does_not_belong(
-    site, object_store, dags_folder, database, mailbox, sought
-):
-    search = Search(sought)
+@pytest.fixture(scope="module")
+def search(sought):
+    return Search(sought)
+
+
+@pytest.fixture(scope="module")
+def runs(site, object_store, dags_folder, search):
+    """DAG to run: what was triggered, and has ended."""
     watch = _Watch(search, site.workspace)
     watch.start()
     try:
-        runs = _run_all(site, object_store, dags_folder)
+        triggered = _run_all(site, object_store, dags_folder)
     finally:
         watch.end()
     for part in ("train.py", "export.py", "evaluate.py", "ddl_ops.saved_model"):
         assert any(part in command for command in watch.ranks), watch.ranks
+    return triggered
 
+
+def test_openlineage_is_told_of_each_try_and_of_no_secret(runs, site, dags_folder, search):
+    """Each script fails in its first try, and upload-results until it is cleared."""
+    pytest.importorskip("airflow.providers.openlineage", reason="no provider of OpenLineage here")
+    failed = ["START", "FAIL", "START", "COMPLETE"]
+    expected = {
+        "planted.stage_data": ["START", "COMPLETE"],
+        **{f"planted.{n}": failed for n in ("train", "transform", "evaluate", "upload_results")},
+        # Where nobody can read the data.
+        **{f"{dag_id}.stage_data": ["START", "FAIL"] for dag_id in FAILED},
+    }
+    told: dict[str, list[dict]] = {}
+    deadline = time.monotonic() + within(20)
+    while (kinds := {n: [e["eventType"] for e in told[n]] for n in told}) != expected:
+        assert time.monotonic() < deadline, kinds
+        time.sleep(0.5)  # a task tells of its end after it has ended
+        said, _, _ = events_of(dags_folder).read_text().rpartition("\n")  # whole lines
+        events = [json.loads(line) for line in said.splitlines()]
+        events.sort(key=lambda event: event["eventTime"])
+        told = {name: [e for e in events if e["job"]["name"] == name] for name in expected}
+    assert search.look("OpenLineage's events", said) == set()
+    check_events([event for of in told.values() for event in of])
+    for name, of in told.items():
+        dag_id, _, step = name.partition(".")
+        for begun, ended in zip(of[::2], of[1::2], strict=True):
+            assert begun["run"]["runId"] == ended["run"]["runId"]
+            assert ended["job"]["facets"]["ddl_manifest"]["name"] == dag_id
+            training = ended["run"]["facets"]["ddl_training"]
+            assert training["training_id"] == site.layout(dag_id, runs[dag_id]).training_id
+            why = training.get("failure", {})
+            assert why.get("step") == (step if ended["eventType"] == "FAIL" else None)
+    data, model = told["planted.stage_data"][-1], told["planted.upload_results"][-1]
+    assert [(i["namespace"], i["name"]) for i in data["inputs"]] == [("s3://planted-data", "/")]
+    published, *named = model["outputs"]
+    training = site.layout("planted", runs["planted"]).training_id
+    assert re.fullmatch(f"{training}/[^/]+/model", published["name"])
+    assert {one["name"] for one in named} == {
+        "planted",
+        "planted/latest.json",
+        "planted/production.json",
+    }
+    assert published["facets"]["ddl_model"]["metrics"] == {"quality": 0.75}
+
+
+def test_no_secret_is_found_where_it_does_not_belong(
+    runs, site, object_store, dags_folder, database, mailbox, sought, search
+):
     for path, answer in _answers(site, runs):
         search.look("API", answer, path)
     run_id = runs["planted"]

@@ -1,7 +1,6 @@
 """Events of Airflow's provider of OpenLineage, from the real task runner, and the graph of them.
 
-Facets are held to the provider's own classes, which are made of the official schemas; with
-TESTS_OPENLINEAGE, the folder ``spec`` of OpenLineage's sources, to the schemas themselves.
+Events are held to the official schemas (``tests.schemas``).
 """
 
 from __future__ import annotations
@@ -12,13 +11,9 @@ import signal
 import textwrap
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-import attrs
 import pytest
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
 pytest.importorskip(
     "airflow.providers.openlineage", reason="no provider of OpenLineage in this environment"
@@ -27,19 +22,18 @@ pytest.importorskip(
 from airflow.providers.openlineage.plugins.listener import get_openlineage_listener
 from airflow.sdk import DAG
 from airflow.sdk.listener import get_listener_manager
-from openlineage.client import facet_v2
 
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.core.plan import ApproveStep, StoreReference
 from ddl_airflow.lineage.flow import dataset_at
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer
-from ddl_airflow.lineage.record import facets_schema
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.approve import ApproveOperator
 from ddl_airflow.operators.production import production_dag
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
 from tests.limits import within
+from tests.schemas import check_events
 
 SECRET = "plantedopenlineage5d1f"
 TRAIN = """
@@ -113,59 +107,6 @@ def dag_of(tmp_path, workspace, write_manifest, monkeypatch):
     return make
 
 
-def _facets(event):
-    for place in (event["run"], event["job"], *event["inputs"], *event["outputs"]):
-        for group in ("facets", "inputFacets", "outputFacets"):
-            yield from place.get(group, {}).items()
-
-
-def _classes():
-    modules = [one for one in vars(facet_v2).values() if hasattr(one, "__file__")]
-    found = {}
-    for one in (kind for module in modules for kind in vars(module).values()):
-        if isinstance(one, type) and attrs.has(one) and hasattr(one, "_get_schema"):
-            found[one._get_schema()] = one
-    return found
-
-
-def check(events):
-    """Each facet has the fields of its official class; ours are as our schema says."""
-    classes, ours = _classes(), facets_schema()
-    for event in events:
-        for name, facet in _facets(event):
-            place = facet["_schemaURL"]
-            if name.startswith("ddl_"):
-                definition = ours["$defs"][place.rpartition("/")[2]]["allOf"][1]
-                Draft202012Validator(definition).validate(facet)
-                assert set(facet) - {"_producer", "_schemaURL"} <= set(definition["properties"])
-            elif "/facets/" in place:
-                fields = {one.name: one for one in attrs.fields(classes[place])}
-                needed = {n for n, one in fields.items() if one.default is attrs.NOTHING}
-                assert needed <= set(facet) <= set(fields), (name, facet)
-    if folder := os.environ.get("TESTS_OPENLINEAGE"):
-        _check_officially(Path(folder), events)
-
-
-def _check_officially(folder, events):
-    schemas = [json.loads(path.read_text()) for path in folder.rglob("*.json")] + [facets_schema()]
-    known = Registry().with_resources(
-        [(one["$id"], Resource.from_contents(one)) for one in schemas if "$id" in one]
-    )
-    ids = {one["$id"] for one in schemas if "$id" in one}
-    formats = Draft202012Validator.FORMAT_CHECKER
-    checked = set()
-    for event in events:
-        parts = [({"$ref": event["schemaURL"]}, event)]
-        for _, facet in _facets(event):
-            if facet["_schemaURL"].partition("#")[0] in ids:
-                parts.append(({"$ref": facet["_schemaURL"]}, facet))
-        for schema, part in parts:
-            Draft202012Validator(schema, registry=known, format_checker=formats).validate(part)
-            checked.add(schema["$ref"].rpartition("/")[2])
-    assert {"RunEvent"} <= checked
-    print(f"\nofficially valid: {len(events)} events; {', '.join(sorted(checked))}")
-
-
 def graph(events):
     """Edges from what was read to what was written; by its own word, where an output has one."""
     edges = set()
@@ -195,7 +136,7 @@ def test_events_of_a_whole_training_are_valid_and_lead_from_the_data_to_the_poin
         ended = run_task(dag.get_task(name), told=True)
         assert ended.state == "success", ended.error
     events = told()
-    check(events)
+    check_events(events)
     assert SECRET not in json.dumps(events)
     kinds = [(one["job"]["name"], one["eventType"]) for one in events]
     assert kinds == [(f"road.{name}", k) for name in STEPS for k in ("START", "COMPLETE")]
@@ -254,7 +195,7 @@ def test_events_of_a_whole_training_are_valid_and_lead_from_the_data_to_the_poin
     ended = run_task(task, told=True)
     assert ended.state == "success", ended.error
     moved = told()[len(events) :]
-    check(moved)
+    check_events(moved)
     assert graph(moved) == {(node(model), node(places["production"]))}
     (event,) = ended.message("SucceedTask").outlet_events
     assert event["extra"]["digest"] == said["digest"]
@@ -265,7 +206,7 @@ def test_a_failed_step_says_what_it_read_and_which_rank_failed(dag_of, told, run
     assert run_task(dag.get_task("stage_data"), told=True).state == "success"
     assert run_task(dag.get_task("train"), told=True).state != "success"
     started, failed = told()[2:]
-    check(told())
+    check_events(told())
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")
     assert started["run"]["runId"] == failed["run"]["runId"]
     assert failed["inputs"] == started["inputs"] != [] and failed["outputs"] == []
@@ -307,7 +248,7 @@ def test_a_step_that_somebody_ends_is_aborted_and_has_not_failed(dag_of, told, r
         signal.signal(signal.SIGTERM, before)
         ender.join()
     started, aborted = told()[2:]
-    check(told())
+    check_events(told())
     assert (started["eventType"], aborted["eventType"]) == ("START", "ABORT")
     assert started["run"]["runId"] == aborted["run"]["runId"]
     assert started["job"]["name"] == aborted["job"]["name"]
