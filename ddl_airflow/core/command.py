@@ -83,7 +83,7 @@ def command_finding(
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         message = f"{script}:{line}: {getattr(error, 'msg', error)}"
-        return Finding("", message, "The script is not valid Python.")
+        return Finding("", message, "Mend it: the script is not valid Python.")
     except (FileRefused, RecursionError, MemoryError):
         pass  # a link, huge or too deep: the ranks, who may have put it there, say what it is
     return None

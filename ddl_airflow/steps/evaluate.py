@@ -147,15 +147,18 @@ class Evaluate(ScriptTry[EvaluateStep]):
 
     def _decide(self, one: Measurement, production: Pointer | None) -> None:
         value, metric = one.value, self.step.metric
-        rest = f"({one.measured_on}). Nothing was published."
+        rest = f"({one.measured_on}). Nothing was published: train longer, or set another "
         if not math.isfinite(value):
-            raise QualityTooLow(f"{metric} is {shown(value)} {rest}")
+            raise QualityTooLow(
+                f"{metric} is {shown(value)} ({one.measured_on}). Nothing was published: see at "
+                "which step the training left the numbers."
+            )
         if self.step.minimum is not None and value < self.step.minimum:
             short = f"{self.step.minimum - value:.4g} below the minimum {self.step.minimum:g}"
-            raise QualityTooLow(f"{metric} is {value:.4g}, {short} {rest}")
+            raise QualityTooLow(f"{metric} is {value:.4g}, {short} {rest}evaluation.minimum.")
         if self.step.maximum is not None and value > self.step.maximum:
             beyond = f"{value - self.step.maximum:.4g} above the maximum {self.step.maximum:g}"
-            raise QualityTooLow(f"{metric} is {value:.4g}, {beyond} {rest}")
+            raise QualityTooLow(f"{metric} is {value:.4g}, {beyond} {rest}evaluation.maximum.")
         if self.step.not_worse:
             small = smaller_is_better(self.step.minimum, self.step.maximum)
             try:

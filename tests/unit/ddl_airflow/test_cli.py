@@ -109,7 +109,8 @@ def test_a_command_that_stage_data_would_refuse_is_an_error(
         "manifest's code folder. Did you mean 'train.py'?",
         f"{missing}:{line + 1}: {at}: 'pyhton train.py': there is no 'pyhton'. "
         "Did you mean 'python'?",
-        f"{broken}:{line + 1}: {at}: train.py:2: invalid syntax. The script is not valid Python.",
+        f"{broken}:{line + 1}: {at}: train.py:2: invalid syntax. "
+        "Mend it: the script is not valid Python.",
         f"{scored}:{len(scored.read_text().splitlines())}: evaluation.command: './score.sh': the "
         "program './score.sh' is not in the manifest's code folder. Put it there.",
         f"{nowhere}:{len(nowhere.read_text().splitlines())}: code: {tmp_path}/d/src is no folder. "

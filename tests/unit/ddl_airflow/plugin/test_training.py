@@ -105,9 +105,9 @@ def test_a_training_that_told_nothing(layout):
             "",
         ),
         (
-            "train.py:1: invalid syntax. The script is not valid Python.",
+            "train.py:1: invalid syntax. Mend it: the script is not valid Python.",
             "train.py:1: invalid syntax.",
-            "The script is not valid Python.",
+            "Mend it: the script is not valid Python.",
             "train.py:1",
         ),
         (
