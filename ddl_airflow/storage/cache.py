@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
+from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.store import CHUNK, Advance, ObjectStore, StoredObject
+from ddl_airflow.storage.store import CHUNK, PIECE, Advance, ObjectStore, StoredObject
 
 CACHED = "cache"  # how an object was checked that this call did not fetch
-_PIECE = 16 * 2**20
-_SAMPLE = 4 * _PIECE  # bytes compared whenever a dataset is staged from the cache
+_SAMPLE = 4 * PIECE  # bytes compared whenever a dataset is staged from the cache
 _RANDOM = random.SystemRandom()  # not to be foreseen by who changes a blob
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
@@ -39,7 +39,7 @@ class _Facts(NamedTuple):
 
     Attributes:
         changed_ns: its time of change: what has another one now is no longer what was fetched.
-        pieces: SHA-256 in hex of each 16 MiB of it.
+        pieces: SHA-256 in hex of each ``PIECE`` of it.
         callers: of stores whose keys may read it.
     """
 
@@ -118,7 +118,7 @@ class Cache:
         for obj in _RANDOM.sample(objects, len(objects)):
             if left <= 0:
                 return []
-            left -= min(_PIECE, obj.size)
+            left -= min(PIECE, obj.size)
             blob = self.path(store, obj)
             facts = self._facts(blob)
             with os_errors(blob):
@@ -223,19 +223,36 @@ class Cache:
                     self.check_access(store, obj)
                     advance(obj.size)
                     return CACHED
-                if locked:  # so whatever is unfinished belongs to a stager that was killed
-                    for stale in blob.parent.glob(f"{blob.name}.*.part"):
-                        stale.unlink()
                 part = blob.with_name(f"{blob.name}.{uuid.uuid4().hex}.part")
+                if locked:  # so whatever is unfinished belongs to a stager that was killed
+                    kept = set()
+                    if store.resumes and obj.size > PIECE:
+                        part = _resumed(blob)
+                        kept = {part.name, journal_of(part).name}
+                    for name in os.listdir(blob.parent):
+                        if name.startswith(f"{blob.name}.") and name not in kept:
+                            (blob.parent / name).unlink()
                 try:
-                    checked = store.get(obj, part, advance)
+                    fetched = store.get(obj, part, advance)
                     part.chmod(0o444)  # runs reach it through links and must not change it
                     callers = [store.caller] if store.caller else []
-                    self._keep(blob, _Facts(part.stat().st_mtime_ns, _pieces(part), callers))
+                    self._keep(blob, _Facts(part.stat().st_mtime_ns, fetched.pieces, callers))
                     os.replace(part, blob)
-                finally:
-                    part.unlink(missing_ok=True)
-        return checked
+                except BaseException as error:
+                    if part != _resumed(blob) or _in_vain(error):
+                        _remove(part)
+                    raise
+                journal_of(part).unlink(missing_ok=True)
+        return fetched.checked
+
+    def nbytes_of_parts(self, store: ObjectStore, obj: StoredObject) -> int:
+        """What an unfinished fetch has left of the object, in bytes on disk."""
+        if not store.resumes or obj.size <= PIECE:
+            return 0
+        try:
+            return _resumed(self.path(store, obj)).stat().st_blocks * 512
+        except FileNotFoundError:
+            return 0
 
     @contextmanager
     def _lock(self, blob: Path, advance: Advance) -> Iterator[bool]:
@@ -266,17 +283,28 @@ class Cache:
             lock.unlink(missing_ok=True)
 
 
-def _pieces(path: Path) -> list[str]:
-    with open(path, "rb") as file:
-        count = max(1, -(-os.fstat(file.fileno()).st_size // _PIECE))
-        return [_digest(file) for _ in range(count)]
+def _resumed(blob: Path) -> Path:
+    """The name of a large blob while it comes, by which the next stager finds it."""
+    return blob.with_name(f"{blob.name}.bytes.part")
+
+
+def _in_vain(error: BaseException) -> bool:
+    """Whether parts that have come are of no use to the next try, or in its way."""
+    if isinstance(error, (NoSpace, TransferCorrupt)):
+        return True
+    return isinstance(error, StagingError) and not error.retryable
+
+
+def _remove(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    journal_of(part).unlink(missing_ok=True)
 
 
 def _is(blob: Path, facts: _Facts, piece: int) -> bool:
     """Whether a piece of the blob has its digest."""
     try:
         with open(blob, "rb") as file:
-            file.seek(piece * _PIECE)
+            file.seek(piece * PIECE)
             return _digest(file) == facts.pieces[piece]
     except FileNotFoundError:
         return False
@@ -284,7 +312,7 @@ def _is(blob: Path, facts: _Facts, piece: int) -> bool:
 
 def _digest(file: IO[bytes]) -> str:
     """Of the next piece."""
-    digest, left = hashlib.sha256(), _PIECE
+    digest, left = hashlib.sha256(), PIECE
     while left and (chunk := file.read(min(CHUNK, left))):
         digest.update(chunk)
         left -= len(chunk)

@@ -215,7 +215,8 @@ def stage(
         # One that is there and not held was changed where it is, and links lead to it.
         changed = any(cache.path(store, obj).exists() for obj in missing)
         if damaged or changed or not _is_staged(destination, marker, objects):
-            _check_room(cache, store, sum(obj.size for obj in missing))
+            there = sum(cache.nbytes_of_parts(store, obj) for obj in missing)
+            _check_room(cache, store, sum(obj.size for obj in missing) - there)
             meter = _Meter(progress, nbytes, len(objects))
             if len(missing) < len(objects):
                 there = nbytes - sum(obj.size for obj in missing)

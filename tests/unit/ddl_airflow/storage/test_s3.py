@@ -63,8 +63,8 @@ def test_object_of_odd_parts_is_checked_where_the_service_tells_the_part_size(cl
     upload_parts(client, "odd/parts", parts)
     store = S3Store(client, "bucket", "odd")
     (obj,) = store.list()
-    assert store.get(obj, tmp_path / "f", ignore) == "md5-of-parts"
-    assert (tmp_path / "f").read_bytes() == b"".join(parts)
+    assert store.get(obj, tmp_path / "f.part", ignore).checked == "md5-of-parts"
+    assert (tmp_path / "f.part").read_bytes() == b"".join(parts)
 
 
 def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(client, tmp_path):
@@ -74,7 +74,7 @@ def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(cl
         Key="kms/ours", Metadata={"ddl-sha256": hashlib.sha256(b"content").hexdigest()}, **options
     )
     store = S3Store(client, "bucket", "kms")
-    checks = [store.get(obj, tmp_path / obj.key, ignore) for obj in store.list()]
+    checks = [store.get(obj, tmp_path / obj.key, ignore).checked for obj in store.list()]
     assert checks == ["size", "sha256"]
 
 
