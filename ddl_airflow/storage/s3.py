@@ -35,6 +35,7 @@ from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import PartsMd5
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
 from ddl_airflow.storage.s3_get import SHA256_FIELD, Retries, S3Source, etag_is_md5
+from ddl_airflow.storage.s3_http import connections_of
 from ddl_airflow.storage.store import CHUNK, Access, Advance, Fetched, StoredObject, Unfinished
 
 PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
@@ -88,6 +89,7 @@ class S3Store:
         self._said = said
         self._access_key_id = access_key_id
         self._retries = Retries()
+        self._direct = connections_of(client)
         # Once for a client, however often it is registered.
         client.meta.events.register(
             "before-parse.s3.ListObjectsV2", _take_out, unique_id="ddl-airflow"
@@ -214,6 +216,7 @@ class S3Store:
             self._where(obj.key),
             partial(self._errors, obj.key),
             self._retries,
+            self._direct,
         )
 
     def _corrupt(self, key: str, why: str) -> TransferCorrupt:

@@ -7,13 +7,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage.download import Check
 from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.s3_http import ByBoto3, Connections
 from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
 
 SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
@@ -63,6 +64,7 @@ class S3Source:
         where: the object and the store, for messages.
         errors: makes errors of boto3 ours, which begin with ``where``.
         retries: of the store.
+        direct: connections of the store; None: boto3 makes all requests.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class S3Source:
         where: str,
         errors: Callable[[], AbstractContextManager[None]],
         retries: Retries,
+        direct: Connections | None,
     ) -> None:
-        self._client, self._obj = client, obj
+        self._client, self._obj, self._direct = client, obj, direct
         self._where, self._errors, self._retries = where, errors, retries
         self._name = {"Bucket": bucket, "Key": key, "IfMatch": f'"{obj.etag}"'}
         self._first: Any = None  # answer
@@ -111,21 +114,35 @@ class S3Source:
 
     def _read_once(self, start: int, into: memoryview, took: Advance) -> None:
         whole = len(into) == self._obj.size
-        name, at = self._name, 0
-        if not whole:
-            name = name | {"Range": f"bytes={start}-{start + len(into) - 1}"}
-        with self._errors():
-            answer = self._client.get_object(**name)
-            with closing(answer["Body"]) as body:
-                self._check_answer(answer, None if whole else start, len(into))
-                body.set_socket_timeout(STALL_S)
-                while at < len(into) and (count := body.readinto(into[at : at + _BLOCK])):
-                    at += count
-                    took(count)
+        byte_range, at = f"bytes={start}-{start + len(into) - 1}", 0
+        with self._errors(), self._asked(None if whole else byte_range) as (answer, body):
+            self._check_answer(answer, None if whole else start, len(into))
+            body.set_socket_timeout(STALL_S)
+            while at < len(into) and (count := body.readinto(into[at : at + _BLOCK])):
+                at += count
+                took(count)
         if at < len(into):
             raise StagingError(
                 f"{self._where}: the answer ended {len(into) - at:,} bytes too early"
             )
+
+    @contextmanager
+    def _asked(self, byte_range: str | None) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Yields what S3 answers, and the body. Without a range: all of the object."""
+        if self._direct is not None:
+            headers = {"If-Match": self._name["IfMatch"]}
+            if byte_range:
+                headers["Range"] = byte_range
+            try:
+                with self._direct.get(self._name["Bucket"], self._name["Key"], headers) as both:
+                    yield both
+                    return
+            except ByBoto3:
+                pass
+        name = self._name | ({"Range": byte_range} if byte_range else {})
+        answer = self._client.get_object(**name)
+        with closing(answer["Body"]) as body:
+            yield answer, body
 
     def _check_answer(self, answer: Any, start: int | None, wanted: int) -> None:
         """Whether the body is of this object, and begins where it was asked to.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -17,6 +18,13 @@ _BLOCK = 256 * 1024
 # What must not be passed on: it is of the connection, not of the message.
 _OWN = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _SAID = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>by a test</Message></Error>"
+
+_CODES = {
+    "301": b"PermanentRedirect",
+    "403": b"AccessDenied",
+    "500": b"InternalError",
+    "503": b"SlowDown",
+}
 
 
 class Asked(NamedTuple):
@@ -36,12 +44,13 @@ class FaultyProxy:
 
     Args:
         endpoint_url: of the service.
-        faults: number of the request, from 0 -> fault: "500", "503", "denied", "reset" (in the
+        faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "reset" (in the
             middle of the body), "cut" (the same, in an orderly way), "half" (of the body, answered
             as if it were all), "changed" (one byte of it), "error as success" (a body of XML), or
             "stall 3" (seconds, in the middle). The key None is for all others.
         counted: whether a request counts, by method and path; what does not gets no fault.
         bytes_per_s: of each body; None: as fast as it goes.
+        tls: with what clients are answered by https.
     """
 
     def __init__(
@@ -50,10 +59,12 @@ class FaultyProxy:
         faults: Mapping[int | None, str],
         counted: Callable[[str, str], bool] = lambda method, path: method == "GET",
         bytes_per_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.asked: list[Asked] = []  # those that count, as they ended
         self._target = urlsplit(endpoint_url)
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
+        self._tls = tls
         self._lock = threading.Lock()
         self._number = 0
         self.open = 0  # requests that count and have not ended
@@ -84,6 +95,11 @@ class FaultyProxy:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.endpoint_url = f"http://127.0.0.1:{self._server.server_port}"
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.endpoint_url = self.endpoint_url.replace("http", "https")
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
         return self
@@ -104,9 +120,8 @@ class FaultyProxy:
                 self._number += 1
                 self.open += 1
         try:
-            if fault in ("500", "503", "denied"):
-                code = {"500": b"InternalError", "503": b"SlowDown", "denied": b"AccessDenied"}
-                self._say(near, 403 if fault == "denied" else int(fault), _SAID % code[fault])
+            if fault in _CODES:
+                self._say(near, int(fault), _SAID % _CODES[fault])
             elif fault == "error as success":
                 self._say(near, 200, _SAID % b"InternalError")
             else:

@@ -129,7 +129,7 @@ def test_a_fault_at_any_request_costs_a_try_and_no_byte(
         ("half", StagingError, "bytes came from byte"),
         ("changed", TransferCorrupt, "sha256 is .* not .* fetched twice"),
         ("stall 1", StagingError, "imeout.*bytes came from byte"),
-        ("denied", AccessDenied, "AccessDenied .*Check access_key_id"),
+        ("403", AccessDenied, "AccessDenied .*Check access_key_id"),
     ],
 )
 def test_a_fault_that_stays_is_named_with_its_object(
@@ -142,7 +142,7 @@ def test_a_fault_that_stays_is_named_with_its_object(
     assert type(caught.value) is error
     assert not (tmp_path / "data").exists()
     assert [p for p in (tmp_path / "cache" / "blobs").rglob("*") if p.is_file()] == []
-    if fault == "denied":
+    if fault == "403":
         assert len(proxy.asked) == 1
 
 
