@@ -63,7 +63,7 @@ class Cache:
     def path(self, store: ObjectStore, obj: StoredObject) -> Path:
         """Where the object's blob is, or will be."""
         digest = hashlib.sha256(store.identity(obj).encode()).hexdigest()
-        return self.root / "blobs" / digest[:2] / digest
+        return Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
 
     def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
         """Whether the object's blob is there, with its size and as it was left; it is then used."""
@@ -144,7 +144,7 @@ class Cache:
         return False
 
     def _facts_of(self, blob: Path) -> Path:
-        return self.root / "facts" / blob.parent.name / f"{blob.name}.json"
+        return Path(f"{self.root}/facts/{blob.name[:2]}/{blob.name}.json")
 
     def _facts(self, blob: Path) -> _Facts | None:
         try:
@@ -154,10 +154,10 @@ class Cache:
 
     def _keep(self, blob: Path, facts: _Facts) -> None:
         path = self._facts_of(blob)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        new.write_text(json.dumps(facts._asdict()))
-        new.replace(path)
+        new = f"{path}.{uuid.uuid4().hex}"
+        with _opened(new) as file:
+            file.write(json.dumps(facts._asdict()).encode())
+        os.replace(new, path)
 
     @contextmanager
     def in_use(self, wait_s: float = 600.0) -> Iterator[None]:
@@ -216,32 +216,31 @@ class Cache:
             brought by another stager while this one waited for it.
         """
         blob = self.path(store, obj)
-        with os_errors(blob, obj.size):
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock(blob, advance) as locked:
-                if self.holds(store, obj):
-                    self.check_access(store, obj)
-                    advance(obj.size)
-                    return CACHED
-                part = blob.with_name(f"{blob.name}.{uuid.uuid4().hex}.part")
-                if locked:  # so whatever is unfinished belongs to a stager that was killed
-                    kept = set()
-                    if store.resumes and obj.size > PIECE:
-                        part = _resumed(blob)
-                        kept = {part.name, journal_of(part).name}
-                    for name in os.listdir(blob.parent):
-                        if name.startswith(f"{blob.name}.") and name not in kept:
-                            (blob.parent / name).unlink()
-                try:
-                    fetched = store.get(obj, part, advance)
-                    part.chmod(0o444)  # runs reach it through links and must not change it
-                    callers = [store.caller] if store.caller else []
-                    self._keep(blob, _Facts(part.stat().st_mtime_ns, fetched.pieces, callers))
-                    os.replace(part, blob)
-                except BaseException as error:
-                    if part != _resumed(blob) or _in_vain(error):
-                        _remove(part)
-                    raise
+        with os_errors(blob, obj.size), self._lock(blob, advance) as locked:
+            if self.holds(store, obj):
+                self.check_access(store, obj)
+                advance(obj.size)
+                return CACHED
+            part = Path(f"{blob}.{uuid.uuid4().hex}.part")
+            kept = set()
+            if locked and store.resumes and obj.size > PIECE:
+                part = _resumed(blob)
+                kept = {part.name, journal_of(part).name}
+            for name in _names(blob.parent):
+                # Locked: whatever is unfinished belongs to a stager that was killed.
+                if locked and name.startswith(f"{blob.name}.") and name not in kept:
+                    (blob.parent / name).unlink()
+            try:
+                fetched = store.get(obj, part, advance)
+                part.chmod(0o444)  # runs reach it through links and must not change it
+                callers = [store.caller] if store.caller else []
+                self._keep(blob, _Facts(part.stat().st_mtime_ns, fetched.pieces, callers))
+                os.replace(part, blob)
+            except BaseException as error:
+                if not kept or _in_vain(error):
+                    _remove(part)
+                raise
+            if kept:
                 journal_of(part).unlink(missing_ok=True)
         return fetched.checked
 
@@ -262,8 +261,7 @@ class Cache:
         The wait ends when the holder's transfer does, or when ``advance`` raises.
         """
         lock = self.root / "locks" / blob.name
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with open(lock, "ab") as handle:
+        with _opened(lock) as handle:
             while True:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,7 +283,25 @@ class Cache:
 
 def _resumed(blob: Path) -> Path:
     """The name of a large blob while it comes, by which the next stager finds it."""
-    return blob.with_name(f"{blob.name}.bytes.part")
+    return Path(f"{blob}.bytes.part")
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file to be written to, in a folder that is made if it is not there."""
+    try:
+        return open(path, "ab")
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "ab")
+
+
+def _names(folder: Path) -> list[str]:
+    """Of what is in a folder, which is made if it is not there."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        os.makedirs(folder, exist_ok=True)
+        return []
 
 
 def _in_vain(error: BaseException) -> bool:
