@@ -11,7 +11,7 @@ import pytest
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import download as module
-from ddl_airflow.storage.download import Check, download, journal_of
+from ddl_airflow.storage.download import Check, download, journal_of, read_through
 
 PIECE = 64 * 1024
 SIZE = 5 * PIECE + 77
@@ -56,9 +56,9 @@ class Memory:
         into[:] = self._content[start : start + len(into)]
         with self._lock:
             self.at_once -= 1
-            if self._wrong and start == min(PIECE, len(self._content) // PIECE * PIECE):
+            if self._wrong and start == (PIECE if len(self._content) > PIECE else 0):
                 self._wrong -= 1
-                into[5] ^= 1
+                into[-1] ^= 1
         advance(len(into))
 
     def check(self):
@@ -180,4 +180,15 @@ def test_who_is_told_to_stop_leaves_no_thread_and_what_has_come(content, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         download(Memory(content), SIZE, tmp_path / "f.part", stop)
     assert not any(one.name.startswith("ddl-transfer") for one in threading.enumerate())
+    assert module._buffers._taken == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, SIZE])
+def test_what_is_only_read_comes_in_its_order_and_is_checked(content, size):
+    taken = []
+    assert read_through(Memory(content[:size]), size, taken.append) == "sha256"
+    assert b"".join(taken) == content[:size]
+    if size:
+        with pytest.raises(TransferCorrupt, match="memory: sha256 is .*, not "):
+            read_through(Memory(content[:size], wrong=1), size, taken.append)
     assert module._buffers._taken == 0

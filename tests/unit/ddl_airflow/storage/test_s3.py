@@ -25,6 +25,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
+from ddl_airflow.storage.s3_get import Retries
 from ddl_airflow.storage.store import SUCCESS, StoredObject
 from ddl_airflow.storage.transfer import publish
 
@@ -343,3 +344,13 @@ def test_a_listing_of_many_pages_is_one(client, monkeypatch):
     assert [obj.key for obj in store.list()] == [f"{number:02}" for number in range(25)]
     digest, listed = store.list_unless("")
     assert len(listed) == 25 and store.list_unless(digest)[1] is None
+
+
+def test_a_store_that_mostly_fails_is_not_tried_for_ever():
+    retries = Retries(3)
+    assert [retries.take() for _ in range(4)] == [True, True, True, False]
+    retries.came()
+    assert [retries.take() for _ in range(2)] == [True, False]
+    for _ in range(10):
+        retries.came()
+    assert [retries.take() for _ in range(4)] == [True, True, True, False]
