@@ -1,4 +1,4 @@
-"""GET of S3 objects over connections of our own, at a fifth of the CPU that boto3 takes for one.
+"""GET of S3 objects over connections of our own, at less than half of the CPU of boto3's.
 
 boto3 signs the URL: it knows keys, roles, regions and how buckets are addressed. What is unusual
 (a proxy, a client's certificate, a bucket of another region) is left to it altogether.

@@ -216,9 +216,9 @@ def test_a_stager_that_is_killed_fetches_no_finished_part_again(ceph, keys, stor
         command = [sys.executable, "-c", STAGE_ALONE, proxy.endpoint_url, *keys, store.bucket]
         command += [str(folder), str(tmp_path / "data")]
         there, fetched = set(), 0
-        for round_ in range(5):
+        for number in range(4):
             running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-            if round_ < 4:
+            if number < 3:
                 most = len(there) + chance.randrange(1, 5)
                 until(partial(lambda count: len(finished()) >= count, most), 60)
                 running.send_signal(signal.SIGKILL)
