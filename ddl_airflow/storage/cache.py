@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
+from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.store import CHUNK, Advance, ObjectStore, StoredObject
+from ddl_airflow.storage.store import CHUNK, PIECE, Advance, ObjectStore, StoredObject
 
 CACHED = "cache"  # how an object was checked that this call did not fetch
-_PIECE = 16 * 2**20
-_SAMPLE = 4 * _PIECE  # bytes compared whenever a dataset is staged from the cache
+_SAMPLE = 4 * PIECE  # bytes compared whenever a dataset is staged from the cache
 _RANDOM = random.SystemRandom()  # not to be foreseen by who changes a blob
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
@@ -39,7 +39,7 @@ class _Facts(NamedTuple):
 
     Attributes:
         changed_ns: its time of change: what has another one now is no longer what was fetched.
-        pieces: SHA-256 in hex of each 16 MiB of it.
+        pieces: SHA-256 in hex of each ``PIECE`` of it.
         callers: of stores whose keys may read it.
     """
 
@@ -63,7 +63,7 @@ class Cache:
     def path(self, store: ObjectStore, obj: StoredObject) -> Path:
         """Where the object's blob is, or will be."""
         digest = hashlib.sha256(store.identity(obj).encode()).hexdigest()
-        return self.root / "blobs" / digest[:2] / digest
+        return Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
 
     def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
         """Whether the object's blob is there, with its size and as it was left; it is then used."""
@@ -118,7 +118,7 @@ class Cache:
         for obj in _RANDOM.sample(objects, len(objects)):
             if left <= 0:
                 return []
-            left -= min(_PIECE, obj.size)
+            left -= min(PIECE, obj.size)
             blob = self.path(store, obj)
             facts = self._facts(blob)
             with os_errors(blob):
@@ -144,7 +144,7 @@ class Cache:
         return False
 
     def _facts_of(self, blob: Path) -> Path:
-        return self.root / "facts" / blob.parent.name / f"{blob.name}.json"
+        return Path(f"{self.root}/facts/{blob.name[:2]}/{blob.name}.json")
 
     def _facts(self, blob: Path) -> _Facts | None:
         try:
@@ -154,10 +154,10 @@ class Cache:
 
     def _keep(self, blob: Path, facts: _Facts) -> None:
         path = self._facts_of(blob)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        new.write_text(json.dumps(facts._asdict()))
-        new.replace(path)
+        new = f"{path}.{uuid.uuid4().hex}"
+        with _opened(new) as file:
+            file.write(json.dumps(facts._asdict()).encode())
+        os.replace(new, path)
 
     @contextmanager
     def in_use(self, wait_s: float = 600.0) -> Iterator[None]:
@@ -216,26 +216,42 @@ class Cache:
             brought by another stager while this one waited for it.
         """
         blob = self.path(store, obj)
-        with os_errors(blob, obj.size):
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock(blob, advance) as locked:
-                if self.holds(store, obj):
-                    self.check_access(store, obj)
-                    advance(obj.size)
-                    return CACHED
-                if locked:  # so whatever is unfinished belongs to a stager that was killed
-                    for stale in blob.parent.glob(f"{blob.name}.*.part"):
-                        stale.unlink()
-                part = blob.with_name(f"{blob.name}.{uuid.uuid4().hex}.part")
-                try:
-                    checked = store.get(obj, part, advance)
-                    part.chmod(0o444)  # runs reach it through links and must not change it
-                    callers = [store.caller] if store.caller else []
-                    self._keep(blob, _Facts(part.stat().st_mtime_ns, _pieces(part), callers))
-                    os.replace(part, blob)
-                finally:
-                    part.unlink(missing_ok=True)
-        return checked
+        with os_errors(blob, obj.size), self._lock(blob, advance) as locked:
+            if self.holds(store, obj):
+                self.check_access(store, obj)
+                advance(obj.size)
+                return CACHED
+            part = Path(f"{blob}.{uuid.uuid4().hex}.part")
+            kept = set()
+            if locked and store.resumes and obj.size > PIECE:
+                part = _resumed(blob)
+                kept = {part.name, journal_of(part).name}
+            for name in _names(blob.parent):
+                # Locked: whatever is unfinished belongs to a stager that was killed.
+                if locked and name.startswith(f"{blob.name}.") and name not in kept:
+                    (blob.parent / name).unlink()
+            try:
+                fetched = store.get(obj, part, advance)
+                part.chmod(0o444)  # runs reach it through links and must not change it
+                callers = [store.caller] if store.caller else []
+                self._keep(blob, _Facts(part.stat().st_mtime_ns, fetched.pieces, callers))
+                os.replace(part, blob)
+            except BaseException as error:
+                if not kept or _in_vain(error):
+                    _remove(part)
+                raise
+            if kept:
+                journal_of(part).unlink(missing_ok=True)
+        return fetched.checked
+
+    def nbytes_of_parts(self, store: ObjectStore, obj: StoredObject) -> int:
+        """What an unfinished fetch has left of the object, in bytes on disk."""
+        if not store.resumes or obj.size <= PIECE:
+            return 0
+        try:
+            return _resumed(self.path(store, obj)).stat().st_blocks * 512
+        except FileNotFoundError:
+            return 0
 
     @contextmanager
     def _lock(self, blob: Path, advance: Advance) -> Iterator[bool]:
@@ -245,8 +261,7 @@ class Cache:
         The wait ends when the holder's transfer does, or when ``advance`` raises.
         """
         lock = self.root / "locks" / blob.name
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with open(lock, "ab") as handle:
+        with _opened(lock) as handle:
             while True:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,17 +281,46 @@ class Cache:
             lock.unlink(missing_ok=True)
 
 
-def _pieces(path: Path) -> list[str]:
-    with open(path, "rb") as file:
-        count = max(1, -(-os.fstat(file.fileno()).st_size // _PIECE))
-        return [_digest(file) for _ in range(count)]
+def _resumed(blob: Path) -> Path:
+    """The name of a large blob while it comes, by which the next stager finds it."""
+    return Path(f"{blob}.bytes.part")
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file to be written to, in a folder that is made if it is not there."""
+    try:
+        return open(path, "ab")
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "ab")
+
+
+def _names(folder: Path) -> list[str]:
+    """Of what is in a folder, which is made if it is not there."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        os.makedirs(folder, exist_ok=True)
+        return []
+
+
+def _in_vain(error: BaseException) -> bool:
+    """Whether parts that have come are of no use to the next try, or in its way."""
+    if isinstance(error, (NoSpace, TransferCorrupt)):
+        return True
+    return isinstance(error, StagingError) and not error.retryable
+
+
+def _remove(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    journal_of(part).unlink(missing_ok=True)
 
 
 def _is(blob: Path, facts: _Facts, piece: int) -> bool:
     """Whether a piece of the blob has its digest."""
     try:
         with open(blob, "rb") as file:
-            file.seek(piece * _PIECE)
+            file.seek(piece * PIECE)
             return _digest(file) == facts.pieces[piece]
     except FileNotFoundError:
         return False
@@ -284,7 +328,7 @@ def _is(blob: Path, facts: _Facts, piece: int) -> bool:
 
 def _digest(file: IO[bytes]) -> str:
     """Of the next piece."""
-    digest, left = hashlib.sha256(), _PIECE
+    digest, left = hashlib.sha256(), PIECE
     while left and (chunk := file.read(min(CHUNK, left))):
         digest.update(chunk)
         left -= len(chunk)

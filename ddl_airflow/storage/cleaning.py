@@ -230,7 +230,9 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
         blobs, nbytes = [], 0
         for path in (cache.root / "blobs").glob("*/*"):
             found = path.stat()
-            if path.name.endswith(".part"):  # nobody stages, so it is nobody's
+            if path.name.endswith(".part"):  # nobody stages, but who tries again goes on with it
+                if time.time() - found.st_mtime < LEFT_S:
+                    continue
                 removed.append(Removed("left by a killed task", str(path), found.st_size))
                 if not dry_run:
                     path.unlink()

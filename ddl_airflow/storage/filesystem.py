@@ -34,11 +34,14 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.fingerprint import Digest, Parts
 from ddl_airflow.storage.store import (
     CHUNK,
     PART_PREFIX,
+    PIECE,
     Access,
     Advance,
+    Fetched,
     StoredObject,
     Unfinished,
     check_keys,
@@ -381,11 +384,17 @@ class FolderStore:
         with os_errors(path):
             os.close(self._opened(path))
 
-    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
+    @property
+    def resumes(self) -> bool:
+        """A copy is begun anew."""
+        return False
+
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
         """A copy: a link would let a later edit of the file change what was staged."""
+        pieces = Parts(PIECE, hashlib.sha256)
         with os_errors(path, obj.size), self._reading(obj) as reader, open(path, "xb") as writer:
-            _copy(reader, writer, advance)
-        return "size"
+            _copy(reader, writer, pieces, advance)
+        return Fetched("size", [digest.hex() for digest in pieces.digests()])
 
     def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
         """The same, and nothing is written."""
@@ -412,7 +421,9 @@ class FolderStore:
         """Copies under another name in the same folder, then renames."""
 
         def write(writer: BinaryIO) -> None:
-            if _copy(reader, writer, advance) != sha256:
+            digest = hashlib.sha256()
+            _copy(reader, writer, digest, advance)
+            if digest.hexdigest() != sha256:
                 raise FileChanged(f"{path} changed while it was copied to {self.uri}/{key}")
 
         with os_errors(path), open(path, "rb") as reader:
@@ -538,13 +549,11 @@ def place_of(descriptor: int) -> Path:
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
-def _copy(reader: BinaryIO, writer: BinaryIO, advance: Advance) -> str:
-    """Copies, and flushes to disk. Returns the SHA-256 of what was read."""
-    digest = hashlib.sha256()
+def _copy(reader: BinaryIO, writer: BinaryIO, digest: Digest, advance: Advance) -> None:
+    """Copies, and flushes to disk; ``digest`` gets what was read."""
     while chunk := reader.read(CHUNK):
         writer.write(chunk)
         digest.update(chunk)
         advance(len(chunk))
     writer.flush()
     os.fsync(writer.fileno())
-    return digest.hexdigest()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 
 from ddl_airflow.storage.store import CHUNK, ObjectStore, StoredObject
+
+
+class Digest(Protocol):
+    """What takes bytes in their order."""
+
+    def update(self, chunk: bytes | memoryview, /) -> None:
+        """Takes the next bytes."""
 
 
 def fingerprint(listing: Iterable[StoredObject]) -> str:
@@ -42,19 +51,22 @@ def object_sha256(store: ObjectStore, obj: StoredObject) -> str:
     return digest.hexdigest()
 
 
-class PartsMd5:
-    """The MD5 of the parts' MD5s, a hyphen, and the number of parts.
+class Parts:
+    """The digests of consecutive parts of a size, the last of which may be smaller.
 
-    Source: the ETag of a multipart upload, as Amazon S3 and Ceph compute it.
+    Args:
+        part_size: bytes.
+        new: begins a digest.
     """
 
-    def __init__(self, part_size: int) -> None:
+    def __init__(self, part_size: int, new: Callable[[], hashlib._Hash]) -> None:
         self._part_size = part_size
+        self._new = new
         self._parts: list[bytes] = []
-        self._part = hashlib.md5(usedforsecurity=False)
+        self._part = new()
         self._room = part_size
 
-    def update(self, chunk: bytes) -> None:
+    def update(self, chunk: bytes | memoryview) -> None:
         """Takes the next bytes, which may span parts."""
         view = memoryview(chunk)
         while view:
@@ -67,10 +79,24 @@ class PartsMd5:
 
     def _end_part(self) -> None:
         self._parts.append(self._part.digest())
-        self._part = hashlib.md5(usedforsecurity=False)
+        self._part = self._new()
         self._room = self._part_size
+
+    def digests(self) -> list[bytes]:
+        """Of the parts so far; of no bytes at all there is one."""
+        return [*self._parts, self._part.digest()]
+
+
+class PartsMd5(Parts):
+    """The MD5 of the parts' MD5s, a hyphen, and the number of parts.
+
+    Source: the ETag of a multipart upload, as Amazon S3 and Ceph compute it.
+    """
+
+    def __init__(self, part_size: int) -> None:
+        super().__init__(part_size, partial(hashlib.md5, usedforsecurity=False))
 
     def hexdigest(self) -> str:
         """The ETag of all bytes so far."""
-        parts = [*self._parts, self._part.digest()]
+        parts = self.digests()
         return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"

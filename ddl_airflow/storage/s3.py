@@ -12,15 +12,14 @@ import hashlib
 import json
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
@@ -31,52 +30,22 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import PartsMd5
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
-from ddl_airflow.storage.store import CHUNK, Access, Advance, StoredObject, Unfinished
+from ddl_airflow.storage.s3_get import SHA256_FIELD, Retries, S3Source, etag_is_md5
+from ddl_airflow.storage.s3_http import connections_of
+from ddl_airflow.storage.store import CHUNK, Access, Advance, Fetched, StoredObject, Unfinished
 
 PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
 PARTS_AT_ONCE = 4  # of one file
-# Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
-USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 100, 128, 256, 512))
-SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
 
 _log = logging.getLogger(__name__)
 _PROBE = ".conditions"  # an empty object beside one that is written on conditions
 # (endpoint, bucket) -> the conditions that the service heeds; asked once in a process.
 _heeds: dict[tuple[str, str], frozenset[str]] = {}
-
-
-class _Digest(Protocol):
-    def update(self, chunk: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
-@dataclass
-class _Check:
-    """How to tell that what arrived is right: a digest that must come out as ``expected``.
-
-    ``proof`` is False where a difference may as well come from a wrong guess of the part size.
-    """
-
-    name: str
-    digest: _Digest | None = None
-    expected: str = ""
-    proof: bool = True
-
-    def update(self, chunk: bytes) -> None:
-        if self.digest:
-            self.digest.update(chunk)
-
-    def result(self) -> str:
-        """The check's name; "size" if it could not decide. Raises ValueError on other content."""
-        if self.digest is None or (found := self.digest.hexdigest()) == self.expected:
-            return self.name
-        if self.proof:
-            raise ValueError(f"{self.name} is {found}, not {self.expected}")
-        return "size"
 
 
 _LISTED = "ddl-airflow listed"  # in a page: its objects as they came
@@ -102,7 +71,7 @@ class S3Store:
 
     The prefix is a folder: ``mnist`` holds ``mnist/a`` but not ``mnist2``. ETags are from listings,
     so an object replaced between listing and reading is an error, not a mixture. Does not read old
-    versions, and one object comes down in one stream.
+    versions.
     """
 
     def __init__(
@@ -119,6 +88,8 @@ class S3Store:
         self._client = client
         self._said = said
         self._access_key_id = access_key_id
+        self._retries = Retries()
+        self._direct = connections_of(client)
         # Once for a client, however often it is registered.
         client.meta.events.register(
             "before-parse.s3.ListObjectsV2", _take_out, unique_id="ddl-airflow"
@@ -164,8 +135,7 @@ class S3Store:
 
     @contextmanager
     def _errors(self, key: str = "", needed: int = 0) -> Iterator[None]:
-        where = f"{self.uri}/{key}" if key else self.uri
-        with s3_errors(where, self.endpoint, needed, self._said):
+        with s3_errors(f"{self.uri}/{key}" if key else self.uri, self.endpoint, needed, self._said):
             yield
 
     def list(self) -> list[StoredObject]:
@@ -223,70 +193,37 @@ class S3Store:
         with self._errors(obj.key):
             self._client.head_object(**name)
 
-    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
-        """Streams the object to the file."""
+    @property
+    def resumes(self) -> bool:
+        """What was fetched of a large object is kept."""
+        return True
 
-        def take(chunk: bytes) -> None:
-            sink.write(chunk)
-            advance(len(chunk))
-
-        with os_errors(path, obj.size), open(path, "xb") as sink:
-            checked = self.read(obj, take)
-            sink.flush()
-            os.fsync(sink.fileno())
-        return checked
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
+        """Fetches it in ranges, tries those again that fail, and compares with what S3 says."""
+        with os_errors(path, obj.size):
+            return download(self._source(obj), obj.size, path, advance)
 
     def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
-        """Streams the object, digesting as it comes, and compares with what the store says."""
-        name = {"Bucket": self.bucket, "Key": self._key(obj.key), "IfMatch": f'"{obj.etag}"'}
-        size = 0
-        with self._errors(obj.key):
-            answer = self._client.get_object(**name)
-            check = self._check(answer, obj)
-            with answer["Body"] as body:
-                while chunk := body.read(CHUNK):
-                    take(chunk)
-                    size += len(chunk)
-                    check.update(chunk)
-        if size != obj.size:
-            raise self._corrupt(obj.key, f"{size:,} bytes came, {obj.size:,} are listed")
-        try:
-            return check.result()
-        except ValueError as exc:
-            raise self._corrupt(obj.key, str(exc)) from exc
+        """The same, one range after the other, and nothing is written."""
+        return read_through(self._source(obj), obj.size, take)
 
-    def _check(self, answer: Any, obj: StoredObject) -> _Check:
-        """The best check that the store allows."""
-        if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
-            return _Check("sha256", hashlib.sha256(), sha256)
-        if not _etag_is_md5(answer):
-            return _Check("size")
-        if "-" not in obj.etag:
-            return _Check("md5", hashlib.md5(usedforsecurity=False), obj.etag)
-        parts = int(obj.etag.rpartition("-")[2])
-        first = self._first_part_size(obj)
-        if first and -(-obj.size // first) == parts:
-            return _Check("md5-of-parts", PartsMd5(first), obj.etag)
-        for guess in USUAL_PART_SIZES:
-            if -(-obj.size // guess) == parts:
-                return _Check("md5-of-parts", PartsMd5(guess), obj.etag, proof=False)
-        return _Check("size")
-
-    def _first_part_size(self, obj: StoredObject) -> int:
-        """Bytes; all of it where the service ignores PartNumber (Ceph 16), 0 if refused."""
-        from botocore.exceptions import ClientError
-
-        try:
-            answer = self._client.head_object(
-                Bucket=self.bucket, Key=self._key(obj.key), PartNumber=1
-            )
-        except ClientError:
-            return 0
-        return int(answer["ContentLength"])
+    def _source(self, obj: StoredObject) -> S3Source:
+        return S3Source(
+            self._client,
+            self.bucket,
+            self._key(obj.key),
+            obj,
+            self._where(obj.key),
+            partial(self._errors, obj.key),
+            self._retries,
+            self._direct,
+        )
 
     def _corrupt(self, key: str, why: str) -> TransferCorrupt:
-        where = f"{self.uri}/{key} at {self._said or self.endpoint}"
-        return TransferCorrupt(f"{where}: {why}. Transfer it again.")
+        return TransferCorrupt(f"{self._where(key)}: {why}. Transfer it again.")
+
+    def _where(self, key: str) -> str:
+        return f"{self.uri}/{key} at {self._said or self.endpoint}"
 
     def _changed(self, key: str, path: Path) -> FileChanged:
         return FileChanged(f"{path} changed while it was uploaded to {self.uri}/{key}")
@@ -357,7 +294,7 @@ class S3Store:
 
     def _stored(self, key: str, size: int, answer: Any, expected: str) -> StoredObject:
         etag = answer["ETag"].strip('"')
-        if answer.get("ContentLength", size) != size or (_etag_is_md5(answer) and etag != expected):
+        if answer.get("ContentLength", size) != size or (etag_is_md5(answer) and etag != expected):
             raise self._corrupt(key, f"stored with ETag {etag}, not {expected}")
         return StoredObject(key, size, etag)
 
@@ -491,14 +428,3 @@ def _cut_out(page: dict[str, Any], start: int) -> Iterator[StoredObject]:
 
 def _status(error: Any) -> int:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
-
-
-def _etag_is_md5(answer: Any) -> bool:
-    """Whether an answer's ETag is an MD5 of the content: not with keys of a key service or ours.
-
-    Source: Amazon S3 API reference, Object, ETag.
-    """
-    if answer.get("ServerSideEncryption", "AES256") != "AES256":
-        return False
-    plain = re.fullmatch(r'"?[0-9a-f]{32}(-\d+)?"?', answer["ETag"])
-    return plain is not None and "SSECustomerAlgorithm" not in answer

@@ -46,6 +46,7 @@ def s3_config(endpoint_url: str | None) -> Config:
         retries={"mode": "standard", "total_max_attempts": 4},
         max_pool_connections=64,
         tcp_keepalive=True,
+        signature_version="s3v4",  # of signed URLs too, for which botocore has an older one
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         # Bucket names in the host name need wildcard DNS, which few own services have.

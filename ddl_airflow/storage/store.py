@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ddl_airflow.core.errors import StagingError
 
@@ -14,6 +14,7 @@ from ddl_airflow.core.errors import StagingError
 Advance = Callable[[int], None]
 
 CHUNK = 1024 * 1024  # bytes read at a time: the grain of progress and of stopping
+PIECE = 16 * CHUNK  # bytes of which there is one digest in the cache
 PART_PREFIX = ".ddl-part-"  # names of files still being written; no listing shows them
 SUCCESS = "_SUCCESS"  # among published objects: that they are all there
 RETIRED = "_RETIRED"  # a marker that cleaning took, so that nobody puts them into production
@@ -34,6 +35,19 @@ class StoredObject:
     size: int
     etag: str = ""
     modified: float = field(default=0.0, compare=False)
+
+
+class Fetched(NamedTuple):
+    """What ``ObjectStore.get`` knows of the file that it wrote.
+
+    Attributes:
+        checked: how: "sha256", "md5", "md5-of-parts", or "size" where the store offers nothing
+            better.
+        pieces: SHA-256 in hex of each ``PIECE`` of it; one, if there is no byte.
+    """
+
+    checked: str
+    pieces: list[str]
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,10 @@ class ObjectStore(Protocol):
         """``s3://bucket/prefix`` or ``file:///folder``, without a trailing slash."""
 
     @property
+    def resumes(self) -> bool:
+        """Whether ``get`` goes on with the file that an earlier one left when it was ended."""
+
+    @property
     def caller(self) -> str:
         """A text equal for two stores only if the same keys open them; empty: nobody knows."""
 
@@ -120,16 +138,18 @@ class ObjectStore(Protocol):
     def check_access(self, obj: StoredObject) -> None:
         """Asks whether this caller may read the object; raises AccessDenied if not."""
 
-    def get(self, obj: StoredObject, path: Path, advance: Advance) -> str:
-        """Writes a new file, flushed to disk and checked.
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
+        """Writes a file, flushed to disk and checked.
 
-        Returns:
-            How the content was checked: "sha256", "md5", "md5-of-parts", or "size" where the store
-            offers nothing better.
+        Args:
+            obj: as it is listed.
+            path: a name that nobody reads, and that ends in ".part". No file has it, but what an
+                earlier call for the same object left, where the store ``resumes``.
+            advance: called from any thread.
 
         Raises:
-            TransferCorrupt: the bytes are not those listed. The file may be left: the caller
-                gives a name that nobody reads, and removes it.
+            TransferCorrupt: the bytes are not those listed.
+            StagingError: also after as many tries as may help. The file may be left.
         """
 
     def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:

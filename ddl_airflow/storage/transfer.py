@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -215,7 +216,8 @@ def stage(
         # One that is there and not held was changed where it is, and links lead to it.
         changed = any(cache.path(store, obj).exists() for obj in missing)
         if damaged or changed or not _is_staged(destination, marker, objects):
-            _check_room(cache, store, sum(obj.size for obj in missing))
+            there = sum(cache.nbytes_of_parts(store, obj) for obj in missing)
+            _check_room(cache, store, sum(obj.size for obj in missing) - there)
             meter = _Meter(progress, nbytes, len(objects))
             if len(missing) < len(objects):
                 there = nbytes - sum(obj.size for obj in missing)
@@ -272,19 +274,25 @@ def _link(destination: Path, blobs: Mapping[str, Path], marker: str, *, closed_c
     # Links are relative, so that a workspace may be mounted elsewhere in another container.
     destination = destination.parent.resolve() / destination.name
     fresh = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
+    folders: dict[str, Path] = {}  # made; few, of maybe millions of files
+    real = functools.cache(Path.resolve)
+    between = functools.cache(os.path.relpath)
     try:
         for key, blob in blobs.items():
-            link = fresh / key
-            link.parent.mkdir(parents=True, exist_ok=True)
+            inside, _, name = key.rpartition("/")
+            if (folder := folders.get(inside)) is None:
+                folder = folders[inside] = fresh / inside
+                folder.mkdir(parents=True, exist_ok=True)
+            held = real(blob.parent)
             if closed_cache:
-                link.hardlink_to(blob.resolve())
-                continue
-            final_folder = (destination / key).parent
-            link.symlink_to(os.path.relpath(blob.resolve(), final_folder))
+                os.link(f"{held}/{blob.name}", f"{folder}/{name}")
+            else:
+                target = f"{between(held, destination / inside)}/{blob.name}"
+                os.symlink(target, f"{folder}/{name}")
         (fresh / COMPLETE).write_text(marker)
         if closed_cache:  # whose readers have another user, whatever the umask
-            for folder, _, _ in os.walk(fresh):
-                os.chmod(folder, 0o755)  # noqa: S103  # in a run's folder, which is closed
+            for each, _, _ in os.walk(fresh):
+                os.chmod(each, 0o755)  # noqa: S103  # in a run's folder, which is closed
         _place(fresh, destination)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

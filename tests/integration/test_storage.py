@@ -259,12 +259,15 @@ def test_damaged_download_is_detected_and_nothing_of_it_stays(ceph, keys, store,
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")
         with pytest.raises(TransferCorrupt, match="a prefix/.*f at http.* sha256 is "):
             stage(near, cache, tmp_path / "data")
-    assert proxy.damaged == 1
+    assert proxy.damaged == 2
     assert not (tmp_path / "data").exists()
     assert not any(content[:9] in blob for blob in files_below(tmp_path / "cache").values())
 
 
-def test_cut_download_is_retryable_and_leaves_no_part(ceph, keys, store, cache, tmp_path):
+def test_cut_download_is_retryable_and_leaves_no_part(
+    ceph, keys, store, cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.storage.s3_get._FIRST_WAIT_S", 0.01)
     store.put_bytes("f", bytes(200_000) + PATTERN + bytes(200_000))
     with DamagingProxy(ceph.endpoint_url, PATTERN, "down", cut=True) as proxy:
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")

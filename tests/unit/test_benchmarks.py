@@ -19,6 +19,7 @@ from benchmarks.collectives.__main__ import SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
 from benchmarks.dag_parse import folders
+from benchmarks.staging import __main__ as staging
 from benchmarks.training import __main__ as training
 from ddl_airflow.core.manifest import load_manifest
 from tests.limits import within
@@ -275,3 +276,30 @@ def test_all_mpis_can_be_measured(tmp_path: Path) -> None:
     ]
     for row in found["rows"]:
         assert all(len(row[column]["samples_s"]) == 1 for column in mpis.COLUMNS)
+
+
+class Copies:
+    """As a program that brings objects, in so many seconds."""
+
+    def __init__(self, name: str, *walls: float) -> None:
+        self.name, self._walls = name, list(walls)
+
+    def down(self, data: staging.Data, folder: Path, *, again: bool) -> dict[str, float]:
+        place = folder / "data" if self.name == staging.OURS else folder
+        place.mkdir(exist_ok=True)
+        for number in range(data.count):
+            (place / f"{number}.bin").write_bytes(bytes(data.nbytes))
+        return {"wall_s": 1.0 if again else self._walls.pop(0), "cpu_s": 0.5}
+
+
+def test_staging_is_compared_with_the_best_peer_of_each_round(tmp_path: Path) -> None:
+    programs = [Copies("ours", 2.0, 4.0), Copies("a", 2.0, 16.0), Copies("b", 6.0, 8.0)]
+    rows = staging.measure(programs, staging.TINY[0], tmp_path, 2)
+    assert rows[0]["best"]["ratio_quartiles"] == [1.25, 1.75]  # of 1 and 2
+    assert staging.table(rows).splitlines()[2:] == [
+        "| down, 3 × 1 KiB | 3.00 (0.50) | 9.00 (0.50) | 7.00 (0.50) | 1.50 (1.25–1.75) |",
+        "| again, 3 × 1 KiB | 1.00 (0.50) | 1.00 (0.50) | 1.00 (0.50) | 1.00 (1.00–1.00) |",
+    ]
+    Copies("a", 1.0).down(staging.TINY[0], tmp_path, again=False)
+    with pytest.raises(RuntimeError, match="3 objects came, 3,072 bytes"):
+        staging._require_all(staging.SETS[0], tmp_path)

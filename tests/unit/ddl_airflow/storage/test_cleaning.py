@@ -187,6 +187,20 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
         assert time.time() - cache.used(cache.path(store, objects[key])) < 100
 
 
+def test_parts_of_an_object_stay_for_the_next_try_and_not_for_ever(tmp_path):
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    blob = cache.path(store, store.put_bytes("large", b"1"))
+    blob.parent.mkdir(parents=True)
+    parts = [blob.with_name(f"{blob.name}.{name}.part") for name in ("bytes", "bytes.done")]
+    for part in parts:
+        part.write_bytes(b"1")
+    assert list(clean_workspace(tmp_path, Rules(cache_bytes=0))) == []
+    age(blob.parent, 3)
+    gone = list(clean_workspace(tmp_path, Rules(cache_bytes=0)))
+    assert {one.place for one in gone} == {str(part) for part in parts}
+    assert not any(part.exists() for part in parts)
+
+
 @pytest.mark.parametrize("what", ["folder", "link"])
 def test_nothing_is_evicted_where_it_cannot_be_seen_who_uses_it(run, tmp_path, monkeypatch, what):
     """As on a network file system whose server has been replaced."""

@@ -25,6 +25,7 @@ from ddl_airflow.core.errors import (
 )
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
+from ddl_airflow.storage.s3_get import Retries
 from ddl_airflow.storage.store import SUCCESS, StoredObject
 from ddl_airflow.storage.transfer import publish
 
@@ -63,8 +64,8 @@ def test_object_of_odd_parts_is_checked_where_the_service_tells_the_part_size(cl
     upload_parts(client, "odd/parts", parts)
     store = S3Store(client, "bucket", "odd")
     (obj,) = store.list()
-    assert store.get(obj, tmp_path / "f", ignore) == "md5-of-parts"
-    assert (tmp_path / "f").read_bytes() == b"".join(parts)
+    assert store.get(obj, tmp_path / "f.part", ignore).checked == "md5-of-parts"
+    assert (tmp_path / "f.part").read_bytes() == b"".join(parts)
 
 
 def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(client, tmp_path):
@@ -74,7 +75,7 @@ def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(cl
         Key="kms/ours", Metadata={"ddl-sha256": hashlib.sha256(b"content").hexdigest()}, **options
     )
     store = S3Store(client, "bucket", "kms")
-    checks = [store.get(obj, tmp_path / obj.key, ignore) for obj in store.list()]
+    checks = [store.get(obj, tmp_path / obj.key, ignore).checked for obj in store.list()]
     assert checks == ["size", "sha256"]
 
 
@@ -343,3 +344,13 @@ def test_a_listing_of_many_pages_is_one(client, monkeypatch):
     assert [obj.key for obj in store.list()] == [f"{number:02}" for number in range(25)]
     digest, listed = store.list_unless("")
     assert len(listed) == 25 and store.list_unless(digest)[1] is None
+
+
+def test_a_store_that_mostly_fails_is_not_tried_for_ever():
+    retries = Retries(3)
+    assert [retries.take() for _ in range(4)] == [True, True, True, False]
+    retries.came()
+    assert [retries.take() for _ in range(2)] == [True, False]
+    for _ in range(10):
+        retries.came()
+    assert [retries.take() for _ in range(4)] == [True, True, True, False]

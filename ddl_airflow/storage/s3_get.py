@@ -1,0 +1,218 @@
+"""Reads one object of S3 in ranges, and finds what its bytes can be checked by."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any
+
+from ddl_airflow.core.errors import StagingError, TransferCorrupt
+from ddl_airflow.storage.download import Check
+from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.s3_http import ByBoto3, Connections
+from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
+
+SHA256_FIELD = "ddl-sha256"  # user metadata of what we upload: checks any object, also encrypted
+# Of common uploaders, in bytes, most common first: 8 MiB is boto3's and the AWS command's.
+USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 100, 128, 256, 512))
+STALL_S = 15.0  # without a byte of a body: it is asked for again
+
+_BLOCK = CHUNK // 4  # what is lost of a body that stands still
+_TRIES = 6  # to read one range
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
+_MOST_RETRIES = 64
+_LOOK_S = 0.1
+_JITTER = random.SystemRandom()
+
+
+class Retries:
+    """How many more tries there are for all objects of a store: each range that comes adds one.
+
+    So a store that fails now and then is read on for hours, and one that mostly fails is not.
+    """
+
+    def __init__(self, most: int = _MOST_RETRIES) -> None:
+        self._most = self._left = most
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Whether there was one left."""
+        with self._lock:
+            self._left -= 1
+            return self._left >= 0
+
+    def came(self) -> None:
+        """A range has come."""
+        with self._lock:
+            self._left = min(max(self._left, 0) + 1, self._most)
+
+
+class S3Source:
+    """One object, in the version that was listed: ``download.Source``.
+
+    All that is read has the listed ETag, and the one that the first answer had.
+
+    Args:
+        client: a boto3 S3 client.
+        bucket, key: of the object; the key with its prefix.
+        obj: as it is listed.
+        where: the object and the store, for messages.
+        errors: makes errors of boto3 ours, which begin with ``where``.
+        retries: of the store.
+        direct: connections of the store; None: boto3 makes all requests.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        key: str,
+        obj: StoredObject,
+        where: str,
+        errors: Callable[[], AbstractContextManager[None]],
+        retries: Retries,
+        direct: Connections | None,
+    ) -> None:
+        self._client, self._obj, self._direct = client, obj, direct
+        self._where, self._errors, self._retries = where, errors, retries
+        self._name = {"Bucket": bucket, "Key": key, "IfMatch": f'"{obj.etag}"'}
+        self._first: Any = None  # answer
+
+    def corrupt(self, why: str) -> TransferCorrupt:
+        """The error that names the object."""
+        return TransferCorrupt(f"{self._where}: {why}. Transfer it again.")
+
+    def read(self, start: int, into: memoryview, advance: Advance) -> None:
+        """Fills ``into``. What came before a failure is kept, and the rest asked for."""
+        at = 0
+
+        def took(nbytes: int) -> None:
+            nonlocal at
+            at += nbytes
+            advance(nbytes)
+
+        for number in range(1, _TRIES + 1):
+            try:
+                self._read_once(start + at, into[at:], took)
+            except StagingError as error:
+                advance(0)  # raises if this was no failure, but somebody's wish to stop
+                if not error.retryable or isinstance(error, TransferCorrupt):
+                    raise
+                if number == _TRIES or not self._retries.take():
+                    came = f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
+                    said = f"{str(error).rstrip('.')}. {came}, in {number} tries."
+                    raise StagingError(said) from error
+                _wait(number, advance)
+            else:
+                self._retries.came()
+                return
+
+    def _read_once(self, start: int, into: memoryview, took: Advance) -> None:
+        whole = len(into) == self._obj.size
+        byte_range, at = f"bytes={start}-{start + len(into) - 1}", 0
+        with self._errors(), self._asked(None if whole else byte_range) as (answer, body):
+            self._check_answer(answer, None if whole else start, len(into))
+            body.set_socket_timeout(STALL_S)
+            while at < len(into) and (count := body.readinto(into[at : at + _BLOCK])):
+                at += count
+                took(count)
+        if at < len(into):
+            raise StagingError(
+                f"{self._where}: the answer ended {len(into) - at:,} bytes too early"
+            )
+
+    @contextmanager
+    def _asked(self, byte_range: str | None) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Yields what S3 answers, and the body. Without a range: all of the object."""
+        if self._direct is not None:
+            headers = {"If-Match": self._name["IfMatch"]}
+            if byte_range:
+                headers["Range"] = byte_range
+            try:
+                with self._direct.get(self._name["Bucket"], self._name["Key"], headers) as both:
+                    yield both
+                    return
+            except ByBoto3:
+                pass
+        name = self._name | ({"Range": byte_range} if byte_range else {})
+        answer = self._client.get_object(**name)
+        with closing(answer["Body"]) as body:
+            yield answer, body
+
+    def _check_answer(self, answer: Any, start: int | None, wanted: int) -> None:
+        """Whether the body is of this object, and begins where it was asked to.
+
+        Args:
+            start: of the range that was asked for; None: all of it was.
+        """
+        if "ETag" not in answer:  # an error, say, that some proxy sends as success
+            raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        if self._first is None:
+            self._first = answer
+        elif answer["ETag"] != self._first["ETag"]:
+            raise self.corrupt("changed since it was listed")
+        if start is None:
+            if (length := answer["ContentLength"]) > wanted:
+                raise self.corrupt(f"{length:,} bytes came, {wanted:,} are listed")
+            return
+        said = answer.get("ContentRange", "")
+        if not re.fullmatch(rf"bytes {start}-\d+/({self._obj.size}|\*)", said):
+            raise self.corrupt(f"asked for bytes from {start:,} on, the store sent {said or 'all'}")
+
+    def check(self) -> Check:
+        """The best that the store allows; HEAD where nothing was read."""
+        if self._first is None:
+            with self._errors():
+                self._first = self._client.head_object(**self._name)
+        answer, obj = self._first, self._obj
+        if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
+            return Check("sha256", hashlib.sha256(), sha256)
+        if not etag_is_md5(answer):
+            return Check("size")
+        if "-" not in obj.etag:
+            return Check("md5", hashlib.md5(usedforsecurity=False), obj.etag)
+        parts = int(obj.etag.rpartition("-")[2])
+        first = self._first_part_size()
+        if first and -(-obj.size // first) == parts:
+            return Check("md5-of-parts", PartsMd5(first), obj.etag)
+        for guess in USUAL_PART_SIZES:
+            if -(-obj.size // guess) == parts:
+                return Check("md5-of-parts", PartsMd5(guess), obj.etag, proof=False)
+        return Check("size")
+
+    def _first_part_size(self) -> int:
+        """Bytes; all of it where the service ignores PartNumber (Ceph 16), 0 if refused."""
+        from botocore.exceptions import ClientError
+
+        name = {"Bucket": self._name["Bucket"], "Key": self._name["Key"]}
+        with self._errors():
+            try:
+                answer = self._client.head_object(**name, PartNumber=1)
+            except ClientError:
+                return 0
+        return int(answer["ContentLength"])
+
+
+def _wait(number: int, advance: Advance) -> None:
+    """Longer after each try, and never as long as others do."""
+    wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _LONGEST_WAIT_S) * _JITTER.uniform(0.5, 1.0)
+    end = time.monotonic() + wait_s
+    while (left := end - time.monotonic()) > 0:
+        advance(0)
+        time.sleep(min(left, _LOOK_S))
+
+
+def etag_is_md5(answer: Any) -> bool:
+    """Whether an answer's ETag is an MD5 of the content: not with keys of a key service or ours.
+
+    Source: Amazon S3 API reference, Object, ETag.
+    """
+    if answer.get("ServerSideEncryption", "AES256") != "AES256":
+        return False
+    plain = re.fullmatch(r'"?[0-9a-f]{32}(-\d+)?"?', answer["ETag"])
+    return plain is not None and "SSECustomerAlgorithm" not in answer

@@ -1,0 +1,211 @@
+"""GET of S3 objects over connections of our own, at less than half of the CPU of boto3's.
+
+boto3 signs the URL: it knows keys, roles, regions and how buckets are addressed. What is unusual
+(a proxy, a client's certificate, a bucket of another region) is left to it altogether.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+CONNECT_S = 10.0
+ANSWER_S = 60.0
+
+_SIGNED_FOR_S = 900  # as long as the clocks of both may differ anyway
+_MOST_OF_AN_ERROR = 64 * 1024
+_METADATA = "x-amz-meta-"
+# What botocore calls those headers of an answer that are read here.
+_NAMES = {
+    "etag": "ETag",
+    "content-range": "ContentRange",
+    "x-amz-server-side-encryption": "ServerSideEncryption",
+    "x-amz-server-side-encryption-customer-algorithm": "SSECustomerAlgorithm",
+}
+
+
+class ByBoto3(Exception):
+    """Has the request made by boto3, which follows the service to where it sends us."""
+
+
+class Body:
+    """Of an answer. Raises errors as botocore's does."""
+
+    def __init__(
+        self,
+        answer: http.client.HTTPResponse,
+        connection: http.client.HTTPConnection,
+        endpoint: str,
+    ) -> None:
+        self._answer, self._connection, self._endpoint = answer, connection, endpoint
+
+    def set_socket_timeout(self, seconds: float) -> None:
+        """How long reading may take without a byte."""
+        if self._connection.sock is not None:  # else all of it is here
+            self._connection.sock.settimeout(seconds)
+
+    def readinto(self, into: memoryview) -> int:
+        """How many bytes came; 0 at the end."""
+        with _errors(self._endpoint):
+            return self._answer.readinto(into)
+
+
+class Connections:
+    """Connections to one endpoint, used again; for any number of threads.
+
+    Args:
+        client: boto3's.
+        context: for https; None: plain http.
+    """
+
+    def __init__(self, client: Any, context: ssl.SSLContext | None) -> None:
+        self._client, self._context = client, context
+        self._endpoint: str = client.meta.endpoint_url
+        self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        weakref.finalize(self, _close_all, self._idle)
+
+    @contextmanager
+    def get(
+        self, bucket: str, key: str, headers: Mapping[str, str]
+    ) -> Iterator[tuple[dict[str, Any], Body]]:
+        """Yields the answer, as far as it is read here, and its body.
+
+        Raises:
+            ByBoto3: it must be asked for by that.
+            ClientError: the service refuses; botocore's, like those of the network.
+        """
+        url = urlsplit(
+            self._client.generate_presigned_url(
+                "get_object", Params={"Bucket": bucket, "Key": key}, ExpiresIn=_SIGNED_FOR_S
+            )
+        )
+        idle = self._idle.setdefault(url.netloc, [])
+        connection, answer = self._asked(url.netloc, idle, f"{url.path}?{url.query}", headers)
+        kept = False
+        try:
+            if answer.status not in (200, 206):
+                with _errors(self._endpoint):
+                    text = answer.read(_MOST_OF_AN_ERROR)
+                raise _meaning(answer.status, text)
+            if answer.length is None:  # in chunks: it has no length to be compared
+                raise ByBoto3
+            yield _read(answer), Body(answer, connection, self._endpoint)
+            if not answer.length:
+                answer.close()
+            kept = answer.isclosed() and not answer.will_close
+        finally:
+            if kept:
+                idle.append(connection)
+            else:
+                answer.close()
+                connection.close()
+
+    def _asked(
+        self, place: str, idle: list[http.client.HTTPConnection], path: str, headers: Any
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        while True:
+            try:
+                connection, used = idle.pop(), True
+            except IndexError:
+                connection, used = self._new(place), False
+            try:
+                if not used:
+                    with _errors(self._endpoint, connecting=True):
+                        connection.connect()
+                with _errors(self._endpoint):
+                    connection.sock.settimeout(ANSWER_S)
+                    connection.request("GET", path, headers=headers)
+                    return connection, connection.getresponse()
+            except BaseException as error:
+                connection.close()
+                # The service may have closed what was idle: that says nothing of it.
+                if not used or isinstance(error.__cause__, TimeoutError) or not error.__cause__:
+                    raise
+
+    def _new(self, place: str) -> http.client.HTTPConnection:
+        if self._context is None:
+            return http.client.HTTPConnection(place, timeout=CONNECT_S)
+        return http.client.HTTPSConnection(place, timeout=CONNECT_S, context=self._context)
+
+
+def connections_of(client: Any) -> Connections | None:
+    """None where boto3 must make the requests itself."""
+    from botocore.httpsession import get_cert_path
+    from botocore.utils import get_environ_proxies
+
+    endpoint, config = client.meta.endpoint_url, client.meta.config
+    if config.signature_version != "s3v4" or config.proxies or get_environ_proxies(endpoint):
+        return None
+    if not endpoint.startswith("https://"):
+        return Connections(client, None)
+    # Not public. What is not found is left to boto3, which knows it.
+    session = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    verify = getattr(session, "_verify", None)
+    if verify is None or getattr(session, "_cert_file", None):
+        return None
+    context = ssl.create_default_context()
+    if verify is False:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        trusted = get_cert_path(verify)
+        context = ssl.create_default_context(
+            **{"capath" if Path(trusted).is_dir() else "cafile": trusted}
+        )
+    return Connections(client, context)
+
+
+@contextmanager
+def _errors(endpoint: str, *, connecting: bool = False) -> Iterator[None]:
+    """Makes errors of the network botocore's, whose meaning is known."""
+    import botocore.exceptions as aws
+
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, ssl.SSLError):
+            raise aws.SSLError(endpoint_url=endpoint, error=error) from error
+        if connecting:
+            raise aws.EndpointConnectionError(endpoint_url=endpoint, error=error) from error
+        if isinstance(error, TimeoutError):
+            raise aws.ReadTimeoutError(endpoint_url=endpoint, error=error) from error
+        raise aws.ResponseStreamingError(error=error) from error
+
+
+def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    found: dict[str, Any] = {"ContentLength": answer.length, "Metadata": {}}
+    for name, value in answer.getheaders():
+        name = name.lower()
+        if name.startswith(_METADATA):
+            found["Metadata"][name.removeprefix(_METADATA)] = value
+        elif name in _NAMES:
+            found[_NAMES[name]] = value
+    return found
+
+
+def _meaning(status: int, text: bytes) -> Exception:
+    """Of an answer that is no object."""
+    from botocore.exceptions import ClientError
+
+    said = {}
+    with suppress(ElementTree.ParseError):
+        for field in ElementTree.fromstring(text):  # noqa: S314  # of the service that has the data
+            said[field.tag.rpartition("}")[2]] = field.text or ""
+    if status in (301, 302, 307, 308) or said.get("Code") == "AuthorizationHeaderMalformed":
+        return ByBoto3()
+    said.setdefault("Code", str(status))
+    answer = {"Error": said, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error: Exception = ClientError(answer, "GetObject")
+    return error
+
+
+def _close_all(idle: Mapping[str, list[http.client.HTTPConnection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,202 @@
+"""An HTTP proxy before a real service, which puts a fault at the requests that a test names."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+_BLOCK = 256 * 1024
+# What must not be passed on: it is of the connection, not of the message.
+_OWN = {"connection", "keep-alive", "transfer-encoding", "expect"}
+_SAID = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>by a test</Message></Error>"
+
+_CODES = {
+    "301": b"PermanentRedirect",
+    "403": b"AccessDenied",
+    "500": b"InternalError",
+    "503": b"SlowDown",
+}
+
+
+class Asked(NamedTuple):
+    """A request: its method, the path in plain text, the range in bytes, and what came of it.
+
+    ``sent``: bytes of the body that were passed on to the client.
+    """
+
+    method: str
+    path: str
+    range: str
+    sent: int
+
+
+class FaultyProxy:
+    """Passes requests to ``endpoint_url``; those that are counted may get a fault.
+
+    Args:
+        endpoint_url: of the service.
+        faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "reset" (in the
+            middle of the body), "cut" (the same, in an orderly way), "half" (of the body, answered
+            as if it were all), "changed" (one byte of it), "error as success" (a body of XML), or
+            "stall 3" (seconds, in the middle). The key None is for all others.
+        counted: whether a request counts, by method and path; what does not gets no fault.
+        bytes_per_s: of each body; None: as fast as it goes.
+        tls: with what clients are answered by https.
+    """
+
+    def __init__(
+        self,
+        endpoint_url: str,
+        faults: Mapping[int | None, str],
+        counted: Callable[[str, str], bool] = lambda method, path: method == "GET",
+        bytes_per_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.asked: list[Asked] = []  # those that count, as they ended
+        self._target = urlsplit(endpoint_url)
+        self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._number = 0
+        self.open = 0  # requests that count and have not ended
+
+    def __enter__(self) -> FaultyProxy:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except OSError:  # the client has gone
+                    self.close_connection = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                proxy._answer(self)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 100
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint_url = f"http://127.0.0.1:{self._server.server_port}"
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.endpoint_url = self.endpoint_url.replace("http", "https")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, near: BaseHTTPRequestHandler) -> None:
+        body = near.rfile.read(int(near.headers.get("Content-Length", 0)))
+        path = unquote(urlsplit(near.path).path)
+        fault, sent = "", 0
+        counts = self._counted(near.command, path)
+        if counts:
+            with self._lock:
+                fault = self._faults.get(self._number, self._faults.get(None, ""))
+                self._number += 1
+                self.open += 1
+        try:
+            if fault in _CODES:
+                self._say(near, int(fault), _SAID % _CODES[fault])
+            elif fault == "error as success":
+                self._say(near, 200, _SAID % b"InternalError")
+            else:
+                for now in self._pass(near, body, fault):
+                    sent = now
+        finally:
+            if counts:
+                asked = near.headers.get("Range", "")
+                with self._lock:
+                    self.asked.append(Asked(near.command, path, asked, sent))
+                    self.open -= 1
+
+    @staticmethod
+    def _say(near: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+        near.send_response_only(status)
+        near.send_header("Content-Type", "application/xml")
+        near.send_header("Content-Length", str(len(body)))
+        near.end_headers()
+        near.wfile.write(body)
+
+    def _pass(self, near: BaseHTTPRequestHandler, body: bytes, fault: str) -> Iterator[int]:
+        """Passes on request and answer; yields how many bytes of that were sent."""
+        far = http.client.HTTPConnection(self._target.hostname, self._target.port)
+        with closing(far):
+            yield from self._exchanged(near, far, body, fault)
+
+    def _exchanged(
+        self,
+        near: BaseHTTPRequestHandler,
+        far: http.client.HTTPConnection,
+        body: bytes,
+        fault: str,
+    ) -> Iterator[int]:
+        far.putrequest(near.command, near.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in near.headers.items():
+            if name.lower() not in _OWN:
+                far.putheader(name, value)
+        far.endheaders(body or None)
+        answer = far.getresponse()
+        wanted = 0 if near.command == "HEAD" else int(answer.headers.get("Content-Length", 0))
+        middle = wanted // 2
+        near.send_response_only(answer.status)
+        chunked = "Content-Length" not in answer.headers and near.command != "HEAD"
+        whole = answer.read() if chunked else b""
+        for name, value in answer.headers.items():
+            if name.lower() == "content-length" and fault == "half":
+                value = str(middle)
+            if name.lower() not in _OWN:
+                near.send_header(name, value)
+        if chunked:
+            near.send_header("Content-Length", str(len(whole)))
+        near.end_headers()
+        if chunked:
+            near.wfile.write(whole)
+            yield len(whole)
+            return
+        sent, began = 0, time.monotonic()
+        while near.command != "HEAD" and (block := answer.read(_BLOCK)):
+            faulty = fault and sent <= middle < sent + len(block)
+            if faulty and fault == "changed":
+                at = middle - sent
+                block = block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]
+            elif faulty:
+                block = block[: middle - sent]
+            near.wfile.write(block)
+            sent += len(block)
+            yield sent
+            if faulty and fault != "changed":
+                near.wfile.flush()
+                near.close_connection = True
+                if fault.startswith("stall"):
+                    time.sleep(float(fault.split()[1]))
+                elif fault == "reset":
+                    linger = struct.pack("ii", 1, 0)  # so that it is a reset, and no end
+                    near.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                break
+            if self._bytes_per_s:
+                time.sleep(max(0.0, began + sent / self._bytes_per_s - time.monotonic()))
