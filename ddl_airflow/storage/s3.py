@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import PartsMd5
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
 from ddl_airflow.storage.s3_get import SHA256_FIELD, Retries, S3Source, etag_is_md5
-from ddl_airflow.storage.s3_http import connections_of
+from ddl_airflow.storage.s3_http import Connections, connections_of
 from ddl_airflow.storage.store import CHUNK, Access, Advance, Fetched, StoredObject, Unfinished
 
 PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
@@ -89,7 +89,6 @@ class S3Store:
         self._said = said
         self._access_key_id = access_key_id
         self._retries = Retries()
-        self._direct = connections_of(client)
         # Once for a client, however often it is registered.
         client.meta.events.register(
             "before-parse.s3.ListObjectsV2", _take_out, unique_id="ddl-airflow"
@@ -206,6 +205,11 @@ class S3Store:
     def read(self, obj: StoredObject, take: Callable[[bytes], object]) -> str:
         """The same, one range after the other, and nothing is written."""
         return read_through(self._source(obj), obj.size, take)
+
+    @cached_property
+    def _direct(self) -> Connections | None:
+        """Made when the first object is read: the certificates of https take a while."""
+        return connections_of(self._client)
 
     def _source(self, obj: StoredObject) -> S3Source:
         return S3Source(

@@ -150,15 +150,13 @@ def connections_of(client: Any) -> Connections | None:
     verify = getattr(session, "_verify", None)
     if verify is None or getattr(session, "_cert_file", None):
         return None
-    context = ssl.create_default_context()
     if verify is False:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        trusted = get_cert_path(verify)
-        context = ssl.create_default_context(
-            **{"capath" if Path(trusted).is_dir() else "cafile": trusted}
-        )
-    return Connections(client, context)
+        return Connections(client, context)
+    trusted = get_cert_path(verify)
+    where = "capath" if Path(trusted).is_dir() else "cafile"
+    return Connections(client, ssl.create_default_context(**{where: trusted}))
 
 
 @contextmanager
