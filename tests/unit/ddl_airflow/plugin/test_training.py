@@ -346,5 +346,6 @@ def test_what_a_store_said_stays_while_it_is_asked_again(monkeypatch):
     until(lambda: len(asked) == 2, 20)
     monkeypatch.setattr(graph, "_STALE_S", 0.0)
     assert known.read(place, "digits", patience_s=0)["pending"]
+    monkeypatch.setattr(graph, "_FRESH_S", 60.0)
     answers.set()
     assert known.read(place, "digits", patience_s=60)["production"]["publication"] == "t/2"
