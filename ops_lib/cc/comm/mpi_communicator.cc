@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "algorithms/direct_reduce_scatter.h"
 #include "algorithms/network_allreduce.h"
 #include "algorithms/ring.h"
 #include "algorithms/tree_broadcast.h"
@@ -154,15 +155,15 @@ Status MpiCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {
 }
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
-                                  int divisor) {
+                                  Reduction reduction) {
   DDL_RETURN_IF_ERROR(broken_);
-  return KeepError(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
+  return KeepError(NetworkAllReduce(all_.get(), in, out, count, dtype, reduction));
 }
 
 Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
-                                   int divisor) {
+                                   Reduction reduction) {
   return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
-    return AllReduce(in, out, count, dtype, divisor);
+    return AllReduce(in, out, count, dtype, reduction);
   });
 }
 
@@ -179,6 +180,25 @@ Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<i
   std::vector<Range> ranges;
   for (const int rank : order_) ranges.push_back({begins[rank], begins[rank + 1]});
   return KeepError(RingAllGather(all_.get(), in, out, std::move(ranges)));
+}
+
+Status MpiCommunicator::ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                                       Reduction reduction) {
+  DDL_RETURN_IF_ERROR(broken_);
+  for (const SharedTensor& tensor : tensors) {
+    std::vector<Range> shares;
+    for (const int rank : order_) shares.push_back(tensor.shares[rank]);
+    DDL_RETURN_IF_ERROR(KeepError(
+        DirectReduceScatter(all_.get(), tensor.in, tensor.out, shares, dtype, reduction)));
+  }
+  return Status();
+}
+
+Status MpiCommunicator::AllToAll(const void* in, void* out, const Exchange& exchange) {
+  DDL_RETURN_IF_ERROR(broken_);
+  KeepOwnBlock(in, out, exchange.sent(rank_), exchange.received(rank_));
+  return KeepError(AllToAllByMessages(all_.get(), in, out, exchange.SentTo(order_),
+                                      exchange.ReceivedFrom(order_)));
 }
 
 }  // namespace ddl

@@ -479,20 +479,30 @@ Status Engine::Contribute(const Action& action) {
       if (!tensor.dims.empty()) tensor.dims[0] = 0;
       tensor.count = 0;
     }
-    theirs.allocate = [this, &theirs, element](const std::vector<int64_t>& sizes, void** out) {
-      int64_t nbytes = element;
-      for (size_t i = 1; i < theirs.tensors[0].dims.size(); ++i) {
-        nbytes *= theirs.tensors[0].dims[i];
+    theirs.allocate = [this, &theirs, element](const std::vector<int64_t>& sizes, void** outs) {
+      int64_t largest = 0;  // all results may lie at the same place: nobody reads them
+      for (size_t tensor = 0; tensor < theirs.tensors.size(); ++tensor) {
+        int64_t nbytes = element;
+        const std::vector<int64_t>& dims = theirs.tensors[tensor].dims;
+        for (size_t i = 1; i < dims.size(); ++i) nbytes *= dims[i];
+        const auto first = sizes.begin() + static_cast<int64_t>(tensor) * topology_.size;
+        largest = std::max(largest,
+                           std::accumulate(first, first + topology_.size, int64_t{0}) * nbytes);
       }
-      zeros_.resize(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * nbytes);
-      *out = zeros_.data();
+      neutral_.resize(largest);
+      std::fill_n(outs, theirs.tensors.size(), neutral_.data());
       return Status();
     };
   } else {
-    zeros_.assign(Nbytes(theirs), 0);
-    char* at = zeros_.data();
+    const int64_t nbytes = Nbytes(theirs);
+    // What is scattered is read while a share of it is written.
+    const int64_t apart = theirs.kind == Request::Kind::kReduceScatter ? nbytes : 0;
+    neutral_.resize(nbytes + apart);
+    FillNeutral(neutral_.data(), nbytes / element, theirs.dtype, theirs.op);
+    char* at = neutral_.data();
     for (TensorBuffer& tensor : theirs.tensors) {
-      tensor.in = tensor.out = at;
+      tensor.in = at;
+      tensor.out = at + apart;
       at += tensor.count * element;
     }
   }
@@ -519,7 +529,8 @@ Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
   }
   std::vector<NcclCommunicator::Tensor> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
-  return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average);
+  return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average,
+                          request.op);
 }
 
 Status Engine::Execute(const Request& request, int64_t* nbytes) {
@@ -530,8 +541,17 @@ Status Engine::Execute(const Request& request, int64_t* nbytes) {
                                     std::to_string(topology_.rank) + ": " + moved.message());
   }
   switch (request.kind) {
-    case Request::Kind::kBroadcast:
-      return communicator_->Broadcast(request.tensors[0].out, *nbytes, request.root);
+    case Request::Kind::kBroadcast: {
+      const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+      for (const TensorBuffer& tensor : request.tensors) {
+        DDL_RETURN_IF_ERROR(
+            communicator_->Broadcast(tensor.out, tensor.count * element, request.root));
+      }
+      return Status();
+    }
+    case Request::Kind::kReduceScatter:
+      return ReduceScatter(communicator_.get(), request, allreduce_->ReductionOf(request));
+    case Request::Kind::kAllToAll: return AllToAll(communicator_.get(), request, nbytes);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     default: break;

@@ -104,7 +104,7 @@ class Engine {
   // `action` may be kRetry: it was not run. An exception breaks the group.
   Status RunCollective(Request* request, CollectiveRecord* record, Action* action);
   Status AgreeAndRun(Request* request, CollectiveRecord* record, Action* action);
-  // This rank has joined: adds zeros to what the others reduce.
+  // This rank has joined: adds to what the others reduce what changes nothing.
   Status Contribute(const Action& action);
   // Runs the collective, the same on all ranks. `nbytes`: of this rank's tensors, then of the
   // result.
@@ -140,7 +140,7 @@ class Engine {
   std::string failure_text_;  // made while there is memory
   // What abandoned messages still point to; never freed.
   std::vector<std::shared_ptr<void>>* abandoned_ = new std::vector<std::shared_ptr<void>>;
-  std::vector<char> zeros_;  // what a joined rank contributes, and gets
+  std::vector<char> neutral_;  // what a joined rank contributes, and gets
   Recorder recorder_;
 };
 

@@ -77,7 +77,8 @@ bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFacto
 absl::Status ToTensorFlow(const Status& status) {
   switch (status.code()) {
     case Code::kOk: return absl::OkStatus();
-    case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
+    case Code::kInvalidArgument:
+    case Code::kInvalidInput: return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
     case Code::kCancelled: return absl::CancelledError(status.message());
@@ -190,8 +191,8 @@ void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
   if (request.gpu != nullptr) {
     if (request.allocate != nullptr) {
       request.allocate = [allocate = std::move(request.allocate), gpu = request.gpu](
-                             const std::vector<int64_t>& sizes, void** out) {
-        DDL_RETURN_IF_ERROR(allocate(sizes, out));
+                             const std::vector<int64_t>& sizes, void** outs) {
+        DDL_RETURN_IF_ERROR(allocate(sizes, outs));
         const NcclLibrary* library = nullptr;
         DDL_RETURN_IF_ERROR(LoadNccl(&library));
         return MarkReady(*library, gpu.get());  // again, behind what used that memory before
@@ -240,6 +241,11 @@ DType ToDType(tf::DataType dtype) {
     case tf::DT_COMPLEX128: return DType::kComplex128;
     default: return DType::kFloat32;
   }
+}
+
+void SetReduction(const std::string& op, Request* request) {
+  request->average = op == "avg";
+  if (!request->average) (void)FindReduceOp(op, &request->op);
 }
 
 TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {

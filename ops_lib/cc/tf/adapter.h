@@ -133,9 +133,16 @@ inline constexpr char kPlainTypes[] =
     "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "
     "uint64, bool, complex64, complex128}";
 
-// The types that can be summed.
+// The types that can be reduced.
 inline constexpr char kReducedTypes[] =
-    "T: {float32, float64, int32, int64, float16, bfloat16}";
+    "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "
+    "uint64}";
+
+// How they can be.
+inline constexpr char kReduceOps[] = "op: {'sum', 'avg', 'min', 'max', 'prod'}";
+
+// What a value of the attribute `op` means.
+void SetReduction(const std::string& op, Request* request);
 
 }  // namespace ddl
 

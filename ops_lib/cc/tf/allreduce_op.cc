@@ -11,7 +11,7 @@ namespace tf = tensorflow;
 REGISTER_OP("AllReduce")
     .Input("input: T")
     .Output("output: T")
-    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReduceOps)
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
     .Attr(kRequestAttribute)
@@ -20,14 +20,15 @@ REGISTER_OP("AllReduce")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Sums or averages a tensor over the ranks. Collective.
+Reduces a tensor over the ranks. Collective.
 
 The result has the same bits on every rank. Fails with InvalidArgument on every rank if shape,
 dtype or op differ.
 
 input: Any shape, the same on every rank.
-output: The sum over the ranks; for avg divided once by their number, integers toward zero.
-  float16 and bfloat16 are summed and divided as float32 and rounded once, or twice where several
+output: The sum over the ranks; for avg divided once by their number, integers toward zero; or the
+  product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap around.
+  float16 and bfloat16 are summed, multiplied and divided as float32 and rounded once, or twice where several
   hosts have several ranks each. On a GPU
   NCCL adds, in its own way.
 ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a

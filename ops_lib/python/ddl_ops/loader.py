@@ -22,11 +22,15 @@ LIBRARY = Path(__file__).resolve().parent / "_ddl_ops.so"
 # All that the library registers.
 OPERATIONS = (
     *("Init", "Bcast", "AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
+    *("BcastN", "AllGatherN", "DdlAllToAll", "ReduceScatterN"),
     *("DdlSize", "DdlRank", "DdlLocalRank"),
 )
 
 # Those of gradients: a run of a session that needs one is a step.
-REDUCTIONS = ("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients")
+REDUCTIONS = (
+    *("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
+    *("AllGatherN", "ReduceScatterN"),
+)
 
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "

@@ -1,4 +1,4 @@
-"""The gradients of the ops: each is linear in its input, so each gradient is its transpose.
+"""The gradients of the ops: most are linear in their input, so the gradient is the transpose.
 
 Every rank has a loss of its own; the gradient is that of the sum of all of them. A gradient is a
 collective as its op is: either all ranks ask for it or none. Imported for its effect, once.
@@ -45,6 +45,28 @@ def _sum_over_ranks(upstream: tf.Tensor) -> tf.Tensor:
     return tf.complex(total[0], total[1])
 
 
+def _all_reduce_n(upstreams: Sequence[tf.Tensor], op: str = "sum") -> list[tf.Tensor]:
+    with device_of_collectives():
+        return list(operations().all_reduce_n(list(upstreams), op=op, **_order()))
+
+
+def _sums_over_ranks(upstreams: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    if not upstreams[0].dtype.is_complex:
+        return _all_reduce_n(upstreams)
+    totals = _all_reduce_n([tf.stack([tf.math.real(x), tf.math.imag(x)]) for x in upstreams])
+    return [tf.complex(total[0], total[1]) for total in totals]
+
+
+def _linear_or_extreme(op: tf.Operation) -> str:
+    """The op's way to reduce. Raises LookupError for a product."""
+    how: str = op.get_attr("op").decode()
+    if how == "prod":
+        raise LookupError(
+            f"{op.type} has no gradient for op=prod. Sum logarithms, or take tf.stop_gradient."
+        )
+    return how
+
+
 @tf.RegisterGradient("Bcast")
 def _bcast_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
     """The sum over the ranks on the root, whose value went to all; zeros elsewhere."""
@@ -54,17 +76,66 @@ def _bcast_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(_rank(), op.get_attr("root")), total, tf.zeros_like(total))
 
 
+@tf.RegisterGradient("BcastN")
+def _bcast_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
+    """As of Bcast, all in one go."""
+    totals = _sums_over_ranks(upstreams)
+    is_root = tf.equal(_rank(), op.get_attr("root"))
+    return [tf.where(is_root, total, tf.zeros_like(total)) for total in totals]
+
+
+def _extreme_gradient(mine: tf.Tensor, extreme: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    """The sum over the ranks, in equal parts to those that have the smallest (largest)."""
+    has = tf.cast(tf.equal(mine, extreme), upstream.dtype)
+    total, count = _sums_over_ranks([upstream, has])
+    return total * has / count
+
+
 @tf.RegisterGradient("AllReduce")
 def _allreduce_gradient(op: tf.Operation, upstream: tf.Tensor) -> tf.Tensor:
-    """The sum (average) over the ranks, as in the op."""
-    return _all_reduce(upstream, op.get_attr("op").decode())
+    """The sum (average) over the ranks, as in the op; of a minimum or maximum as tf.reduce_min."""
+    how = _linear_or_extreme(op)
+    if how in ("min", "max"):
+        return _extreme_gradient(op.inputs[0], op.outputs[0], upstream)
+    return _all_reduce(upstream, how)
 
 
 @tf.RegisterGradient("AllReduceN")
 def _allreduce_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
-    """The sum (average) over the ranks of each, all in one go as in the op."""
+    """As of AllReduce, all in one go as in the op."""
+    how = _linear_or_extreme(op)
+    if how not in ("min", "max"):
+        return _all_reduce_n(upstreams, how)
+    found = []
+    for mine, extreme, upstream in zip(op.inputs, op.outputs, upstreams, strict=True):
+        with tf.control_dependencies(found[-1:]):  # collectives in one order
+            found.append(_extreme_gradient(mine, extreme, upstream))
+    return found
+
+
+@tf.RegisterGradient("ReduceScatterN")
+def _reduce_scatter_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
+    """The rows of all ranks, joined; for an average divided by their number."""
+    how = _linear_or_extreme(op)
+    if how in ("min", "max"):
+        raise LookupError(f"ReduceScatterN has no gradient for op={how}. Use allreduce.")
     with device_of_collectives():
-        return operations().all_reduce_n(list(upstreams), op=op.get_attr("op").decode(), **_order())
+        joined = operations().all_gather_n(list(upstreams), **_order()).output
+    if how == "sum":
+        return joined
+    with tf.device("/CPU:0"):
+        ranks = operations().ddl_size()
+    return [one / tf.cast(ranks, one.dtype) for one in joined]
+
+
+@tf.RegisterGradient("DdlAllToAll")
+def _all_to_all_gradient(
+    op: tf.Operation, upstream: tf.Tensor, splits_upstream: tf.Tensor | None
+) -> tuple[tf.Tensor, None]:
+    """The rows go back to where they came from."""
+    del splits_upstream  # of integers: there is none
+    with device_of_collectives():
+        return operations().ddl_all_to_all(upstream, op.outputs[1], **_order()).output, None
 
 
 @tf.RegisterGradient("AllGather")
@@ -77,3 +148,18 @@ def _allgather_gradient(
     sizes = op.outputs[1]
     first = tf.reduce_sum(sizes[:rank])
     return _sum_over_ranks(upstream)[first : first + sizes[rank]]
+
+
+@tf.RegisterGradient("AllGatherN")
+def _allgather_n_gradient(op: tf.Operation, *upstreams: tf.Tensor) -> Sequence[tf.Tensor]:
+    """As of AllGather, all in one go."""
+    rank = _rank()
+    found = []
+    for sizes, total in zip(
+        tf.unstack(op.outputs[-1], num=len(op.inputs)),
+        _sums_over_ranks(upstreams[:-1]),
+        strict=True,
+    ):
+        first = tf.reduce_sum(sizes[:rank])
+        found.append(total[first : first + sizes[rank]])
+    return found
