@@ -29,7 +29,9 @@ CHECKS_OF = {
 CHECKS = [name for names in CHECKS_OF.values() for name in names]
 # Those of the ops themselves, without the front ends over them.
 OF_OPS = [
-    name for of in ("collectives", "exchanges", "gradients", "requests") for name in CHECKS_OF[of]
+    name
+    for of in ("collectives", "exchanges", "gradients", "requests", "sets")
+    for name in CHECKS_OF[of]
 ]
 
 

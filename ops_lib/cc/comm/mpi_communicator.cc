@@ -20,12 +20,28 @@ uint64_t HashOf(const std::string& text) {
   return hash;
 }
 
+// The other ranks do not take part: they may be in the middle of something else.
+Status JoinSubset(const std::vector<int>& ranks, int id, MPI_Comm* comm) {
+  MPI_Group all = MPI_GROUP_NULL, subset = MPI_GROUP_NULL;
+  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group"));
+  const int included =
+      MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &subset);
+  MPI_Group_free(&all);
+  DDL_RETURN_IF_ERROR(MpiStatus(included, "MPI_Group_incl"));
+  const int created = MPI_Comm_create_group(MPI_COMM_WORLD, subset, id, comm);
+  MPI_Group_free(&subset);
+  return MpiStatus(created, "MPI_Comm_create_group");
+}
+
 }  // namespace
 
-Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s,
+Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s, int id,
+                                  const std::vector<int>& ranks,
                                   std::unique_ptr<MpiCommunicator>* communicator) {
   std::unique_ptr<MpiCommunicator> made(new MpiCommunicator(timeout_s));
-  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_), "MPI_Comm_dup"));
+  DDL_RETURN_IF_ERROR(ranks.empty() ? MpiStatus(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_),
+                                                "MPI_Comm_dup")
+                                    : JoinSubset(ranks, id, &made->comm_));
   MPI_Comm_set_errhandler(made->comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(made->comm_, &made->rank_);
   MPI_Comm_size(made->comm_, &made->size_);

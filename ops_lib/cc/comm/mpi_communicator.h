@@ -21,8 +21,10 @@ namespace ddl {
 // of one host are neighbours.
 class MpiCommunicator : public Communicator {
  public:
-  // All ranks of MPI_COMM_WORLD; collective. `host_id` and `timeout_s`: see Config.
-  static Status OverWorld(const std::string& host_id, double timeout_s,
+  // These ranks of MPI_COMM_WORLD, or all if there are none; collective over them. `host_id` and
+  // `timeout_s`: see Config; `id`: see Connect.
+  static Status OverWorld(const std::string& host_id, double timeout_s, int id,
+                          const std::vector<int>& ranks,
                           std::unique_ptr<MpiCommunicator>* communicator);
   ~MpiCommunicator() override;
 

@@ -25,6 +25,7 @@ REGISTER_OP("DdlAllToAll")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle input, splits, output;
@@ -50,6 +51,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ in dtype or dimensions.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 // Allocates both outputs, in the context unless that has ended, and keeps the first.

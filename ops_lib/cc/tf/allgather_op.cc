@@ -25,6 +25,7 @@ REGISTER_OP("AllGather")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle input, output;
@@ -48,6 +49,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_OP("AllGatherN")
@@ -60,6 +62,7 @@ REGISTER_OP("AllGatherN")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       const int count = context->num_inputs();
@@ -81,7 +84,7 @@ than the first differs, or if a tensor is a scalar.
 input: N tensors as in AllGather.
 output: Each of them as in AllGather.
 sizes: [N, number of ranks]; the first dimension of each tensor of each rank.
-ordered: As in AllGather; so are request, stream and mismatch.
+ordered: As in AllGather; so are request, stream, mismatch and process_set.
 )doc");
 
 // Allocates all outputs, in the context unless that has ended, and keeps those of tensors behind

@@ -19,6 +19,7 @@ REGISTER_OP("AllReduceAtStep")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle scalar;

@@ -20,6 +20,7 @@ REGISTER_OP("AllReduceN")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -47,6 +48,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);

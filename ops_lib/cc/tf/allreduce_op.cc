@@ -17,6 +17,7 @@ REGISTER_OP("AllReduce")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
@@ -36,6 +37,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);

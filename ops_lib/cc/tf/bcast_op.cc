@@ -1,9 +1,9 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "runtime/engine.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,6 +23,7 @@ REGISTER_OP("Bcast")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
@@ -38,6 +39,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_OP("BcastN")
@@ -50,6 +52,7 @@ REGISTER_OP("BcastN")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
@@ -64,7 +67,7 @@ differ, or if there is no such rank.
 input: N tensors as in Bcast.
 output: Those of the root.
 root: A rank.
-ordered: As in Bcast; so are request, stream and mismatch.
+ordered: As in Bcast; so are request, stream, mismatch and process_set.
 )doc");
 
 class BcastOp : public CollectiveKernel {
@@ -74,12 +77,11 @@ class BcastOp : public CollectiveKernel {
   }
 
   void Start(tf::OpKernelContext* context, DoneCallback done) override {
-    Topology topology;
-    const bool started = Engine::Get().Started(&topology);
-    OP_REQUIRES_ASYNC(context, !started || root_ < topology.size,
+    const std::optional<Topology> topology = GroupTopology();
+    OP_REQUIRES_ASYNC(context, !topology || root_ < topology->size,
                       absl::InvalidArgumentError(type_string() + " \"" + name() +
                                                  "\": there is no rank " + std::to_string(root_) +
-                                                 " among " + std::to_string(topology.size) +
+                                                 " among " + std::to_string(topology->size) +
                                                  " ranks."),
                       done);
     Request request = NewRequest(Request::Kind::kBroadcast, context);
@@ -90,7 +92,7 @@ class BcastOp : public CollectiveKernel {
       const tf::Tensor& input = context->input(i);
       tf::Tensor* output = nullptr;
       // The root sends from its input, the others receive into a buffer of their own.
-      if (started && topology.rank == root_) {
+      if (topology && topology->rank == root_) {
         context->set_output(i, input);
         output = context->mutable_output(i);
       } else {

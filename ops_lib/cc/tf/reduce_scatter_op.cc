@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "algorithms/range.h"
-#include "runtime/engine.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -25,6 +24,7 @@ REGISTER_OP("ReduceScatterN")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_inputs(); ++i) {
@@ -49,6 +49,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 class ReduceScatterOp : public CollectiveKernel {
@@ -59,8 +60,7 @@ class ReduceScatterOp : public CollectiveKernel {
   }
 
   void Start(tf::OpKernelContext* context, DoneCallback done) override {
-    Topology topology;
-    (void)Engine::Get().Started(&topology);  // else the request fails
+    const Topology topology = GroupTopology().value_or(Topology());
     Request request = NewRequest(Request::Kind::kReduceScatter, context);
     SetReduction(op_, &request);
     const auto memory = std::make_shared<Tensors>();

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
-from ddl_ops import arrays, preemption
+from ddl_ops import arrays, preemption, process_sets
 from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
@@ -32,15 +32,19 @@ def _program_keeps_order() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
-def _identity(what: str, name: str | None) -> dict[str, Any]:
+def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, Any]:
     """The attributes by which the ranks know an op that is made here."""
+    of_set: dict[str, Any] = {"name": name}
+    if process_set:
+        process_sets.ranks(process_set)  # is there one?
+        of_set["process_set"] = process_set
     if not _program_keeps_order():
-        return {"name": name}
+        return of_set
     if not tf.executing_eagerly():  # a tf.function keeps the order of its ops, whoever runs it
-        return {"name": name, "ordered": True, "stream": stream(what)}
+        return {**of_set, "ordered": True, "stream": stream(what)}
     if not keeps_order(name):
-        return {"name": name, "request": name}
-    return {"name": name, "request": name or "", "ordered": True, "stream": stream(what)}
+        return {**of_set, "request": name}
+    return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}
 
 
 # Where ranks differ, the error is one of these: see allgather.
@@ -75,24 +79,31 @@ def bcast(
     name: str | None = None,
     root: int = 0,
     mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Returns rank `root`'s `value` on every rank: any shape, any numeric or bool dtype.
 
     In a TF1 graph the ranks know bcast, allreduce and all that follow by the names of the ops and
     agree on their order; elsewhere the program has one, each of its threads for itself: threads
     need names, or their collectives do (see ddl_ops.program_order). The gradient is the sum over
-    the ranks on `root` and zeros elsewhere. `mismatch`: see allgather. Raises InvalidArgumentError
-    on every rank if shapes, dtypes or roots differ; FailedPreconditionError if a rank has left, or has given up the
-    step that this is part of; DeadlineExceededError if one does not come within DDL_STALL_TIMEOUT;
-    RuntimeError before init().
+    the ranks on `root` and zeros elsewhere. `mismatch`: see allgather.
+
+    `process_set`, here and in all others: the number of the set of ranks that take part (see
+    ddl_ops.process_sets), 0 for all. "All ranks" are those then; but a root is a number among all.
+
+    Raises InvalidArgumentError on every rank if shapes, dtypes or roots differ, and on a rank that
+    is not of the process set; FailedPreconditionError if a rank has left, or has given up the step
+    that this is part of; DeadlineExceededError if one does not come within DDL_STALL_TIMEOUT;
+    ValueError if there is no such process set, or the root is not of it; RuntimeError before
+    init().
     """
     _require_initialised("ddl.bcast()")
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return operations().bcast(
             tf.convert_to_tensor(value),
-            root=root,
+            root=process_sets.rank_within(process_set, root),
             mismatch=mismatch,
-            **_identity("ddl.bcast()", name),
+            **_identity("ddl.bcast()", name, process_set),
         )
 
 
@@ -101,16 +112,20 @@ def bcast_n(
     name: str | None = None,
     root: int = 0,
     mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Returns rank `root`'s tensors, all of one dtype, on every rank; in one go. Else as bcast."""
     _require_initialised("ddl.bcast_n()")
     tensors = _one_dtype("ddl.bcast_n()", tensors)
     if not tensors:
         return []
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return list(
             operations().bcast_n(
-                tensors, root=root, mismatch=mismatch, **_identity("ddl.bcast_n()", name)
+                tensors,
+                root=process_sets.rank_within(process_set, root),
+                mismatch=mismatch,
+                **_identity("ddl.bcast_n()", name, process_set),
             )
         )
 
@@ -120,6 +135,7 @@ def bcast_variables(
     name: str | None = None,
     root: int = 0,
     mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Gives the variables rank `root`'s values; returns those, known when they are assigned.
 
@@ -134,7 +150,7 @@ def bcast_variables(
     for number, members in enumerate(by_dtype.values()):
         one = f"{name}_{number}" if name and number else name
         received = bcast_n(
-            [tf.convert_to_tensor(variables[i]) for i in members], one, root, mismatch
+            [tf.convert_to_tensor(variables[i]) for i in members], one, root, mismatch, process_set
         )
         for i, value in zip(members, received, strict=True):
             found[i] = _assigned(variables[i], value)
@@ -150,7 +166,10 @@ def _assigned(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
 
 
 def allgather(
-    value: tf.Tensor, name: str | None = None, mismatch: Mismatch = "invalid_argument"
+    value: tf.Tensor,
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Joins the ranks' tensors along the first dimension.
 
@@ -165,13 +184,13 @@ def allgather(
     ValueError), else as bcast. Source: MPI-4.1 section 6.7, MPI_Allgatherv.
     """
     _require_initialised("ddl.allgather()")
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return (
             operations()
             .all_gather(
                 tf.convert_to_tensor(value),
                 mismatch=mismatch,
-                **_identity("ddl.allgather()", name),
+                **_identity("ddl.allgather()", name, process_set),
             )
             .output
         )
@@ -181,6 +200,7 @@ def allgather_n(
     tensors: Sequence[tf.Tensor],
     name: str | None = None,
     mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Joins each of many tensors as allgather does, all in one go.
 
@@ -190,10 +210,12 @@ def allgather_n(
     tensors = _one_dtype("ddl.allgather_n()", tensors)
     if not tensors:
         return []
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return list(
             operations()
-            .all_gather_n(tensors, mismatch=mismatch, **_identity("ddl.allgather_n()", name))
+            .all_gather_n(
+                tensors, mismatch=mismatch, **_identity("ddl.allgather_n()", name, process_set)
+            )
             .output
         )
 
@@ -203,6 +225,7 @@ def alltoall(
     splits: tf.Tensor | None = None,
     name: str | None = None,
     mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends rows of a tensor to each rank.
 
@@ -225,12 +248,12 @@ def alltoall(
     else:
         given = tf.convert_to_tensor(splits)
         given, dtype = tf.cast(given, tf.int64), given.dtype
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         received = operations().ddl_all_to_all(
             tf.convert_to_tensor(value),
             given,
             mismatch=mismatch,
-            **_identity("ddl.alltoall()", name),
+            **_identity("ddl.alltoall()", name, process_set),
         )
     return received.output, tf.cast(received.received_splits, dtype)
 
@@ -242,6 +265,7 @@ def reducescatter(
     mismatch: Mismatch = "invalid_argument",
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Reduces a tensor over the ranks and gives each rank its rows of the result.
 
@@ -258,7 +282,7 @@ def reducescatter(
     transpose. Errors as bcast, of scalars always InvalidArgumentError (in graphs ValueError).
     Source: MPI-4.1 section 6.10, MPI_Reduce_scatter.
     """
-    return reducescatter_n([value], op, name, mismatch, prescale, postscale)[0]
+    return reducescatter_n([value], op, name, mismatch, prescale, postscale, process_set)[0]
 
 
 def reducescatter_n(
@@ -268,18 +292,19 @@ def reducescatter_n(
     mismatch: Mismatch = "invalid_argument",
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """As reducescatter, of many tensors of one dtype (else ValueError) in one go."""
     _require_initialised("ddl.reducescatter()")
     tensors = _one_dtype("ddl.reducescatter_n()", tensors)
     if not tensors:
         return []
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         reduced = operations().reduce_scatter_n(
             [_scaled(tensor, prescale) for tensor in tensors],
             op=op,
             mismatch=mismatch,
-            **_identity("ddl.reducescatter()", name),
+            **_identity("ddl.reducescatter()", name, process_set),
         )
     return [_scaled(tensor, postscale) for tensor in reduced]
 
@@ -292,6 +317,7 @@ def allreduce(
     op: ReduceOp | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
 ) -> tf.Tensor | tf.IndexedSlices:
     """Averages a tensor over the ranks, or reduces it in another way.
 
@@ -323,51 +349,56 @@ def allreduce(
                 f"postscale={postscale}: only sums and averages can be had. Convert them to a "
                 "tensor: tf.convert_to_tensor(slices)."
             )
-        return _allreduce_slices(value, how == "avg", name)
-    with device_of_collectives():
+        return _allreduce_slices(value, how == "avg", name, process_set)
+    with device_of_collectives(process_set):
         reduced = operations().all_reduce(
             _scaled(tf.convert_to_tensor(value), prescale),
             op=how,
             mismatch=mismatch,
-            **_identity("ddl.allreduce()", name),
+            **_identity("ddl.allreduce()", name, process_set),
         )
     return _scaled(reduced, postscale)
 
 
 def _allreduce_slices(
-    slices: tf.IndexedSlices, average: bool, name: str | None
+    slices: tf.IndexedSlices, average: bool, name: str | None, process_set: int
 ) -> tf.IndexedSlices:
     if average and not (slices.dtype.is_floating or slices.dtype.is_complex):
         raise TypeError(
             f"ddl cannot average IndexedSlices of {slices.dtype.name}. Pass average=False, or cast "
             "the values to a floating-point type."
         )
-    indices = allgather(slices.indices, f"{name}_indices" if name else None)
+    group = process_set
+    indices = allgather(slices.indices, f"{name}_indices" if name else None, process_set=group)
     with tf.control_dependencies([indices]):
-        values = allgather(slices.values, f"{name}_values" if name else None)
+        values = allgather(slices.values, f"{name}_values" if name else None, process_set=group)
     if average:
         with tf.control_dependencies([values]):
-            values /= tf.cast(contributors(f"{name}_contributors" if name else None), values.dtype)
+            count = contributors(f"{name}_contributors" if name else None, group)
+            values /= tf.cast(count, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def contributors(name: str | None = None) -> tf.Tensor:
+def contributors(name: str | None = None, process_set: int = 0) -> tf.Tensor:
     """How many ranks have not joined, a float32 scalar. Collective: joined ranks add zeros."""
-    total = allreduce(tf.constant(1.0), average=False, name=name)
+    total = allreduce(tf.constant(1.0), average=False, name=name, process_set=process_set)
     assert isinstance(total, tf.Tensor)
     return total
 
 
-def size_op(name: str | None = None) -> tf.Tensor:
-    """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init()."""
+def size_op(name: str | None = None, process_set: int = 0) -> tf.Tensor:
+    """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init().
+
+    InvalidArgumentError on a rank that is not of the process set.
+    """
     with tf.device("/CPU:0"):
-        return operations().ddl_size(name=name)
+        return operations().ddl_size(name=name, process_set=process_set)
 
 
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number among all ranks, as size_op."""
+def rank_op(name: str | None = None, process_set: int = 0) -> tf.Tensor:
+    """This process's number among all ranks, or those of a process set, as size_op."""
     with tf.device("/CPU:0"):
-        return operations().ddl_rank(name=name)
+        return operations().ddl_rank(name=name, process_set=process_set)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
@@ -385,6 +416,7 @@ def allreduce_n(
     op: ReduceOp | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Averages each tensor over the ranks, or reduces it in another way; returns them in order.
 
@@ -411,9 +443,9 @@ def allreduce_n(
     attributes = {
         "op": op or ("avg" if average else "sum"),
         "mismatch": mismatch,
-        **_identity("ddl.allreduce_n()", name),
+        **_identity("ddl.allreduce_n()", name, process_set),
     }
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         scaled = [_scaled(tensor, prescale) for tensor in tensors]
         if step is None:
             reduced = operations().all_reduce_n(scaled, **attributes)
@@ -422,17 +454,22 @@ def allreduce_n(
     return [_scaled(tensor, postscale) for tensor in reduced]
 
 
-def barrier(name: str, hint: str = "") -> None:
+def barrier(name: str, hint: str = "", process_set: int = 0) -> None:
     """Waits until all ranks are at the barrier of that name. Not for graphs.
 
     Args:
         name: what all ranks must have in common here, as "the end of epoch 3 after 100 steps".
-        hint: a sentence on what to do where a rank is at something else.
+        hint: a sentence on what to do where a rank is at something else. Of all ranks alone.
+        process_set: the ranks that wait for each other.
 
     Raises InvalidArgumentError on every rank, which names both, if ranks are at different things;
     RuntimeError before init(), or if a rank has left or does not come.
     """
     _require_initialised("ddl.barrier()")
+    if process_set:
+        with tf.init_scope():
+            allreduce(tf.zeros([], tf.int32), average=False, name=name, process_set=process_set)
+        return
     try:
         arrays.barrier(name, hint)
     except ValueError as error:
