@@ -115,7 +115,11 @@ void FoldsOf(ddl::ReduceOp op, int size, int64_t count, int divisor, int how) {
   std::mt19937_64 random(count * 10 + size);
   std::vector<std::vector<T>> inputs(size);
   for (std::vector<T>& input : inputs) {
-    for (int64_t i = 0; i < count; ++i) input.push_back(static_cast<T>(random() >> random() % 64));
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t bits = random() >> random() % 64;
+      // No product of these is infinite, as of which one with 0 would be NaN.
+      input.push_back(static_cast<T>(std::is_integral_v<T> ? bits : bits % 1000));
+    }
   }
   const std::vector<std::vector<T>> before = inputs;
   std::vector<const void*> sources;
