@@ -33,7 +33,12 @@ def all_sets() -> dict[int, list[int]]:
 
 
 def rank_within(process_set: int, rank: int) -> int:
-    """The number that `rank` has in a set. Raises ValueError if it is not of it."""
+    """The number that `rank` has in a set. Raises ValueError if it is not of it.
+
+    Of all ranks it is `rank`, whatever that is: the op says on which ranks there is no such one.
+    """
+    if process_set == 0:
+        return rank
     members = ranks(process_set)
     if rank not in members:
         raise ValueError(
