@@ -60,7 +60,8 @@ Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
                              const std::vector<Range>& shares, DType dtype, Reduction reduction);
 
 // The second half: the tensors' outputs get the shares of all ranks; this rank brings its own at
-// `in`, or has it where it goes; or, if `in` is null, at the tensors' inputs. Each byte is written to shared memory once and read by all.
+// `in`, or has it where it goes; or, if `in` is null, at the tensors' inputs. Each byte is written to
+// shared memory once and read by all.
 Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
                          const std::vector<Range>& shares, const void* in);
 

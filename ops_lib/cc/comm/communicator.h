@@ -34,7 +34,8 @@ class Communicator : public Messenger {
   virtual Status Barrier(const Arrival& arrival, BarrierResult* result) = 0;
 
   // out[i] = `reduction` over ranks of in[i], the same bits on every rank and in every run. float16
-  // and bfloat16 are added, multiplied and divided in float32 and rounded once; over several hosts with several ranks each, twice. `in` may equal `out`.
+  // and bfloat16 are added, multiplied and divided in float32 and rounded once; over several hosts
+  // with several ranks each, twice. `in` may equal `out`.
   virtual Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
                            Reduction reduction) = 0;
 

@@ -380,8 +380,10 @@ void FoldLoop(const Sum& sum) {
       }
     }
     if (sum.divisor != 1) {
-      for (int64_t j = 0; j < n; ++j) results[j] = static_cast<T>(results[j] / static_cast<
-          std::conditional_t<std::is_unsigned_v<T>, std::uint64_t, std::int64_t>>(sum.divisor));
+      // Wide: there may be more ranks than a small integer has numbers.
+      using D = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
+      const D divisor = sum.divisor;
+      for (int64_t j = 0; j < n; ++j) results[j] = static_cast<T>(results[j] / divisor);
     }
     std::memcpy(out + at, results, nbytes);
     if (copy != nullptr) std::memcpy(copy + at, results, nbytes);

@@ -17,7 +17,8 @@ REGISTER_OP("DdlSize")
     .Attr(kProcessSetAttribute)
     .SetShapeFn(tf::shape_inference::ScalarShape)
     .Doc(R"doc(
-The number of ranks, of all or of a process set. Not collective. Fails with FailedPrecondition before Init.
+The number of ranks, of all or of a process set. Not collective. Fails with FailedPrecondition before
+Init.
 
 size: Scalar.
 )doc");
@@ -27,7 +28,8 @@ REGISTER_OP("DdlRank")
     .Attr(kProcessSetAttribute)
     .SetShapeFn(tf::shape_inference::ScalarShape)
     .Doc(R"doc(
-This process's number among all ranks, or those of a process set. Not collective. Fails with FailedPrecondition before Init.
+This process's number among all ranks, or those of a process set. Not collective. Fails with
+FailedPrecondition before Init.
 
 rank: Scalar in [0, size).
 )doc");
