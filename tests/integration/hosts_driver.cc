@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
     ddl::Config config;
     std::unique_ptr<ddl::Communicator> made;
     ddl::Status status = ddl::ReadConfig(&config);
-    if (status.ok()) status = ddl::Connect(config, &made);
+    if (status.ok()) status = ddl::Connect(config, 0, {}, &made);
     if (!status.ok()) {
       std::printf("%s\n", status.message().c_str());
       std::fflush(stdout);

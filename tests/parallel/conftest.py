@@ -28,7 +28,11 @@ CHECKS_OF = {
 }
 CHECKS = [name for names in CHECKS_OF.values() for name in names]
 # Those of the ops themselves, without the front ends over them.
-OF_OPS = [name for of in ("collectives", "gradients", "requests") for name in CHECKS_OF[of]]
+OF_OPS = [
+    name
+    for of in ("collectives", "exchanges", "gradients", "requests", "sets")
+    for name in CHECKS_OF[of]
+]
 
 
 @dataclass(frozen=True)

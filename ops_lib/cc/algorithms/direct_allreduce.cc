@@ -13,11 +13,11 @@ constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 class Direct {
  public:
-  Direct(Transport* transport, int64_t count, DType dtype, int divisor)
+  Direct(Transport* transport, int64_t count, DType dtype, Reduction reduction)
       : transport_(*transport),
         element_(static_cast<int64_t>(DTypeSize(dtype))),
         dtype_(dtype),
-        divisor_(divisor),
+        reduction_(reduction),
         // This rank's share of each of the others; every share has room for the longest.
         room_((std::min(count, Piece()) / transport->size() + 1) * element_),
         incoming_(transport_.Scratch(room_ * (transport->size() - 1))) {}
@@ -50,7 +50,8 @@ class Direct {
     sum.out = out + own.begin;
     sum.count = own.count() / element_;
     sum.dtype = dtype_;
-    sum.divisor = divisor_;
+    sum.op = reduction_.op;
+    sum.divisor = reduction_.divisor;
     Compute(sum);
 
     for (int step = 1; step < size; ++step) {
@@ -74,7 +75,7 @@ class Direct {
   Transport& transport_;
   const int64_t element_;
   const DType dtype_;
-  const int divisor_;
+  const Reduction reduction_;
   const int64_t room_;
   char* const incoming_;
 };
@@ -82,8 +83,8 @@ class Direct {
 }  // namespace
 
 Status DirectAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                       int divisor) {
-  Direct direct(transport, count, dtype, divisor);
+                       Reduction reduction) {
+  Direct direct(transport, count, dtype, reduction);
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   for (int64_t first = 0; first < count; first += direct.Piece()) {
     DDL_RETURN_IF_ERROR(direct.Run(static_cast<const char*>(in) + first * element,

@@ -15,11 +15,11 @@ constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 class HalvingDoubling {
  public:
-  HalvingDoubling(Transport* transport, int64_t count, DType dtype, int divisor)
+  HalvingDoubling(Transport* transport, int64_t count, DType dtype, Reduction reduction)
       : transport_(*transport),
         element_(static_cast<int64_t>(DTypeSize(dtype))),
         dtype_(dtype),
-        divisor_(divisor),
+        reduction_(reduction),
         incoming_(transport_.Scratch(std::min(count, Piece()) * element_)) {
     while (2 * power_ <= transport->size()) power_ *= 2;
     extra_ = transport->size() - power_;
@@ -32,7 +32,7 @@ class HalvingDoubling {
 
   Status Run(const char* in, char* out, int64_t count, bool halve) {
     if (transport_.size() == 1) {
-      Add(in, nullptr, out, count, divisor_);
+      Add(in, nullptr, out, count, reduction_.divisor);
       return Status();
     }
     const int rank = transport_.rank();
@@ -71,6 +71,7 @@ class HalvingDoubling {
     sum.out = out;
     sum.count = count;
     sum.dtype = dtype_;
+    sum.op = reduction_.op;
     sum.divisor = divisor;
     Compute(sum);
   }
@@ -89,7 +90,7 @@ class HalvingDoubling {
       const int partner = RankOf(virtual_rank_ ^ distance);
       DDL_RETURN_IF_ERROR(
           transport_.Exchange(partner, mine, nbytes, partner, incoming_, nbytes));
-      AddIncoming(mine, out, count, distance, 2 * distance == power_ ? divisor_ : 1);
+      AddIncoming(mine, out, count, distance, 2 * distance == power_ ? reduction_.divisor : 1);
       mine = out;
     }
     return Status();
@@ -108,7 +109,7 @@ class HalvingDoubling {
                                               given.count() * element_, partner, incoming_,
                                               kept.count() * element_));
       AddIncoming(mine + kept.begin * element_, out + kept.begin * element_, kept.count(), distance,
-                  distance == 1 ? divisor_ : 1);
+                  distance == 1 ? reduction_.divisor : 1);
       mine = out;
       handed.emplace_back(partner, given);
     }
@@ -126,15 +127,15 @@ class HalvingDoubling {
   Transport& transport_;
   const int64_t element_;
   const DType dtype_;
-  const int divisor_;
+  const Reduction reduction_;
   char* const incoming_;
   int power_ = 1, extra_ = 0, virtual_rank_ = 0;
   bool paired_ = false;
 };
 
-Status Run(Transport* transport, const void* in, void* out, int64_t count, DType dtype, int divisor,
-           bool halve) {
-  HalvingDoubling algorithm(transport, count, dtype, divisor);
+Status Run(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
+           Reduction reduction, bool halve) {
+  HalvingDoubling algorithm(transport, count, dtype, reduction);
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   for (int64_t first = 0; first < count; first += algorithm.Piece()) {
     DDL_RETURN_IF_ERROR(algorithm.Run(static_cast<const char*>(in) + first * element,
@@ -147,13 +148,13 @@ Status Run(Transport* transport, const void* in, void* out, int64_t count, DType
 }  // namespace
 
 Status HalvingDoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count,
-                                DType dtype, int divisor) {
-  return Run(transport, in, out, count, dtype, divisor, true);
+                                DType dtype, Reduction reduction) {
+  return Run(transport, in, out, count, dtype, reduction, true);
 }
 
 Status DoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                         int divisor) {
-  return Run(transport, in, out, count, dtype, divisor, false);
+                         Reduction reduction) {
+  return Run(transport, in, out, count, dtype, reduction, false);
 }
 
 }  // namespace ddl

@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/reduction.h"
 #include "transport/transport.h"
 
 namespace ddl {
 
-// Both: out[i] = sum over ranks of in[i], divided by `divisor`, the same bits on every rank and in
+// Both: out[i] = `reduction` over ranks of in[i], the same bits on every rank and in
 // every run. `in` may equal `out`. dtypes: see core/vector.
 //
 // P is the largest power of two up to the number of ranks N. Where N is larger, N - P ranks first
@@ -22,13 +23,13 @@ namespace ddl {
 //
 // 2 log2(P) steps; each rank sends 2 (P - 1) / P * S of S bytes.
 Status HalvingDoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count,
-                                DType dtype, int divisor);
+                                DType dtype, Reduction reduction);
 
 // Recursive doubling: in each step partners exchange all they have and both add it up.
 //
 // log2(P) steps, the least there can be; each rank sends log2(P) * S bytes.
 Status DoublingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                         int divisor);
+                         Reduction reduction);
 
 }  // namespace ddl
 

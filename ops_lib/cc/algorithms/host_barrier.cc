@@ -106,7 +106,8 @@ class BarrierRound {
     sum.out = arrival_.out;
     sum.count = arrival_.count;
     sum.dtype = arrival_.dtype;
-    sum.divisor = arrival_.divisor;
+    sum.op = arrival_.reduction.op;
+    sum.divisor = arrival_.reduction.divisor;
     Compute(sum);
     Stop(start);
     if (tuned_) stores_.Tune(StoreChoice::kSmallAllReduce, nbytes_, seconds_);

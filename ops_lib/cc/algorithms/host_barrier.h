@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/reduction.h"
 #include "core/status.h"
 #include "transport/host_group.h"
 
@@ -30,12 +31,12 @@ struct Arrival {
   std::function<Status(const std::vector<bool>& arrived)> while_waiting;
 
   // A small tensor that is reduced inline, of at most kMaxInlineBytes; count 0 for none. Only read
-  // where the digests match, so they must cover count, dtype and divisor too.
+  // where the digests match, so they must cover count, dtype and reduction too.
   const void* in = nullptr;
   void* out = nullptr;  // may equal `in`
   int64_t count = 0;
   DType dtype = DType::kFloat32;
-  int divisor = 1;
+  Reduction reduction = 1;
 
   bool IsCancelled() const { return cancelled != nullptr && cancelled->load(); }
   // Whether the timeout applies to this rank's wait.
@@ -49,13 +50,13 @@ inline constexpr int64_t kMaxInlineBytes = sizeof(HostGroup::Slot::payload);
 
 // How a barrier ends, the same on all ranks.
 enum class BarrierResult {
-  kMatch,      // the digests match: all are about to do the same; the inline tensors are summed
+  kMatch,      // the digests match: all are about to do the same; the inline tensors are reduced
   kMismatch,   // they do not
   kCancelled,  // a rank has cancelled its request before the last one arrived: nothing was done
 };
 
 // A barrier of all ranks of the host that compares what they are about to do. If the digests match,
-// the inline tensors are summed, in rank order, and divided.
+// the inline tensors are reduced, in rank order.
 //
 // One round: each rank fills its slot and reads all others, (N - 1) * nbytes for each rank. For a
 // tensor of a few elements that is one cache line from each peer. A slot is free again after the

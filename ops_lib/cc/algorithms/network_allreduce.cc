@@ -15,16 +15,16 @@ constexpr int64_t kRingBytes = int64_t{8} << 20;
 }  // namespace
 
 Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                        int divisor, int64_t whole) {
+                        Reduction reduction, int64_t whole) {
   const int64_t nbytes = whole * static_cast<int64_t>(DTypeSize(dtype));
-  if (IsHalf(dtype)) return DirectAllReduce(transport, in, out, count, dtype, divisor);
+  if (IsHalf(dtype)) return DirectAllReduce(transport, in, out, count, dtype, reduction);
   if (nbytes < kDoublingBytes) {
-    return DoublingAllReduce(transport, in, out, count, dtype, divisor);
+    return DoublingAllReduce(transport, in, out, count, dtype, reduction);
   }
   if (nbytes < kRingBytes) {
-    return HalvingDoublingAllReduce(transport, in, out, count, dtype, divisor);
+    return HalvingDoublingAllReduce(transport, in, out, count, dtype, reduction);
   }
-  return RingAllReduce(transport, in, out, count, dtype, divisor);
+  return RingAllReduce(transport, in, out, count, dtype, reduction);
 }
 
 }  // namespace ddl

@@ -4,19 +4,20 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/reduction.h"
 #include "transport/transport.h"
 
 namespace ddl {
 
-// out[i] = sum over ranks of in[i], divided by `divisor`, by the algorithm that is fastest for so
+// out[i] = `reduction` over ranks of in[i], by the algorithm that is fastest for so
 // many ranks and bytes: recursive doubling, halving and doubling, or a ring; halves directly, so
 // that they are rounded once. The choice is the same on all ranks. See there for the bits and bytes.
 // `whole`: elements of the tensor of which this is a fragment, which has the algorithm of the whole.
 Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                        int divisor, int64_t whole);
+                        Reduction reduction, int64_t whole);
 inline Status NetworkAllReduce(Transport* transport, const void* in, void* out, int64_t count,
-                               DType dtype, int divisor) {
-  return NetworkAllReduce(transport, in, out, count, dtype, divisor, count);
+                               DType dtype, Reduction reduction) {
+  return NetworkAllReduce(transport, in, out, count, dtype, reduction, count);
 }
 
 }  // namespace ddl

@@ -62,26 +62,27 @@ class Pieces {
         first_(group->NextPieces(num_pieces_)),
         non_temporal_(non_temporal) {}
 
-  Status AllReduce(DType dtype, int divisor) {
-    const Sum sum = Prepare(dtype, divisor);
+  Status AllReduce(DType dtype, Reduction reduction) {
+    const Sum sum = Prepare(dtype, reduction);
     for (int64_t step = 0; step < num_pieces_ + 2; ++step) {
       ChooseStores(step);
       DDL_RETURN_IF_ERROR(ScatterAndCollect(step, step - 2));
       if (step < 1 || step > num_pieces_) continue;
-      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, nullptr));
+      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, nullptr, /*for_others=*/true));
       PublishArea(&HostGroup::PieceCounters::reduced, step - 1);
     }
     Finish();
     return Status();
   }
 
-  Status ReduceScatter(char* own_out, DType dtype, int divisor) {
-    const Sum sum = Prepare(dtype, divisor);
+  // `own_out`: null where each tensor gets its part.
+  Status ReduceScatter(char* own_out, DType dtype, Reduction reduction) {
+    const Sum sum = Prepare(dtype, reduction);
     for (int64_t step = 0; step < num_pieces_ + 1; ++step) {
       ChooseStores(step);
       if (step < num_pieces_) DDL_RETURN_IF_ERROR(Scatter(step));
       if (step < 1) continue;
-      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, own_out));
+      DDL_RETURN_IF_ERROR(Reduce(step - 1, sum, own_out, /*for_others=*/false));
       Publish(&HostGroup::PieceCounters::consumed, step - 1);
     }
     Finish();
@@ -160,13 +161,14 @@ class Pieces {
     Publish(counter, piece);
   }
 
-  Sum Prepare(DType dtype, int divisor) {
+  Sum Prepare(DType dtype, Reduction reduction) {
     sources_.resize(group_.size());
     Sum sum;
     sum.sources = sources_.data();
     sum.num_sources = group_.size();
     sum.dtype = dtype;
-    sum.divisor = divisor;
+    sum.op = reduction.op;
+    sum.divisor = reduction.divisor;
     sum.prefetch = rank_;  // the others' are in the caches
     return sum;
   }
@@ -253,9 +255,9 @@ class Pieces {
     return Status();
   }
 
-  // Writes this rank's block of the sum to where it goes in `own_out`, the whole of its share. If
-  // that is null, to the tensors and, for the others, to its area.
-  Status Reduce(int64_t piece, Sum sum, char* own_out) {
+  // Writes this rank's block of the sum to where it goes in `own_out`, the whole of its share, or if
+  // that is null to the tensors; and to its area if it is `for_others` too.
+  Status Reduce(int64_t piece, Sum sum, char* own_out, bool for_others) {
     if (Nbytes(piece, rank_) == 0) return Status();
     for (int peer = 0; peer < group_.size(); ++peer) {
       DDL_RETURN_IF_ERROR(AwaitPeer(peer, &HostGroup::PieceCounters::copied, first_ + piece + 1));
@@ -269,7 +271,7 @@ class Pieces {
         sources_[peer] = peer == rank_ ? in : Area(peer, piece, rank_) + at;
       }
       sum.out = own_out == nullptr ? out : own_out + At(piece) + at;
-      sum.copy = own_out == nullptr ? Area(rank_, piece) + at : nullptr;
+      sum.copy = for_others ? Area(rank_, piece) + at : nullptr;
       sum.non_temporal = non_temporal_ && own_out == nullptr && in != out;
       sum.count = n / static_cast<int64_t>(DTypeSize(sum.dtype));
       Compute(sum);
@@ -284,8 +286,8 @@ class Pieces {
     if (Nbytes(piece, rank_) == 0) return Status();  // then nobody waits for it
     DDL_RETURN_IF_ERROR(AwaitArea(piece));
     char* const area = Area(rank_, piece);
-    ForEach(piece, rank_, [&](const char*, char* out, int64_t at, int64_t n) {
-      const char* const from = own_in + At(piece) + at;
+    ForEach(piece, rank_, [&](const char* in, char* out, int64_t at, int64_t n) {
+      const char* const from = own_in == nullptr ? in : own_in + At(piece) + at;
       if (from == out) {
         CopyBytes(area + at, from, n, non_temporal_areas_);
       } else {
@@ -339,32 +341,37 @@ Status Gather(HostGroup* group, StoreChoice::Kind kind, const TensorList& tensor
 }  // namespace
 
 Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Range part, DType dtype,
-                         int divisor) {
+                         Reduction reduction) {
   DDL_RETURN_IF_ERROR(group->status());
   if (part.count() == 0) return Status();
   return Pieces(group, StoreChoice::kAllReduce, tensors, SplitAtCacheLines(part, group->size()),
                 group->size(), tensors.nbytes() >= kNonTemporalBytes)
-      .AllReduce(dtype, divisor);
+      .AllReduce(dtype, reduction);
 }
 
 Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
-                         int divisor) {
+                         Reduction reduction) {
   const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
-  return AllReduceInPieces(group, list, {0, list.nbytes()}, dtype, divisor);
+  return AllReduceInPieces(group, list, {0, list.nbytes()}, dtype, reduction);
 }
 
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
-                         int divisor) {
-  return AllReduceInPieces(group, {{in, out, count}}, dtype, divisor);
+                         Reduction reduction) {
+  return AllReduceInPieces(group, {{in, out, count}}, dtype, reduction);
 }
 
 Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
                              const std::vector<Range>& shares, void* out, DType dtype,
-                             int divisor) {
+                             Reduction reduction) {
   DDL_RETURN_IF_ERROR(group->status());
   if (TotalSize(shares) == 0) return Status();
   return Pieces(group, StoreChoice::kReduceScatter, tensors, shares, group->size(), false)
-      .ReduceScatter(static_cast<char*>(out), dtype, divisor);
+      .ReduceScatter(static_cast<char*>(out), dtype, reduction);
+}
+
+Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
+                             const std::vector<Range>& shares, DType dtype, Reduction reduction) {
+  return ReduceScatterInPieces(group, tensors, shares, nullptr, dtype, reduction);
 }
 
 Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,

@@ -7,6 +7,7 @@
 #include "algorithms/range.h"
 #include "algorithms/tensor_list.h"
 #include "core/dtype.h"
+#include "core/reduction.h"
 #include "core/status.h"
 #include "transport/host_group.h"
 
@@ -31,7 +32,7 @@ namespace ddl {
 // Source: reduce-scatter and allgather as in Rabenseifner's algorithm (Optimization of Collective
 // Reduction Operations, 2004), with all peers one load away.
 
-// out[i] = sum over ranks of in[i], divided by `divisor`, of many tensors in one sequence of
+// out[i] = `reduction` over ranks of in[i], of many tensors in one sequence of
 // pieces: small ones share a piece, and none waits until the one before is done. Of the sequence
 // only `part`, from a cache line on. Where a tensor lies does not change a bit of the result. An
 // `in` may equal its `out`.
@@ -40,20 +41,27 @@ namespace ddl {
 // 2 S: reads all of `in`, writes all of `out`. Where the outputs are too large for the caches and
 // were not read before, they are written past them.
 Status AllReduceInPieces(HostGroup* group, const TensorList& tensors, Range part, DType dtype,
-                         int divisor);
+                         Reduction reduction);
 Status AllReduceInPieces(HostGroup* group, const std::vector<TensorSpan>& tensors, DType dtype,
-                         int divisor);
+                         Reduction reduction);
 Status AllReduceInPieces(HostGroup* group, const void* in, void* out, int64_t count, DType dtype,
-                         int divisor);
+                         Reduction reduction);
 
 // The first half of it: `out` gets this rank's share of the sum. `shares` are bytes of the sequence
 // of tensors, whole elements, best from a cache line on: one range for each rank, the same on every
 // rank and perhaps empty; together they need not be all of it. Between tensors `out` gets zeros.
 Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
-                             const std::vector<Range>& shares, void* out, DType dtype, int divisor);
+                             const std::vector<Range>& shares, void* out, DType dtype,
+                             Reduction reduction);
+
+// The same, but each tensor gets at its output what of this rank's share lies in it; the outputs of
+// the rest are not written, and may be null.
+Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
+                             const std::vector<Range>& shares, DType dtype, Reduction reduction);
 
 // The second half: the tensors' outputs get the shares of all ranks; this rank brings its own at
-// `in`, or has it where it goes. Each byte is written to shared memory once and read by all.
+// `in`, or has it where it goes; or, if `in` is null, at the tensors' inputs. Each byte is written to
+// shared memory once and read by all.
 Status AllGatherInPieces(HostGroup* group, const TensorList& tensors,
                          const std::vector<Range>& shares, const void* in);
 

@@ -19,16 +19,16 @@ constexpr int64_t kPipelineDepth = 4;
 class Ring {
  public:
   // `chunks` are bytes of `out`, one for each rank. In the first `reducing` steps what comes is
-  // added, with `divisor` in the last of them; in the others it is stored.
+  // added, or what else `reduction` says, and divided in the last of them; in the others it is stored.
   Ring(Transport* transport, const void* in, void* out, std::vector<Range> chunks, int reducing,
-       int steps, DType dtype, int divisor)
+       int steps, DType dtype, Reduction reduction)
       : transport_(*transport),
         in_(static_cast<const char*>(in)),
         out_(static_cast<char*>(out)),
         chunks_(std::move(chunks)),
         reducing_(reducing),
         dtype_(dtype),
-        divisor_(divisor) {
+        reduction_(reduction) {
     int64_t largest = 0;
     for (const Range& chunk : chunks_) largest = std::max(largest, chunk.count());
     segments_ = (largest + kSegmentBytes - 1) / kSegmentBytes;
@@ -104,7 +104,8 @@ class Ring {
     sum.out = out_ + segment.begin;
     sum.count = segment.count() / static_cast<int64_t>(DTypeSize(dtype_));
     sum.dtype = dtype_;
-    sum.divisor = Step(t) == reducing_ - 1 ? divisor_ : 1;
+    sum.op = reduction_.op;
+    sum.divisor = Step(t) == reducing_ - 1 ? reduction_.divisor : 1;
     Compute(sum);
   }
 
@@ -114,7 +115,7 @@ class Ring {
   const std::vector<Range> chunks_;
   const int64_t reducing_;
   const DType dtype_;
-  const int divisor_;
+  const Reduction reduction_;
   int64_t segments_ = 0, total_ = 0;
   int64_t received_ = 0, sent_ = 0;  // begun
   int64_t room_ = 0;  // of a segment in incoming_
@@ -124,7 +125,7 @@ class Ring {
 }  // namespace
 
 Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                     int divisor) {
+                     Reduction reduction) {
   const int size = transport->size();
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   if (size == 1) {
@@ -134,7 +135,8 @@ Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t co
     sum.out = out;
     sum.count = count;
     sum.dtype = dtype;
-    sum.divisor = divisor;
+    sum.op = reduction.op;
+    sum.divisor = reduction.divisor;
     Compute(sum);
     return Status();
   }
@@ -143,7 +145,7 @@ Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t co
     const Range elements = EqualPart(count, size, rank);
     chunks[rank] = {elements.begin * element, elements.end * element};
   }
-  return Ring(transport, in, out, std::move(chunks), size - 1, 2 * (size - 1), dtype, divisor)
+  return Ring(transport, in, out, std::move(chunks), size - 1, 2 * (size - 1), dtype, reduction)
       .Run();
 }
 

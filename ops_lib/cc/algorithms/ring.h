@@ -6,6 +6,7 @@
 
 #include "algorithms/range.h"
 #include "core/dtype.h"
+#include "core/reduction.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -14,7 +15,7 @@ namespace ddl {
 // time. What travels is cut into chunks, one for each rank, and these into segments: while one
 // segment is added, the next ones are under way.
 
-// out[i] = sum over ranks of in[i], divided by `divisor`, the same bits on every rank and in every
+// out[i] = `reduction` over ranks of in[i], the same bits on every rank and in every
 // run. `in` may equal `out`. dtypes: see core/vector.
 //
 // N - 1 steps reduce: in step s rank r receives chunk r - s - 1 as summed so far, adds its own and
@@ -26,7 +27,7 @@ namespace ddl {
 // Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
 // 2009.
 Status RingAllReduce(Transport* transport, const void* in, void* out, int64_t count, DType dtype,
-                     int divisor);
+                     Reduction reduction);
 
 // Joins the bytes of all ranks in `out`: those of rank r lie at ranges[r], which is the same on
 // every rank. Each contributes from its `in`, which may be its own range of `out`.

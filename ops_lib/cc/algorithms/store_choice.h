@@ -19,7 +19,7 @@ namespace ddl {
 // it when. It lives in the group's memory (HostGroup::state), and this is a view of it.
 class StoreChoice {
  public:
-  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kSmallAllReduce };
+  enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kSmallAllReduce, kAllToAll };
   enum class Stores : uint32_t { kTuned, kCached, kNonTemporal };
 
   explicit StoreChoice(HostGroup* group)
@@ -41,7 +41,7 @@ class StoreChoice {
   void Use(Stores stores) { own_.stores = stores; }
 
  private:
-  static constexpr int kKinds = 5;
+  static constexpr int kKinds = 6;
   static constexpr int kRanges = 8;  // each reaches to four times as many bytes
 
   // Of one rank; all zeros at first. Others read `non_temporal` alone.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "algorithms/range.h"
+
 namespace ddl {
 
 // A tensor to be reduced.
@@ -60,6 +62,63 @@ class TensorList {
   };
   std::vector<Part> parts_;
   int64_t nbytes_ = 0;
+};
+
+// A tensor of which each rank has a share, or gets one: shares[r] are bytes of the whole, the same
+// on every rank.
+struct SharedTensor {
+  const void* in = nullptr;  // the whole where it is scattered, this rank's share where gathered
+  void* out = nullptr;       // the other of the two
+  std::vector<Range> shares;
+};
+
+// The shares of many tensors one behind the other, rank by rank, so that all that belongs to a rank
+// is one range of the sequence.
+class ShareList {
+ public:
+  // Whole inputs, of which `rank` gets its shares.
+  static ShareList Scattered(const std::vector<SharedTensor>& tensors, int rank) {
+    return ShareList(tensors, [rank](const SharedTensor& tensor, int of) {
+      return TensorSpan{static_cast<const char*>(tensor.in) + tensor.shares[of].begin,
+                        of == rank ? tensor.out : nullptr, tensor.shares[of].count()};
+    });
+  }
+
+  // Whole outputs, to which `rank` brings its shares.
+  static ShareList Gathered(const std::vector<SharedTensor>& tensors, int rank) {
+    return ShareList(tensors, [rank](const SharedTensor& tensor, int of) {
+      return TensorSpan{of == rank ? tensor.in : nullptr,
+                        static_cast<char*>(tensor.out) + tensor.shares[of].begin,
+                        tensor.shares[of].count()};
+    });
+  }
+
+  const TensorList& tensors() const { return tensors_; }
+  // Of each rank, in the sequence.
+  const std::vector<Range>& ranges() const { return ranges_; }
+
+ private:
+  template <typename SpanOf>
+  ShareList(const std::vector<SharedTensor>& tensors, SpanOf span_of) : tensors_({}, 1) {
+    std::vector<TensorSpan> spans;
+    int64_t end = 0;
+    const auto at_line = [&end] {
+      return (end + TensorList::kLine - 1) / TensorList::kLine * TensorList::kLine;
+    };
+    const int size = tensors.empty() ? 0 : static_cast<int>(tensors[0].shares.size());
+    for (int rank = 0; rank < size; ++rank) {
+      const int64_t begin = at_line();
+      for (const SharedTensor& tensor : tensors) {
+        spans.push_back(span_of(tensor, rank));
+        if (spans.back().count > 0) end = at_line() + spans.back().count;
+      }
+      ranges_.push_back({begin, std::max(begin, end)});
+    }
+    tensors_ = TensorList(spans, 1);
+  }
+
+  TensorList tensors_;
+  std::vector<Range> ranges_;
 };
 
 }  // namespace ddl

@@ -64,6 +64,18 @@ Status JoinGroups(HostMemory* memory, int rank_on_host, int channels, double tim
 
 }  // namespace
 
+Status AllToAllThrough(HostChannels* channels, const void* in, void* out, const Exchange& exchange,
+                       const std::vector<int>& here) {
+  const int64_t largest = exchange.Largest(here);
+  const int64_t nbytes = largest * static_cast<int64_t>(here.size());
+  return channels->Run(nbytes, [&](HostGroup* group, int channel, int channels) {
+    return AllToAllInPieces(
+        group, in, out, SplitEachAtCacheLines(exchange.SentTo(here), channels, channel),
+        SplitEachAtCacheLines(exchange.ReceivedFrom(here), channels, channel),
+        SplitAtCacheLines({0, largest}, channels)[0].count());
+  });
+}
+
 Status ShareMemory(Communicator* base, const std::vector<int>& hosts, int threads, double timeout_s,
                    std::unique_ptr<HostMemory>* memory, Status* why) {
   const int rank = base->rank();

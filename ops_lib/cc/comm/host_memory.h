@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "algorithms/all_to_all.h"
 #include "comm/communicator.h"
 #include "transport/host_group.h"
 #include "transport/host_channels.h"
@@ -27,6 +28,10 @@ struct HostMemory {
 // tells that on the host's first rank.
 Status ShareMemory(Communicator* base, const std::vector<int>& hosts, int threads, double timeout_s,
                    std::unique_ptr<HostMemory>* memory, Status* why);
+
+// The part of `exchange` that is between the ranks of this host, which are `here`.
+Status AllToAllThrough(HostChannels* channels, const void* in, void* out, const Exchange& exchange,
+                       const std::vector<int>& here);
 
 }  // namespace ddl
 

@@ -1,8 +1,10 @@
 #include "comm/hosts_communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "algorithms/direct_reduce_scatter.h"
 #include "algorithms/network_allreduce.h"
 #include "algorithms/pieces.h"
 #include "algorithms/range.h"
@@ -10,6 +12,7 @@
 #include "core/half.h"
 #include "core/backoff.h"
 #include "core/stall.h"
+#include "core/vector.h"
 
 namespace ddl {
 namespace {
@@ -89,7 +92,13 @@ HostsCommunicator::HostsCommunicator(std::unique_ptr<Communicator> base,
       cross_host_(std::move(cross_host)),
       shares_(shares),
       hosts_(std::move(hosts)),
-      barrier_(base_.get(), RanksByHost(hosts_), memory_->group->timeout_s()) {}
+      here_(RanksByHost(hosts_)[hosts_[base_->rank()]]),
+      barrier_(base_.get(), RanksByHost(hosts_), memory_->group->timeout_s()) {
+  for (size_t rank = 0; rank < hosts_.size(); ++rank) {
+    numbers_.push_back(static_cast<int>(
+        std::count(hosts_.begin(), hosts_.begin() + static_cast<int64_t>(rank), hosts_[rank])));
+  }
+}
 
 Status HostsCommunicator::Send(int peer, std::string message, MessageTag tag) {
   DDL_RETURN_IF_ERROR(broken_);
@@ -169,19 +178,20 @@ Status HostsCommunicator::KeepError(Status status) {
 }
 
 Status HostsCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
-                                    int divisor) {
-  return AllReduceN({{in, out, count}}, dtype, divisor);
+                                    Reduction reduction) {
+  return AllReduceN({{in, out, count}}, dtype, reduction);
 }
 
 Status HostsCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
-                                     int divisor) {
+                                     Reduction reduction) {
   DDL_RETURN_IF_ERROR(broken_);
   const TensorList list(tensors, static_cast<int64_t>(DTypeSize(dtype)));
   if (list.nbytes() == 0) return Status();
-  return KeepError(AllReduceTensors(list, dtype, divisor));
+  return KeepError(AllReduceTensors(list, dtype, reduction));
 }
 
-Status HostsCommunicator::AllReduceTensors(const TensorList& tensors, DType dtype, int divisor) {
+Status HostsCommunicator::AllReduceTensors(const TensorList& tensors, DType dtype,
+                                           Reduction reduction) {
   const int rank_on_host = memory_->group->rank();
   const int64_t element = static_cast<int64_t>(DTypeSize(dtype));
   const int64_t hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end());
@@ -194,11 +204,13 @@ Status HostsCommunicator::AllReduceTensors(const TensorList& tensors, DType dtyp
   };
   // A host's sum of halves is rounded when it leaves the host, so it is divided before: else it
   // could be too large for a half where the average is not.
-  const int within = IsHalf(dtype) ? divisor : 1;
+  const Reduction within = reduction.DividedBy(IsHalf(dtype) ? reduction.divisor : 1);
+  const Reduction after = reduction.DividedBy(reduction.divisor / within.divisor);
   const auto between = [&](int64_t fragment) {
     return NetworkAllReduce(cross_host_.get(), own(fragment), own(fragment),
                             fragments[fragment][rank_on_host].count() / element, dtype,
-                            divisor / within, fragments.share(rank_on_host).count() / element);
+                            after,
+                            fragments.share(rank_on_host).count() / element);
   };
   const bool overlap = cross_host_ && fragments.size() > 1;
   if (overlap && !network_thread_) network_thread_ = std::make_unique<Worker>("ddl-network");
@@ -220,12 +232,12 @@ Status HostsCommunicator::AllReduceTensors(const TensorList& tensors, DType dtyp
 }
 
 Status HostsCommunicator::Scatter(const TensorList& tensors, const std::vector<Range>& fragment,
-                                  char* own, DType dtype, int divisor) {
+                                  char* own, DType dtype, Reduction reduction) {
   return memory_->channels->Run(
       TotalSize(fragment), [&](HostGroup* group, int channel, int channels) {
         const std::vector<Range> parts = SplitEachAtCacheLines(fragment, channels, channel);
         char* const out = own + parts[group->rank()].begin - fragment[group->rank()].begin;
-        return ReduceScatterInPieces(group, tensors, parts, out, dtype, divisor);
+        return ReduceScatterInPieces(group, tensors, parts, out, dtype, reduction);
       });
 }
 
@@ -280,6 +292,80 @@ Status HostsCommunicator::AllGather(const void* in, void* out,
                                     const std::vector<int64_t>& nbytes) {
   DDL_RETURN_IF_ERROR(broken_);
   return KeepError(base_->AllGather(in, out, nbytes));
+}
+
+Status HostsCommunicator::ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                                         Reduction reduction) {
+  DDL_RETURN_IF_ERROR(broken_);
+  return KeepError(ScatterTensors(tensors, dtype, reduction));
+}
+
+Status HostsCommunicator::ScatterTensors(const std::vector<SharedTensor>& tensors, DType dtype,
+                                         Reduction reduction) {
+  const int hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end());
+  const int host = hosts_[rank()], number = memory_->group->rank();
+  // All shares one behind the other: column by column, in it host by host.
+  std::vector<TensorSpan> spans;
+  std::vector<Range> columns(memory_->group->size());
+  std::vector<Range> of_hosts(hosts);              // in this rank's column
+  std::vector<int64_t> of_ranks(hosts_.size());    // bytes of each rank's, with gaps
+  int64_t end = 0;
+  for (int column = 0; column < shares_; ++column) {
+    columns[column].begin = end;
+    for (int of = 0; of < hosts; ++of) {
+      const int64_t begin = end;
+      for (size_t one = 0; one < hosts_.size(); ++one) {
+        if (hosts_[one] != of || numbers_[one] % shares_ != column) continue;
+        const int64_t before = end;
+        for (const SharedTensor& tensor : tensors) {
+          const Range& share = tensor.shares[one];
+          spans.push_back({static_cast<const char*>(tensor.in) + share.begin, nullptr,
+                           share.count()});
+          end += (share.count() + TensorList::kLine - 1) / TensorList::kLine * TensorList::kLine;
+        }
+        of_ranks[one] = end - before;
+      }
+      if (column == number) {
+        of_hosts[of] = {begin - columns[column].begin, end - columns[column].begin};
+      }
+    }
+    columns[column].end = end;
+  }
+  const TensorList list(spans, 1);
+  const Reduction within = reduction.DividedBy(IsHalf(dtype) ? reduction.divisor : 1);
+  const Reduction after = reduction.DividedBy(reduction.divisor / within.divisor);
+  columns_.resize(std::max<size_t>(columns_.size(), columns[number].count()));
+  DDL_RETURN_IF_ERROR(Scatter(list, columns, columns_.data(), dtype, within));
+  if (cross_host_) {
+    shares_of_host_.resize(std::max<size_t>(shares_of_host_.size(), of_hosts[host].count()));
+    DDL_RETURN_IF_ERROR(DirectReduceScatter(cross_host_.get(), columns_.data(),
+                                            shares_of_host_.data(), of_hosts, dtype, after));
+  }
+  const char* own = shares_of_host_.data();
+  if (std::any_of(numbers_.begin(), numbers_.end(), [&](int one) { return one >= shares_; })) {
+    const int size = memory_->group->size();
+    std::vector<int64_t> nbytes(static_cast<size_t>(size) * size, 0);
+    for (int to = 0; to < size; ++to) nbytes[to % shares_ * size + to] = of_ranks[here_[to]];
+    std::vector<int> all(size);
+    std::iota(all.begin(), all.end(), 0);
+    own_shares_.resize(std::max<size_t>(own_shares_.size(), of_ranks[rank()]));
+    DDL_RETURN_IF_ERROR(AllToAllThrough(memory_->channels.get(), shares_of_host_.data(),
+                                        own_shares_.data(), Exchange(number, size, nbytes), all));
+    own = own_shares_.data();
+  }
+  for (const SharedTensor& tensor : tensors) {
+    const int64_t count = tensor.shares[rank()].count();
+    CopyBytes(tensor.out, own, count, false);
+    own += (count + TensorList::kLine - 1) / TensorList::kLine * TensorList::kLine;
+  }
+  return Status();
+}
+
+Status HostsCommunicator::AllToAll(const void* in, void* out, const Exchange& exchange) {
+  DDL_RETURN_IF_ERROR(broken_);
+  DDL_RETURN_IF_ERROR(
+      KeepError(AllToAllThrough(memory_->channels.get(), in, out, exchange, here_)));
+  return KeepError(base_->AllToAll(in, out, exchange.Without(here_)));
 }
 
 }  // namespace ddl

@@ -30,6 +30,13 @@ namespace ddl {
 // A barrier is one of each host's ranks, then one of the first ranks of the hosts, which tell the
 // other ranks of theirs the result.
 //
+// A sum of which each rank gets its share takes the same way: the ranks of a host reduce-scatter, so
+// that each holds its column, the shares of all ranks with its number on their host; the ranks of a
+// column reduce-scatter by messages; and where a host has more ranks than another has, the others
+// get their shares from those that have a column. Of S bytes each host sends (H - 1) / H * S.
+//
+// What ranks send to each other goes through shared memory on a host, and by messages else.
+//
 // A broadcast goes from the root to the first rank of its host, from there to the first ranks of
 // the others, and on through shared memory.
 class HostsCommunicator : public Communicator {
@@ -49,21 +56,27 @@ class HostsCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
-  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
+  Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
+                   Reduction reduction) override;
   void Break(const Status& reason) override { (void)KeepError(reason); }
-  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                    Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Status ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                        Reduction reduction) override;
+  Status AllToAll(const void* in, void* out, const Exchange& exchange) override;
   Baseline* baseline() override { return base_->baseline(); }
 
  private:
   // A barrier on this host, one with the other hosts by its first rank, and one on this host again.
   Status HierarchicalBarrier(const Arrival& arrival, BarrierResult* result);
-  Status AllReduceTensors(const TensorList& tensors, DType dtype, int divisor);
+  Status AllReduceTensors(const TensorList& tensors, DType dtype, Reduction reduction);
   // The first and the last step of a fragment; `own` is this rank's part of it.
   Status Scatter(const TensorList& tensors, const std::vector<Range>& fragment, char* own,
-                 DType dtype, int divisor);
+                 DType dtype, Reduction reduction);
   Status Gather(const TensorList& tensors, const std::vector<Range>& fragment, const char* own);
+  Status ScatterTensors(const std::vector<SharedTensor>& tensors, DType dtype, Reduction reduction);
   Status AwaitNetwork();
   Status BroadcastPiece(char* buffer, int64_t nbytes, int root);
   Status KeepError(Status status);
@@ -73,11 +86,14 @@ class HostsCommunicator : public Communicator {
   // Fragments of this rank's share, between the steps. Messages point to them, as long as
   // `cross_host_` lives.
   std::vector<char> fragments_;
+  std::vector<char> columns_, shares_of_host_, own_shares_;  // of a ReduceScatterN
   std::unique_ptr<Transport> cross_host_;
   // Uses `cross_host_` while there are several fragments. Made when first there are.
   std::unique_ptr<Worker> network_thread_;
   const int shares_;
   const std::vector<int> hosts_;
+  std::vector<int> numbers_;  // of each rank: its number on its host
+  std::vector<int> here_;     // the ranks of this host
   DisseminationBarrier barrier_;
   Status broken_;
 };

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "algorithms/direct_reduce_scatter.h"
 #include "algorithms/network_allreduce.h"
 #include "algorithms/ring.h"
 #include "algorithms/tree_broadcast.h"
@@ -19,12 +20,28 @@ uint64_t HashOf(const std::string& text) {
   return hash;
 }
 
+// The other ranks do not take part: they may be in the middle of something else.
+Status JoinSubset(const std::vector<int>& ranks, int id, MPI_Comm* comm) {
+  MPI_Group all = MPI_GROUP_NULL, subset = MPI_GROUP_NULL;
+  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group"));
+  const int included =
+      MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &subset);
+  MPI_Group_free(&all);
+  DDL_RETURN_IF_ERROR(MpiStatus(included, "MPI_Group_incl"));
+  const int created = MPI_Comm_create_group(MPI_COMM_WORLD, subset, id, comm);
+  MPI_Group_free(&subset);
+  return MpiStatus(created, "MPI_Comm_create_group");
+}
+
 }  // namespace
 
-Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s,
+Status MpiCommunicator::OverWorld(const std::string& host_id, double timeout_s, int id,
+                                  const std::vector<int>& ranks,
                                   std::unique_ptr<MpiCommunicator>* communicator) {
   std::unique_ptr<MpiCommunicator> made(new MpiCommunicator(timeout_s));
-  DDL_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_), "MPI_Comm_dup"));
+  DDL_RETURN_IF_ERROR(ranks.empty() ? MpiStatus(MPI_Comm_dup(MPI_COMM_WORLD, &made->comm_),
+                                                "MPI_Comm_dup")
+                                    : JoinSubset(ranks, id, &made->comm_));
   MPI_Comm_set_errhandler(made->comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(made->comm_, &made->rank_);
   MPI_Comm_size(made->comm_, &made->size_);
@@ -154,15 +171,15 @@ Status MpiCommunicator::Barrier(const Arrival& arrival, BarrierResult* result) {
 }
 
 Status MpiCommunicator::AllReduce(const void* in, void* out, int64_t count, DType dtype,
-                                  int divisor) {
+                                  Reduction reduction) {
   DDL_RETURN_IF_ERROR(broken_);
-  return KeepError(NetworkAllReduce(all_.get(), in, out, count, dtype, divisor));
+  return KeepError(NetworkAllReduce(all_.get(), in, out, count, dtype, reduction));
 }
 
 Status MpiCommunicator::AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
-                                   int divisor) {
+                                   Reduction reduction) {
   return packed_.Run(tensors, dtype, [&](const void* in, void* out, int64_t count) {
-    return AllReduce(in, out, count, dtype, divisor);
+    return AllReduce(in, out, count, dtype, reduction);
   });
 }
 
@@ -179,6 +196,25 @@ Status MpiCommunicator::AllGather(const void* in, void* out, const std::vector<i
   std::vector<Range> ranges;
   for (const int rank : order_) ranges.push_back({begins[rank], begins[rank + 1]});
   return KeepError(RingAllGather(all_.get(), in, out, std::move(ranges)));
+}
+
+Status MpiCommunicator::ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                                       Reduction reduction) {
+  DDL_RETURN_IF_ERROR(broken_);
+  for (const SharedTensor& tensor : tensors) {
+    std::vector<Range> shares;
+    for (const int rank : order_) shares.push_back(tensor.shares[rank]);
+    DDL_RETURN_IF_ERROR(KeepError(
+        DirectReduceScatter(all_.get(), tensor.in, tensor.out, shares, dtype, reduction)));
+  }
+  return Status();
+}
+
+Status MpiCommunicator::AllToAll(const void* in, void* out, const Exchange& exchange) {
+  DDL_RETURN_IF_ERROR(broken_);
+  KeepOwnBlock(in, out, exchange.sent(rank_), exchange.received(rank_));
+  return KeepError(AllToAllByMessages(all_.get(), in, out, exchange.SentTo(order_),
+                                      exchange.ReceivedFrom(order_)));
 }
 
 }  // namespace ddl

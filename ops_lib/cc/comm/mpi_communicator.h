@@ -21,8 +21,10 @@ namespace ddl {
 // of one host are neighbours.
 class MpiCommunicator : public Communicator {
  public:
-  // All ranks of MPI_COMM_WORLD; collective. `host_id` and `timeout_s`: see Config.
-  static Status OverWorld(const std::string& host_id, double timeout_s,
+  // These ranks of MPI_COMM_WORLD, or all if there are none; collective over them. `host_id` and
+  // `timeout_s`: see Config; `id`: see Connect.
+  static Status OverWorld(const std::string& host_id, double timeout_s, int id,
+                          const std::vector<int>& ranks,
                           std::unique_ptr<MpiCommunicator>* communicator);
   ~MpiCommunicator() override;
 
@@ -43,11 +45,16 @@ class MpiCommunicator : public Communicator {
   Status TryReceive(int peer, std::string* message, bool* received, MessageTag tag) override;
   Status TryReceiveAny(int* peer, std::string* message, MessageTag tag) override;
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
-  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
+  Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
+                   Reduction reduction) override;
   void Break(const Status& reason) override { (void)KeepError(reason); }
-  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                    Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Status ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                        Reduction reduction) override;
+  Status AllToAll(const void* in, void* out, const Exchange& exchange) override;
   Baseline* baseline() override { return &baseline_; }
 
  private:

@@ -55,9 +55,10 @@ void LogThreads(int rank, const HostMemory& memory, const Status& why) {
 
 }  // namespace
 
-Status Connect(const Config& config, std::unique_ptr<Communicator>* communicator) {
+Status Connect(const Config& config, int id, const std::vector<int>& ranks,
+               std::unique_ptr<Communicator>* communicator) {
   std::unique_ptr<MpiCommunicator> mpi;
-  DDL_RETURN_IF_ERROR(MpiCommunicator::OverWorld(config.host_id, config.stall_timeout_s, &mpi));
+  DDL_RETURN_IF_ERROR(MpiCommunicator::OverWorld(config.host_id, config.stall_timeout_s, id, ranks, &mpi));
   const int rank = mpi->rank(), size = mpi->size();
   // Ranks with different settings must not wait for each other below.
   int32_t votes[] = {config.transport == TransportChoice::kMpi,

@@ -21,6 +21,16 @@ int ToNccl(DType dtype) {
   }
 }
 
+int ToNccl(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kProduct: return kNcclProduct;
+    case ReduceOp::kMax: return kNcclMax;
+    case ReduceOp::kMin: return kNcclMin;
+    case ReduceOp::kSum: break;
+  }
+  return kNcclSum;
+}
+
 bool IsError(int result) { return result != kNcclSuccess && result != kNcclInProgress; }
 
 Status CudaStatus(const NcclLibrary& library, const char* call, int error) {
@@ -73,13 +83,13 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 Status NcclCommunicator::AllReduce(const GpuContext& context, const std::vector<Tensor>& tensors,
-                                   DType dtype, bool average) {
+                                   DType dtype, bool average, ReduceOp op) {
   return Run(context, [&] {
     for (const Tensor& tensor : tensors) {
       if (tensor.count == 0) continue;
       const int result =
           library_.ncclAllReduce(tensor.in, tensor.out, tensor.count, ToNccl(dtype),
-                                 average ? kNcclAverage : kNcclSum, comm_, stream_);
+                                 average ? kNcclAverage : ToNccl(op), comm_, stream_);
       if (IsError(result)) return result;
     }
     return kNcclSuccess;

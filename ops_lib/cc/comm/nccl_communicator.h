@@ -12,6 +12,7 @@
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/gpu_context.h"
+#include "core/reduction.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -47,11 +48,11 @@ class NcclCommunicator {
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
 
-  // The sum over the ranks of each tensor, or their average. float16, bfloat16, float32, float64.
+  // `op` over the ranks of each tensor, or their average. float16, bfloat16, float32, float64.
   // In NCCL's arithmetic: halves are rounded at every addition, and an average multiplies by
   // 1 / ranks before it adds.
   Status AllReduce(const GpuContext& context, const std::vector<Tensor>& tensors, DType dtype,
-                   bool average);
+                   bool average, ReduceOp op = ReduceOp::kSum);
 
   // Fills `out` with the `nbytes` that rank `root` has in `in`.
   Status Broadcast(const GpuContext& context, const void* in, void* out, int64_t nbytes, int root);

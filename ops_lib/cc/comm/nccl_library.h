@@ -33,7 +33,7 @@ struct NcclConfig {
 inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
 inline constexpr int kNcclBytes = 0, kNcclFloat16 = 6, kNcclFloat32 = 7, kNcclFloat64 = 8,
                      kNcclBfloat16 = 9;
-inline constexpr int kNcclSum = 0, kNcclAverage = 4;
+inline constexpr int kNcclSum = 0, kNcclProduct = 1, kNcclMax = 2, kNcclMin = 3, kNcclAverage = 4;
 inline constexpr int kCudaSuccess = 0, kCudaNotReady = 600;
 inline constexpr unsigned int kCudaEventDisableTiming = 2, kCudaStreamNonBlocking = 1;
 

@@ -27,11 +27,17 @@ class ShmCommunicator : public Communicator {
   bool ReducesInline() const override { return true; }
   const char* TransportName() const override { return "shared memory"; }
   Status Barrier(const Arrival& arrival, BarrierResult* result) override;
-  Status AllReduce(const void* in, void* out, int64_t count, DType dtype, int divisor) override;
+  Status AllReduce(const void* in, void* out, int64_t count, DType dtype,
+                   Reduction reduction) override;
   void Break(const Status& reason) override;
-  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype, int divisor) override;
+  Status AllReduceN(const std::vector<TensorSpan>& tensors, DType dtype,
+                    Reduction reduction) override;
   Status Broadcast(void* buffer, int64_t nbytes, int root) override;
   Status AllGather(const void* in, void* out, const std::vector<int64_t>& nbytes) override;
+  Status AllGatherN(const std::vector<SharedTensor>& tensors) override;
+  Status ReduceScatterN(const std::vector<SharedTensor>& tensors, DType dtype,
+                        Reduction reduction) override;
+  Status AllToAll(const void* in, void* out, const Exchange& exchange) override;
   Baseline* baseline() override { return base_->baseline(); }
 
  private:

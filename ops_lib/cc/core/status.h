@@ -17,6 +17,7 @@ enum class Code : unsigned char {
   kAborted = 5,             // the process of a rank has died
   kUnavailable = 6,         // the other ranks wait with something else; the group goes on
   kCancelled = 7,           // the caller does not want it any more
+  kInvalidInput = 8,        // what ranks give is wrong by itself, not only beside the others'
 };
 
 // What a call returns instead of throwing: no exception crosses a thread, the C ABI or TensorFlow.

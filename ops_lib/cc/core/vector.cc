@@ -214,7 +214,17 @@ struct Float16<16> {
 
 #endif
 
+// The smallest and largest are NaN if one is: `a != a` only then.
+template <ReduceOp kOp, typename A>
+DDL_INLINE void Join(A* a, const A& b) {
+  if constexpr (kOp == ReduceOp::kSum) *a = *a + b;
+  if constexpr (kOp == ReduceOp::kProduct) *a = *a * b;
+  if constexpr (kOp == ReduceOp::kMin) *a = (*a != *a) | (*a < b) ? *a : b;
+  if constexpr (kOp == ReduceOp::kMax) *a = (*a != *a) | (*a > b) ? *a : b;
+}
+
 // From element `first` on, in blocks that stay in the first cache.
+template <ReduceOp kOp = ReduceOp::kSum>
 void SumHalvesInBlocks(const Sum& sum, int64_t first) {
   constexpr int64_t kBlock = 1024;
   float total[kBlock], next[kBlock];
@@ -224,7 +234,7 @@ void SumHalvesInBlocks(const Sum& sum, int64_t first) {
     Widen(static_cast<const char*>(sum.sources[0]) + at, total, n, sum.dtype);
     for (int s = 1; s < sum.num_sources; ++s) {
       Widen(static_cast<const char*>(sum.sources[s]) + at, next, n, sum.dtype);
-      for (int64_t i = 0; i < n; ++i) total[i] += next[i];
+      for (int64_t i = 0; i < n; ++i) Join<kOp>(&total[i], next[i]);
     }
     if (sum.divisor != 1) {
       const float divisor = static_cast<float>(sum.divisor);
@@ -322,6 +332,112 @@ DDL_INLINE void SumAny(const Sum& sum) {
       if constexpr (Float16<kWidth>::kExists) return SumAs<Float16<kWidth>, kWidth>(sum);
       return SumHalvesInBlocks(sum, 0);
     default: return;
+  }
+}
+
+// What the loops above are not worth their code for: other ops than sums, and small or unsigned
+// integers. Plain stores, and the plainest instructions.
+template <typename T, ReduceOp kOp>
+void FoldLoop(const Sum& sum) {
+  constexpr int kWidth = 16, kVectors = 4;  // at once
+  constexpr bool kOrders = kOp == ReduceOp::kMin || kOp == ReduceOp::kMax;
+  using A = std::conditional_t<kOrders, T, typename AdditionOf<T>::Type>;
+  using V = typename VectorOf<A, kWidth>::Type;
+  constexpr int64_t kStep = kVectors * kWidth / static_cast<int64_t>(sizeof(T));
+  const char* const* sources = reinterpret_cast<const char* const*>(sum.sources);
+  char* out = static_cast<char*>(sum.out);
+  char* copy = static_cast<char*>(sum.copy);
+  for (int64_t i = 0; i < sum.count; i += kStep) {
+    const int64_t at = i * static_cast<int64_t>(sizeof(T));
+    const int64_t n = std::min(kStep, sum.count - i), nbytes = n * static_cast<int64_t>(sizeof(T));
+    T results[kStep];
+    if (n == kStep) {
+      V total[kVectors];
+      std::memcpy(total, sources[0] + at, sizeof(total));
+      for (int s = 1; s < sum.num_sources; ++s) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          Join<kOp, V>(&total[v],
+                       *reinterpret_cast<const V*>(sources[s] + at + v * kWidth));
+        }
+      }
+      std::memcpy(results, total, sizeof(total));
+    } else {
+      for (int64_t j = 0; j < n; ++j) {
+        A total, next;
+        const int64_t here = at + j * static_cast<int64_t>(sizeof(T));
+        std::memcpy(&total, sources[0] + here, sizeof(A));
+        for (int s = 1; s < sum.num_sources; ++s) {
+          std::memcpy(&next, sources[s] + here, sizeof(A));
+          if constexpr (kOp == ReduceOp::kProduct && std::is_integral_v<A>) {
+            // Without sign also where the language would make an int of 16 bits.
+            total = static_cast<A>(std::uintmax_t{total} * next);
+          } else {
+            Join<kOp, A>(&total, next);
+          }
+        }
+        results[j] = static_cast<T>(total);
+      }
+    }
+    if (sum.divisor != 1) {
+      // Wide: there may be more ranks than a small integer has numbers.
+      using D = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
+      const D divisor = sum.divisor;
+      for (int64_t j = 0; j < n; ++j) results[j] = static_cast<T>(results[j] / divisor);
+    }
+    std::memcpy(out + at, results, nbytes);
+    if (copy != nullptr) std::memcpy(copy + at, results, nbytes);
+  }
+}
+
+template <typename T>
+void FoldAs(const Sum& sum) {
+  switch (sum.op) {
+    case ReduceOp::kMin: return FoldLoop<T, ReduceOp::kMin>(sum);
+    case ReduceOp::kMax: return FoldLoop<T, ReduceOp::kMax>(sum);
+    case ReduceOp::kProduct: return FoldLoop<T, ReduceOp::kProduct>(sum);
+    case ReduceOp::kSum: break;
+  }
+  if constexpr (std::is_integral_v<T>) return FoldLoop<T, ReduceOp::kSum>(sum);
+}
+
+void FoldHalves(const Sum& sum) {
+  switch (sum.op) {
+    case ReduceOp::kMin: return SumHalvesInBlocks<ReduceOp::kMin>(sum, 0);
+    case ReduceOp::kMax: return SumHalvesInBlocks<ReduceOp::kMax>(sum, 0);
+    case ReduceOp::kProduct: return SumHalvesInBlocks<ReduceOp::kProduct>(sum, 0);
+    case ReduceOp::kSum: return SumHalvesInBlocks(sum, 0);
+  }
+}
+
+void Fold(const Sum& sum) {
+  switch (sum.dtype) {
+    case DType::kFloat32: return FoldAs<float>(sum);
+    case DType::kFloat64: return FoldAs<double>(sum);
+    case DType::kInt32: return FoldAs<int32_t>(sum);
+    case DType::kInt64: return FoldAs<int64_t>(sum);
+    case DType::kInt8: return FoldAs<int8_t>(sum);
+    case DType::kUint8: return FoldAs<uint8_t>(sum);
+    case DType::kInt16: return FoldAs<int16_t>(sum);
+    case DType::kUint16: return FoldAs<uint16_t>(sum);
+    case DType::kUint32: return FoldAs<uint32_t>(sum);
+    case DType::kUint64: return FoldAs<uint64_t>(sum);
+    case DType::kFloat16:
+    case DType::kBfloat16: return FoldHalves(sum);
+    default: return;
+  }
+}
+
+// Whether the loops for sums have this type.
+bool HasSumLoop(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kFloat16:
+    case DType::kBfloat16: return true;
+    default: return false;
   }
 }
 
@@ -455,6 +571,7 @@ bool CanStoreNonTemporal(const void* out) { return reinterpret_cast<uintptr_t>(o
 }  // namespace
 
 void Compute(const Sum& sum) {
+  if (sum.op != ReduceOp::kSum || !HasSumLoop(sum.dtype)) return Fold(sum);
   Sum possible = sum;
   possible.non_temporal = sum.non_temporal && CanStoreNonTemporal(sum.out);
   possible.non_temporal_copy = sum.non_temporal_copy && CanStoreNonTemporal(sum.copy);

@@ -5,14 +5,16 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/reduction.h"
 
 namespace ddl {
 
 // One pass over memory:
 //   out[i] = ((sources[0][i] + sources[1][i]) + ... + sources[sources - 1][i]) / divisor
-// The additions are in the order of the sources, so the result does not depend on who computes it.
-// Integers wrap around. float16 and bfloat16 are added and divided in float32 and rounded once,
-// with the bits of core/half.
+// or the same with *, or the smallest or largest of them, undivided: a NaN where one is a NaN. It is
+// in the order of the sources, so the result does not depend on who computes it. Integers wrap
+// around. float16 and bfloat16 are added, multiplied and divided in float32 and rounded once, with
+// the bits of core/half.
 struct Sum {
   const void* const* sources = nullptr;  // one of them may equal `out`; else they do not overlap
   int num_sources = 0;
@@ -20,13 +22,15 @@ struct Sum {
   void* copy = nullptr;  // receives the same as `out` if not null
   int64_t count = 0;     // elements
   DType dtype = DType::kFloat32;
-  int divisor = 1;  // integers truncate toward zero
+  ReduceOp op = ReduceOp::kSum;
+  int divisor = 1;  // of a sum; integers truncate toward zero
+  // Hints: see CopyBytes. Not taken for what is rarely large.
   bool non_temporal = false;       // write `out` past the caches, see CopyBytes
   bool non_temporal_copy = false;  // and `copy`
   int prefetch = -1;               // the source to prefetch, see CopyBoth; -1: none
 };
 
-// Computes `sum`; its dtype is float16, bfloat16, float32, float64, int32 or int64.
+// Computes `sum`; its dtype is an integer or real floating-point one.
 void Compute(const Sum& sum);
 
 // memcpy in vectors, which from the caches of another processor is faster than the string

@@ -155,7 +155,7 @@ Status Agreement::CompareDigests(const Request& request, const InlineTensor* ten
     arrival.out = tensor->out;
     arrival.count = tensor->count;
     arrival.dtype = tensor->dtype;
-    arrival.divisor = tensor->divisor;
+    arrival.reduction = tensor->reduction;
   }
   BarrierResult result = BarrierResult::kMatch;
   broken_ = communicator_->Barrier(arrival, &result);

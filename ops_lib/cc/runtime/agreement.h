@@ -19,7 +19,7 @@ struct InlineTensor {
   void* out = nullptr;
   int64_t count = 0;
   DType dtype = DType::kFloat32;
-  int divisor = 1;
+  Reduction reduction = 1;
 };
 
 // What the ranks agreed to do.

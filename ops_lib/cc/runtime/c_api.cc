@@ -10,6 +10,7 @@
 #include "comm/mpi_session.h"
 #include "runtime/description.h"
 #include "runtime/engine.h"
+#include "runtime/process_sets.h"
 #include "runtime/teams.h"
 
 // The loader looks for this text in the file, before it loads it: a library that was built for
@@ -120,6 +121,19 @@ __attribute__((visibility("default"))) int ddl_join(const char* stream, int* las
   request.kind = ddl::Request::Kind::kJoin;
   request.joined = [last](int rank) { *last = rank; };
   return Run(std::move(request), message, message_size);
+}
+
+// Starts process set `id` of `count` ranks; see ProcessSets::Add. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_add_process_set(int id, const int* ranks, int count,
+                                                               char* message, int message_size) {
+  return ReturnStatus(ddl::ProcessSets::Get().Add(id, {ranks, ranks + count}), message,
+                      message_size);
+}
+
+// Ends process set `id`; see ProcessSets::Remove. Returns as ddl_all_reduce.
+__attribute__((visibility("default"))) int ddl_remove_process_set(int id, char* message,
+                                                                  int message_size) {
+  return ReturnStatus(ddl::ProcessSets::Get().Remove(id), message, message_size);
 }
 
 // See Teams::Prepare.

@@ -23,8 +23,10 @@ enum Line : size_t {
 
 // The options of a collective whose tensors may differ in their first dimension.
 constexpr char kFirstDimensionIsFree[] = "first dimension is free";
-constexpr char kAverageOption[] = "op=avg";
-constexpr char kSumOption[] = "op=sum";
+constexpr char kSplitsAreFree[] = "first dimension and splits are free";
+constexpr char kScatterOption[] = "scattered ";
+constexpr char kOpOption[] = "op=";
+constexpr char kAverage[] = "avg";
 constexpr char kRootOption[] = "root=";
 constexpr char kUnfusedOption[] = " mpi=true";
 constexpr char kCheckOption[] = " check=";
@@ -41,10 +43,16 @@ std::vector<std::string> SplitLines(const std::string& text) {
   return lines;
 }
 
+bool IsFirstDimensionFree(const std::string& options) {
+  return options == kFirstDimensionIsFree || options == kSplitsAreFree;
+}
+
 std::string OptionsOf(const Request& request) {
   if (request.kind == Request::Kind::kAllGather) return kFirstDimensionIsFree;
   if (request.kind == Request::Kind::kBroadcast) return kRootOption + std::to_string(request.root);
-  std::string text = request.average ? kAverageOption : kSumOption;
+  if (request.kind == Request::Kind::kAllToAll) return kSplitsAreFree;
+  std::string text = request.kind == Request::Kind::kReduceScatter ? kScatterOption : "";
+  text += std::string(kOpOption) + (request.average ? kAverage : ReduceOpName(request.op));
   if (request.unfused) text += kUnfusedOption;
   if (request.tolerance > 0) text += kCheckOption + std::to_string(request.tolerance);
   return text;
@@ -72,9 +80,10 @@ std::string WithoutFirstDimension(std::string tensor) {
 std::string Constant(const Request& request) {
   std::string text = request.op_name + "\n" + request.name + "\n" + OptionsOf(request) + "\n";
   text += request.stream;
+  const bool free = IsFirstDimensionFree(OptionsOf(request));
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const std::string line = TensorLine(request, i);
-    text += "\n" + (request.kind == Request::Kind::kAllGather ? WithoutFirstDimension(line) : line);
+    text += "\n" + (free ? WithoutFirstDimension(line) : line);
   }
   return text;
 }
@@ -120,14 +129,23 @@ Status Parse(const std::string& description, Request* request) {
   *request = Request();
   request->op_name = lines[kOpLine];
   request->name = lines[kNameLine];
-  const std::string& options = lines[kOptionsLine];
+  std::string options = lines[kOptionsLine];
+  if (options.rfind(kScatterOption, 0) == 0) {
+    request->kind = Request::Kind::kReduceScatter;
+    options.erase(0, sizeof(kScatterOption) - 1);
+  }
   if (options == kFirstDimensionIsFree) {
     request->kind = Request::Kind::kAllGather;
+  } else if (options == kSplitsAreFree) {
+    request->kind = Request::Kind::kAllToAll;
   } else if (options.rfind(kRootOption, 0) == 0) {
     request->kind = Request::Kind::kBroadcast;
     request->root = std::atoi(options.c_str() + sizeof(kRootOption) - 1);
   } else {
-    request->average = options.rfind(kAverageOption, 0) == 0;
+    const size_t op = sizeof(kOpOption) - 1;
+    const std::string how = options.substr(std::min(op, options.size()), options.find(' ') - op);
+    request->average = how == kAverage;
+    if (!request->average && !FindReduceOp(how, &request->op)) return unreadable;
     request->unfused = options.find(kUnfusedOption) != std::string::npos;
     const size_t check = options.find(kCheckOption);
     if (check != std::string::npos) {
@@ -189,7 +207,7 @@ std::string StreamOf(const std::string& description) {
 bool Compatible(const std::string& one, const std::string& other) {
   if (one == other) return true;
   const std::vector<std::string> a = SplitLines(one), b = SplitLines(other);
-  const bool gathered = a[kOptionsLine] == kFirstDimensionIsFree;
+  const bool gathered = IsFirstDimensionFree(a[kOptionsLine]);
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
     if (i == kHintLine || a[i] == b[i]) continue;
@@ -237,7 +255,7 @@ Status MismatchError(int rank, const std::string& their_text, int reference,
                     std::to_string(ours.size() - kFirstTensorLine) +
                     ". All ranks must pass the same number of tensors.");
   }
-  const bool gathered = ours[kOptionsLine] == kFirstDimensionIsFree;
+  const bool gathered = IsFirstDimensionFree(ours[kOptionsLine]);
   for (size_t i = kFirstTensorLine; i < theirs.size(); ++i) {
     if (gathered ? WithoutFirstDimension(theirs[i]) == WithoutFirstDimension(ours[i])
                  : theirs[i] == ours[i]) {

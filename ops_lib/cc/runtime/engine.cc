@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "runtime/description.h"
 #include "runtime/gather.h"
+#include "runtime/process_sets.h"
 
 namespace ddl {
 namespace {
@@ -82,11 +83,12 @@ int64_t Nbytes(const Request& request) {
 }  // namespace
 
 Engine& Engine::Get() {
-  static Engine* engine = new Engine;
+  static Engine* engine = new Engine(0, {});
   return *engine;
 }
 
-Engine::Engine() : session_([this] { Leave(); }) {
+Engine::Engine(int id, std::vector<int> ranks)
+    : process_set_(id), ranks_(std::move(ranks)), session_([this] { Leave(); }) {
   cancel_notice_.kind = Request::Kind::kCancelNotice;
   cancel_notice_.op_name = "Notice";
   pthread_atfork(nullptr, nullptr, [] { in_child.store(true); });
@@ -99,7 +101,7 @@ Status Engine::Start(Topology* topology) {
     state_ = State::kRunning;
     thread_ = std::thread([this] { Run(); });
     // mpirun reports a rank that ends without MPI_Finalize as a failure.
-    std::atexit([] { Engine::Get().Leave(); });
+    if (process_set_ == 0) std::atexit([] { Engine::Get().Leave(); });
   }
   changed_.wait(lock, [this] { return opened_; });
   if (start_status_.ok() && state_ != State::kRunning) {
@@ -129,6 +131,11 @@ void Engine::Submit(Request request) {
     return;
   }
   if (request.signature == nullptr) request.signature = MakeSignature(request);
+  if (process_set_ != 0) {
+    request.done = [this, done = std::move(request.done)](const Status& status) {
+      done(status.ok() ? status : Status(status.code(), status.message() + " " + WhoRanksAre()));
+    };
+  }
   Status why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -158,6 +165,13 @@ void Engine::NotifyCancelled() {
   changed_.notify_all();
 }
 
+void Engine::BeginLeave() {
+  if (in_child.load()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::kRunning) state_ = State::kLeaving;
+  changed_.notify_all();
+}
+
 void Engine::Leave() {
   if (in_child.load()) return;
   {
@@ -165,9 +179,10 @@ void Engine::Leave() {
     if (state_ == State::kIdle) return;
     // MPI_Finalize, called by our own thread, reports here as well.
     if (std::this_thread::get_id() == thread_.get_id()) return;
-    if (state_ == State::kRunning) state_ = State::kLeaving;
-    changed_.notify_all();
   }
+  // All at once, so that ranks that still ask something of one of them get an error, and no stall.
+  if (process_set_ == 0) ProcessSets::Get().BeginLeave();
+  BeginLeave();
   std::lock_guard<std::mutex> lock(leave_mutex_);
   if (thread_.joinable()) thread_.join();
 }
@@ -195,6 +210,7 @@ void Engine::Run() {
   } else {
     Reject(opened);
   }
+  if (process_set_ == 0) ProcessSets::Get().RemoveAll();  // they need MPI
   gpus_.reset();
   if (MpiSession::HasAbandonedMessages()) (void)communicator_.release();
   communicator_.reset();
@@ -212,15 +228,18 @@ void Engine::Reject(const Status& status) {
 
 Status Engine::Open() {
   DDL_RETURN_IF_ERROR(ReadConfig(&config_));
-  DDL_RETURN_IF_ERROR(session_.Open());
-  DDL_RETURN_IF_ERROR(Connect(config_, &communicator_));
-  std::string no_gpus;
-  DDL_RETURN_IF_ERROR(ConnectGpus(config_.gpu_transport, config_.stall_timeout_s,
-                                  communicator_.get(), &gpus_, &no_gpus));
+  if (process_set_ == 0) DDL_RETURN_IF_ERROR(session_.Open());
+  DDL_RETURN_IF_ERROR(Connect(config_, process_set_, ranks_, &communicator_));
+  std::string no_gpus = "process sets do not use NCCL";
+  if (process_set_ == 0) {
+    DDL_RETURN_IF_ERROR(ConnectGpus(config_.gpu_transport, config_.stall_timeout_s,
+                                    communicator_.get(), &gpus_, &no_gpus));
+  }
   topology_ = {communicator_->rank(), communicator_->size(), communicator_->local_rank(),
                communicator_->local_size()};
   if (config_.log_info) {
-    LogLine(topology_.rank, "of " + std::to_string(topology_.size) + ", local rank " +
+    LogLine(topology_.rank, (process_set_ == 0 ? "" : WhoRanksAre() + " This is one ") + "of " +
+                                std::to_string(topology_.size) + ", local rank " +
                                 std::to_string(topology_.local_rank) + " of " +
                                 std::to_string(topology_.local_size) + ", over " +
                                 communicator_->TransportName());
@@ -228,7 +247,7 @@ Status Engine::Open() {
                                 ? "tensors of GPUs over NCCL"
                                 : "tensors of GPUs through the host's memory: " + no_gpus);
   }
-  DDL_RETURN_IF_ERROR(recorder_.Open(config_, communicator_.get()));
+  if (process_set_ == 0) DDL_RETURN_IF_ERROR(recorder_.Open(config_, communicator_.get()));
   request_queue_ = std::make_unique<RequestQueue>(topology_.size == 1);
   agreement_ = std::make_unique<Agreement>(communicator_.get(), request_queue_.get(),
                                            config_.stall_timeout_s, [this] {
@@ -238,6 +257,15 @@ Status Engine::Open() {
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
   failure_text_ = "rank " + std::to_string(topology_.rank) + " could not go on";
   return Status();
+}
+
+std::string Engine::WhoRanksAre() const {
+  std::string text;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(ranks_[i]);
+  }
+  return "(Ranks here are those of process set " + std::to_string(process_set_) + ": " + text +
+         " of all.)";
 }
 
 void Engine::RetryOnException(const std::function<void()>& step) {
@@ -265,7 +293,7 @@ void Engine::Serve() {
   });
   Status left;  // an error is for ranks that stay
   RetryOnException([this, &left] {
-    recorder_.Flush();
+    if (process_set_ == 0) recorder_.Flush();
     left = agreement_->Leave();
   });
   if (MpiSession::HasAbandonedMessages()) (void)allreduce_.release();
@@ -273,7 +301,7 @@ void Engine::Serve() {
   agreement_.reset();
   request_queue_.reset();
   try {
-    recorder_.Close(left.ok());
+    if (process_set_ == 0) recorder_.Close(left.ok());
   } catch (const std::bad_alloc&) {
     std::fputs("ddl: no memory for the statistics\n", stderr);
   }
@@ -306,7 +334,7 @@ void Engine::ServeRequest(Request* next, std::optional<Clock::time_point>* first
   }
   record.end = Clock::now();
   first_proposed->reset();
-  if (next->kind != Request::Kind::kJoin) recorder_.Add(record);
+  if (next->kind != Request::Kind::kJoin && process_set_ == 0) recorder_.Add(record);
   const std::function<void(const Status&)> done = [this, &record] {
     Request request = request_queue_->Take();
     if (MpiSession::HasAbandonedMessages()) abandoned_->push_back(request.memory);
@@ -479,20 +507,30 @@ Status Engine::Contribute(const Action& action) {
       if (!tensor.dims.empty()) tensor.dims[0] = 0;
       tensor.count = 0;
     }
-    theirs.allocate = [this, &theirs, element](const std::vector<int64_t>& sizes, void** out) {
-      int64_t nbytes = element;
-      for (size_t i = 1; i < theirs.tensors[0].dims.size(); ++i) {
-        nbytes *= theirs.tensors[0].dims[i];
+    theirs.allocate = [this, &theirs, element](const std::vector<int64_t>& sizes, void** outs) {
+      int64_t largest = 0;  // all results may lie at the same place: nobody reads them
+      for (size_t tensor = 0; tensor < theirs.tensors.size(); ++tensor) {
+        int64_t nbytes = element;
+        const std::vector<int64_t>& dims = theirs.tensors[tensor].dims;
+        for (size_t i = 1; i < dims.size(); ++i) nbytes *= dims[i];
+        const auto first = sizes.begin() + static_cast<int64_t>(tensor) * topology_.size;
+        largest = std::max(largest,
+                           std::accumulate(first, first + topology_.size, int64_t{0}) * nbytes);
       }
-      zeros_.resize(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * nbytes);
-      *out = zeros_.data();
+      neutral_.resize(largest);
+      std::fill_n(outs, theirs.tensors.size(), neutral_.data());
       return Status();
     };
   } else {
-    zeros_.assign(Nbytes(theirs), 0);
-    char* at = zeros_.data();
+    const int64_t nbytes = Nbytes(theirs);
+    // What is scattered is read while a share of it is written.
+    const int64_t apart = theirs.kind == Request::Kind::kReduceScatter ? nbytes : 0;
+    neutral_.resize(nbytes + apart);
+    FillNeutral(neutral_.data(), nbytes / element, theirs.dtype, theirs.op);
+    char* at = neutral_.data();
     for (TensorBuffer& tensor : theirs.tensors) {
-      tensor.in = tensor.out = at;
+      tensor.in = at;
+      tensor.out = at + apart;
       at += tensor.count * element;
     }
   }
@@ -519,7 +557,8 @@ Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
   }
   std::vector<NcclCommunicator::Tensor> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
-  return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average);
+  return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average,
+                          request.op);
 }
 
 Status Engine::Execute(const Request& request, int64_t* nbytes) {
@@ -530,8 +569,17 @@ Status Engine::Execute(const Request& request, int64_t* nbytes) {
                                     std::to_string(topology_.rank) + ": " + moved.message());
   }
   switch (request.kind) {
-    case Request::Kind::kBroadcast:
-      return communicator_->Broadcast(request.tensors[0].out, *nbytes, request.root);
+    case Request::Kind::kBroadcast: {
+      const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
+      for (const TensorBuffer& tensor : request.tensors) {
+        DDL_RETURN_IF_ERROR(
+            communicator_->Broadcast(tensor.out, tensor.count * element, request.root));
+      }
+      return Status();
+    }
+    case Request::Kind::kReduceScatter:
+      return ReduceScatter(communicator_.get(), request, allreduce_->ReductionOf(request));
+    case Request::Kind::kAllToAll: return AllToAll(communicator_.get(), request, nbytes);
     case Request::Kind::kAllGather:
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     default: break;

@@ -36,12 +36,17 @@ struct Topology {
 // Runs collectives one after the other: ordered ones in the order of submission, the others when
 // the ranks have agreed which is next. MPI is called by its thread, or by one that it waits for.
 //
-// A process has one engine. It is never destroyed: MPI holds a pointer to it, and threads of
+// A process has one engine for all ranks, and one for each process set that it is of (see
+// runtime/process_sets.h). None is ever destroyed: MPI holds a pointer to it, and threads of
 // TensorFlow may still be running when the process exits. A child that a rank forks is no rank: its
 // engine rejects everything, and ends nothing.
 class Engine {
  public:
+  // That of all ranks.
   static Engine& Get();
+
+  // Of process set `id`, which is these ranks. Only for ProcessSets.
+  Engine(int id, std::vector<int> ranks);
 
   // Starts the thread and MPI, and waits until both are up. Ok at once if already started;
   // FailedPrecondition after Leave; else what went wrong in the first start.
@@ -65,13 +70,16 @@ class Engine {
   // Runs what was submitted, waits until all other ranks leave too, ends MPI if we started it and
   // stops the thread. Further calls do nothing.
   void Leave();
+  // The first part of it: other ranks learn that this one has nothing more to ask for.
+  void BeginLeave();
 
  private:
   enum class State { kIdle, kRunning, kLeaving, kFailed };
 
-  Engine();
   void Run();
   Status Open();
+  // What the numbers of ranks mean in the messages of a process set.
+  std::string WhoRanksAre() const;
   // Fails what was submitted while the engine did not start.
   void Reject(const Status& status);
   // Runs requests until this rank leaves.
@@ -104,12 +112,15 @@ class Engine {
   // `action` may be kRetry: it was not run. An exception breaks the group.
   Status RunCollective(Request* request, CollectiveRecord* record, Action* action);
   Status AgreeAndRun(Request* request, CollectiveRecord* record, Action* action);
-  // This rank has joined: adds zeros to what the others reduce.
+  // This rank has joined: adds to what the others reduce what changes nothing.
   Status Contribute(const Action& action);
   // Runs the collective, the same on all ranks. `nbytes`: of this rank's tensors, then of the
   // result.
   Status Execute(const Request& request, int64_t* nbytes);
   Status ExecuteOnGpus(const Request& request, int64_t* nbytes);
+
+  const int process_set_;
+  const std::vector<int> ranks_;  // of a process set; of all ranks: empty
 
   std::mutex mutex_;  // guards all up to thread_
   std::condition_variable changed_;
@@ -140,7 +151,7 @@ class Engine {
   std::string failure_text_;  // made while there is memory
   // What abandoned messages still point to; never freed.
   std::vector<std::shared_ptr<void>>* abandoned_ = new std::vector<std::shared_ptr<void>>;
-  std::vector<char> zeros_;  // what a joined rank contributes, and gets
+  std::vector<char> neutral_;  // what a joined rank contributes, and gets
   Recorder recorder_;
 };
 

@@ -20,7 +20,7 @@ bool FusedAllReduce::Pack(const Request& request, InlineTensor* tensor) {
   if (nbytes > kMaxInlineBytes) return false;
   tensor->count = nbytes / element;
   tensor->dtype = request.dtype;
-  tensor->divisor = Divisor(request);
+  tensor->reduction = ReductionOf(request);
   if (request.tensors.size() == 1) {
     tensor->in = request.tensors[0].in;
     tensor->out = request.tensors[0].out;
@@ -51,9 +51,9 @@ Status FusedAllReduce::Run(const Request& request) {
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
-int FusedAllReduce::Divisor(const Request& request) const {
-  if (!request.average) return 1;
-  return request.contributors > 0 ? request.contributors : communicator_->size();
+Reduction FusedAllReduce::ReductionOf(const Request& request) const {
+  if (!request.average) return {request.op, 1};
+  return {request.op, request.contributors > 0 ? request.contributors : communicator_->size()};
 }
 
 Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
@@ -64,12 +64,12 @@ Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, vo
     float* wide = wide_.data();
     Widen(in, wide, count, request.dtype);
     DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(wide, wide, count, DType::kFloat32));
-    Divide(wide, count, DType::kFloat32, Divisor(request));
+    Divide(wide, count, DType::kFloat32, ReductionOf(request).divisor);
     Narrow(wide, out, count, request.dtype);
     return Status();
   }
   DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(in, out, count, request.dtype));
-  if (request.average) Divide(out, count, request.dtype, Divisor(request));
+  if (request.average) Divide(out, count, request.dtype, ReductionOf(request).divisor);
   return Status();
 }
 
@@ -84,11 +84,11 @@ Status FusedAllReduce::RunFused(const Request& request) {
   if (request.tensors.size() == 1) {
     const TensorBuffer& only = request.tensors[0];
     return communicator_->AllReduce(only.in, only.out, only.count, request.dtype,
-                                    Divisor(request));
+                                    ReductionOf(request));
   }
   std::vector<TensorSpan> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
-  return communicator_->AllReduceN(tensors, request.dtype, Divisor(request));
+  return communicator_->AllReduceN(tensors, request.dtype, ReductionOf(request));
 }
 
 Status FusedAllReduce::RunChecked(const Request& request) {

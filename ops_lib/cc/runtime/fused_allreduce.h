@@ -25,6 +25,9 @@ class FusedAllReduce {
   bool Pack(const Request& request, InlineTensor* tensor);
   void Unpack(const Request& request);
 
+  // How the request reduces, among the ranks that contribute.
+  Reduction ReductionOf(const Request& request) const;
+
   // Fills every `out`. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
 
@@ -33,7 +36,6 @@ class FusedAllReduce {
   Status RunUnfused(const Request& request);
   Status RunChecked(const Request& request);
   Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
-  int Divisor(const Request& request) const;
 
   Communicator* communicator_;
   std::vector<char> buffer_;  // small tensors, side by side

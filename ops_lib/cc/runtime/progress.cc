@@ -38,7 +38,10 @@ void ProgressWriter::Add(const CollectiveRecord& record) {
     if (runs_.size() >= kMostNames) runs_.clear();
     step_ = std::max(step_, ++runs_[request.name]);
   }
-  if (request.kind == Request::Kind::kAllReduce) bytes_reduced_ += record.nbytes;
+  if (request.kind == Request::Kind::kAllReduce ||
+      request.kind == Request::Kind::kReduceScatter) {
+    bytes_reduced_ += record.nbytes;
+  }
   comm_s_ += std::chrono::duration<double>(record.end - record.start).count();
   wait_s_ += std::chrono::duration<double>(record.agreed - record.start).count();
   unwritten_ = true;

@@ -18,6 +18,14 @@ bool DifferInOrder(const Proposal& one, const Proposal& other) {
   return !ordered && Title(one.description) != Title(other.description);
 }
 
+// The first that has joined: "rank 2".
+std::string JoinedRank(const std::vector<Proposal>& proposals) {
+  const auto joined = std::find_if(proposals.begin(), proposals.end(), [](const Proposal& one) {
+    return one.kind == Proposal::Kind::kJoin;
+  });
+  return "rank " + std::to_string(joined - proposals.begin());
+}
+
 // What joined ranks cannot take part in.
 Status CheckJoined(const std::vector<Proposal>& proposals, const std::string& description) {
   if (description.find(kOnGpu) != std::string::npos) {
@@ -33,6 +41,12 @@ Status CheckJoined(const std::vector<Proposal>& proposals, const std::string& de
                   Title(description) + ": rank " + std::to_string(request.root) +
                       ", whose values are to be broadcast, has joined. Broadcast after all ranks "
                       "have joined, from the rank that join() returns.");
+  }
+  if (request.kind == Request::Kind::kAllToAll) {
+    return Status(Code::kInvalidArgument,
+                  Title(description) + ": " + JoinedRank(proposals) +
+                      " has joined, and has no rows for the others. Exchange rows before the first "
+                      "rank joins, or after all have.");
   }
   return Status();
 }

@@ -11,6 +11,7 @@
 
 #include "core/dtype.h"
 #include "core/gpu_context.h"
+#include "core/reduction.h"
 #include "core/status.h"
 
 namespace ddl {
@@ -36,6 +37,8 @@ struct Request {
     kBroadcast,
     kAllReduce,
     kAllGather,
+    kReduceScatter,
+    kAllToAll,
     kJoin,          // contribute zeros to whatever the other ranks reduce, until all have joined
     kCancelNotice,  // the engine's own: tells the others of a request that was cancelled
   };
@@ -60,6 +63,7 @@ struct Request {
   bool optional = false;
   DType dtype = DType::kFloat32;
   int root = 0;            // whose values are broadcast
+  ReduceOp op = ReduceOp::kSum;
   bool average = false;    // divide the sum by the number of ranks that contribute
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline
@@ -67,9 +71,12 @@ struct Request {
   std::shared_ptr<const Signature> signature;  // null: the engine makes it
   std::shared_ptr<void> memory;  // keeps what the tensors point to, also after a cancellation
   std::shared_ptr<GpuContext> gpu;  // of all tensors; null: the host's memory
-  // For kAllGather, whose one tensor has no `out`: called once, by the engine's thread, when the
-  // first dimensions of all ranks are known; sets `out` to memory for all of them.
-  std::function<Status(const std::vector<int64_t>& sizes, void** out)> allocate;
+  // For kAllGather and kAllToAll, whose tensors have no `out`: called once, by the engine's thread,
+  // when it is known how many rows come from each rank, of tensor t from rank r sizes[t * ranks + r];
+  // sets outs[t] to memory for all of them.
+  std::function<Status(const std::vector<int64_t>& sizes, void** outs)> allocate;
+  // For kAllToAll: rows of its one tensor for each rank; empty: equally many. Others may differ.
+  std::vector<int64_t> splits;
   // Set by whoever cancels it, and then does not wait for `done`; see
   // Engine::NotifyCancelled. Null: it is never cancelled.
   std::shared_ptr<std::atomic<bool>> cancelled;

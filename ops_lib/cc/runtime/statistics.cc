@@ -40,8 +40,10 @@ void Statistics::Add(const CollectiveRecord& record) {
   }
   sums_.tensors += static_cast<int64_t>(record.request.tensors.size());
   switch (record.request.kind) {
+    case Request::Kind::kReduceScatter:
     case Request::Kind::kAllReduce: sums_.bytes_reduced += record.nbytes; break;
     case Request::Kind::kBroadcast: sums_.bytes_broadcast += record.nbytes; break;
+    case Request::Kind::kAllToAll:
     case Request::Kind::kAllGather: sums_.bytes_gathered += record.nbytes; break;
     default: break;
   }

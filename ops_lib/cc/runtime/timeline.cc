@@ -57,6 +57,8 @@ const char* TransferOf(Request::Kind kind) {
     case Request::Kind::kBroadcast: return "broadcast";
     case Request::Kind::kAllReduce: return "reduce";
     case Request::Kind::kAllGather: return "gather";
+    case Request::Kind::kReduceScatter: return "reduce and scatter";
+    case Request::Kind::kAllToAll: return "exchange";
     default: return "";
   }
 }

@@ -7,7 +7,7 @@
 #include "comm/nccl_communicator.h"
 #include "core/config.h"
 #include "runtime/description.h"
-#include "runtime/engine.h"
+#include "runtime/process_sets.h"
 #include "tensorflow/core/framework/kernel_def_builder.h"
 #include "xla/stream_executor/stream.h"
 #include "xla/stream_executor/stream_executor.h"
@@ -77,7 +77,8 @@ bool RegisterForGpus(const char* op, bool adds, const char* on_host, KernelFacto
 absl::Status ToTensorFlow(const Status& status) {
   switch (status.code()) {
     case Code::kOk: return absl::OkStatus();
-    case Code::kInvalidArgument: return absl::InvalidArgumentError(status.message());
+    case Code::kInvalidArgument:
+    case Code::kInvalidInput: return absl::InvalidArgumentError(status.message());
     case Code::kFailedPrecondition: return absl::FailedPreconditionError(status.message());
     case Code::kDeadlineExceeded: return absl::DeadlineExceededError(status.message());
     case Code::kCancelled: return absl::CancelledError(status.message());
@@ -91,6 +92,9 @@ absl::Status ToTensorFlow(const Status& status) {
 CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
     : AsyncOpKernel(construction) {
   OP_REQUIRES_OK(construction, construction->GetAttr("ordered", &ordered_));
+  if (construction->HasAttr("process_set")) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("process_set", &process_set_));
+  }
   OP_REQUIRES_OK(construction, construction->GetAttr("request", &request_));
   OP_REQUIRES_OK(construction, construction->GetAttr("stream", &stream_));
   std::string mismatch;
@@ -128,6 +132,14 @@ void CollectiveKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback d
   });
 }
 
+std::optional<Topology> CollectiveKernel::GroupTopology() const {
+  Topology topology;
+  Engine* engine = nullptr;
+  const bool found = ProcessSets::Get().Find(process_set_, &engine).ok();
+  if (!found || !engine->Started(&topology)) return std::nullopt;
+  return topology;
+}
+
 Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* context) const {
   Request request;
   request.kind = kind;
@@ -140,6 +152,8 @@ Request CollectiveKernel::NewRequest(Request::Kind kind, tf::OpKernelContext* co
     request.instance = " iteration " + std::to_string(loop.iter_id) + " of loop " +
                        std::to_string(loop.frame_id);
   }
+  // Where a rank waits in several sets, its warnings must tell which.
+  if (process_set_ != 0) request.instance += " in process set " + std::to_string(process_set_);
   request.ordered = ordered_;
   request.stream = stream_;
   request.run = context->step_id();  // 0 for eager ops
@@ -180,7 +194,11 @@ void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
                               const std::vector<const tf::Tensor*>& shaped,
                               std::shared_ptr<Tensors> memory,
                               std::shared_ptr<KernelCompletion> completion) {
-  if (const Status found = FindGpu(context, &request.gpu); !found.ok()) {
+  Engine* engine = nullptr;
+  Status found = ProcessSets::Get().Find(process_set_, &engine);
+  if (!found.ok()) found = Status(found.code(), Title(request) + ": " + found.message());
+  if (found.ok()) found = FindGpu(context, &request.gpu);
+  if (!found.ok()) {
     completion->Complete(found);
     return;
   }
@@ -190,26 +208,26 @@ void CollectiveKernel::Submit(tf::OpKernelContext* context, Request request,
   if (request.gpu != nullptr) {
     if (request.allocate != nullptr) {
       request.allocate = [allocate = std::move(request.allocate), gpu = request.gpu](
-                             const std::vector<int64_t>& sizes, void** out) {
-        DDL_RETURN_IF_ERROR(allocate(sizes, out));
+                             const std::vector<int64_t>& sizes, void** outs) {
+        DDL_RETURN_IF_ERROR(allocate(sizes, outs));
         const NcclLibrary* library = nullptr;
         DDL_RETURN_IF_ERROR(LoadNccl(&library));
         return MarkReady(*library, gpu.get());  // again, behind what used that memory before
       };
     }
     // Its memory belongs to the device's streams: there it runs to its end.
-    Engine::Get().Submit(std::move(request));
+    engine->Submit(std::move(request));
     return;
   }
   const auto cancelled = std::make_shared<std::atomic<bool>>(false);
-  const auto cancel = [cancelled, completion, title = Title(request)] {
+  const auto cancel = [engine, cancelled, completion, title = Title(request)] {
     cancelled->store(true);
-    Engine::Get().NotifyCancelled();
+    engine->NotifyCancelled();
     completion->Complete(Status(Code::kCancelled, title + ": cancelled with its step."));
   };
   request.cancelled = cancelled;
   const bool in_time = OnCancellation(context, completion.get(), cancel);
-  Engine::Get().Submit(std::move(request));
+  engine->Submit(std::move(request));
   if (!in_time) cancel();  // the other ranks must know that it does not come
 }
 
@@ -240,6 +258,11 @@ DType ToDType(tf::DataType dtype) {
     case tf::DT_COMPLEX128: return DType::kComplex128;
     default: return DType::kFloat32;
   }
+}
+
+void SetReduction(const std::string& op, Request* request) {
+  request->average = op == "avg";
+  if (!request->average) (void)FindReduceOp(op, &request->op);
 }
 
 TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {

@@ -4,11 +4,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "runtime/engine.h"
 #include "runtime/request.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -27,6 +29,8 @@ absl::Status ToTensorFlow(const Status& status);
 inline constexpr char kOrderedAttribute[] = "ordered: bool = false";
 inline constexpr char kRequestAttribute[] = "request: string = ''";
 inline constexpr char kStreamAttribute[] = "stream: string = ''";
+//   process_set  the ranks that take part, see runtime/process_sets.h; 0: all
+inline constexpr char kProcessSetAttribute[] = "process_set: int >= 0 = 0";
 inline constexpr char kMismatchAttribute[] =
     "mismatch: {'invalid_argument', 'failed_precondition'} = 'invalid_argument'";
 
@@ -69,6 +73,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
  protected:
   using Tensors = std::vector<tensorflow::Tensor>;
 
+  // Where this rank stands among those that take part; nothing if a request would fail.
+  std::optional<Topology> GroupTopology() const;
+
   // As ComputeAsync of other kernels.
   virtual void Start(tensorflow::OpKernelContext* context, DoneCallback done) = 0;
 
@@ -95,6 +102,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   void SetSignature(Request* request, const std::vector<const tensorflow::Tensor*>& shaped);
 
  private:
+  int process_set_ = 0;
   bool ordered_ = false;
   std::string request_;
   std::string stream_;
@@ -133,9 +141,16 @@ inline constexpr char kPlainTypes[] =
     "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "
     "uint64, bool, complex64, complex128}";
 
-// The types that can be summed.
+// The types that can be reduced.
 inline constexpr char kReducedTypes[] =
-    "T: {float32, float64, int32, int64, float16, bfloat16}";
+    "T: {float32, float64, int32, int64, float16, bfloat16, int8, uint8, int16, uint16, uint32, "
+    "uint64}";
+
+// How they can be.
+inline constexpr char kReduceOps[] = "op: {'sum', 'avg', 'min', 'max', 'prod'}";
+
+// What a value of the attribute `op` means.
+void SetReduction(const std::string& op, Request* request);
 
 }  // namespace ddl
 

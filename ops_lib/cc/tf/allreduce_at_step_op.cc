@@ -13,12 +13,13 @@ REGISTER_OP("AllReduceAtStep")
     .Input("input: N * T")
     .Output("output: N * T")
     .Attr("N: int >= 1")
-    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReduceOps)
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       tf::shape_inference::ShapeHandle scalar;
@@ -36,7 +37,7 @@ not an average of different steps. For all else see AllReduceN.
 
 step: Scalar, not negative, the same on every rank.
 input: N tensors of any shapes, the same on every rank.
-output: For each input the sum or average over the ranks.
+output: For each input the reduction over the ranks.
 ordered: As in AllReduceN; so are request, stream and mismatch.
 )doc");
 

@@ -12,17 +12,40 @@ namespace ddl {
 
 namespace tf = tensorflow;
 
+namespace {
+
+// Whether runtime/fused_allreduce can ask MPI for a sum of them.
+bool HasBaseline(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat64:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kFloat16:
+    case DType::kBfloat16: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
 AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
     : CollectiveKernel(construction) {
-  std::string op;
-  OP_REQUIRES_OK(construction, construction->GetAttr("op", &op));
-  average_ = op == "avg";
+  OP_REQUIRES_OK(construction, construction->GetAttr("op", &op_));
   first_ = construction->num_inputs() - construction->num_outputs();
   if (construction->HasAttr("mpi")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("mpi", &unfused_));
     OP_REQUIRES_OK(construction, construction->GetAttr("check", &tolerance_));
     OP_REQUIRES(construction, tolerance_ >= 0 && tolerance_ <= 1,
                 absl::InvalidArgumentError("AllReduceN: check must be between 0 and 1."));
+    Request request;
+    SetReduction(op_, &request);
+    OP_REQUIRES(construction,
+                (!unfused_ && tolerance_ == 0) ||
+                    (request.op == ReduceOp::kSum && HasBaseline(ToDType(output_type(0)))),
+                absl::InvalidArgumentError(
+                    "AllReduceN: mpi and check are for sums and averages of float16, bfloat16, "
+                    "float32, float64, int32 and int64. Leave them out."));
     OP_REQUIRES(construction,
                 construction->device_type() != tf::DEVICE_GPU || (!unfused_ && tolerance_ == 0),
                 absl::InvalidArgumentError("AllReduceN: mpi and check reduce in the host's memory. "
@@ -52,7 +75,7 @@ void AllReduceKernel::Start(tf::OpKernelContext* context, DoneCallback done) {
                       absl::InvalidArgumentError("AllReduceAtStep: step must be a scalar."), done);
     request.step = std::max<int64_t>(0, context->input(0).scalar<int64_t>()());
   }
-  request.average = average_;
+  SetReduction(op_, &request);
   request.unfused = unfused_;
   request.tolerance = tolerance_;
   Submit(context, std::move(request), outputs, memory, NewCompletion(context, std::move(done)));

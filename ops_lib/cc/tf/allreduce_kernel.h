@@ -1,12 +1,14 @@
 #ifndef DDL_TF_ALLREDUCE_KERNEL_H_
 #define DDL_TF_ALLREDUCE_KERNEL_H_
 
+#include <string>
+
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf/adapter.h"
 
 namespace ddl {
 
-// Sums each input over the ranks into the output of the same index. Serves AllReduce (one tensor),
+// Reduces each input over the ranks into the output of the same index. Serves AllReduce (one tensor),
 // AllReduceN, which has the attributes `mpi` and `check` besides, and AllReduceAtStep, whose first
 // input is the step of the training.
 class AllReduceKernel : public CollectiveKernel {
@@ -16,7 +18,7 @@ class AllReduceKernel : public CollectiveKernel {
 
  private:
   int first_ = 0;  // input that is reduced
-  bool average_ = false;
+  std::string op_;
   bool unfused_ = false;
   float tolerance_ = 0;
 };

@@ -11,23 +11,25 @@ namespace tf = tensorflow;
 REGISTER_OP("AllReduce")
     .Input("input: T")
     .Output("output: T")
-    .Attr("op: {'sum', 'avg'}")
+    .Attr(kReduceOps)
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Sums or averages a tensor over the ranks. Collective.
+Reduces a tensor over the ranks. Collective.
 
 The result has the same bits on every rank. Fails with InvalidArgument on every rank if shape,
 dtype or op differ.
 
 input: Any shape, the same on every rank.
-output: The sum over the ranks; for avg divided once by their number, integers toward zero.
-  float16 and bfloat16 are summed and divided as float32 and rounded once, or twice where several
+output: The sum over the ranks; for avg divided once by their number, integers toward zero; or the
+  product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap around.
+  float16 and bfloat16 are summed, multiplied and divided as float32 and rounded once, or twice where several
   hosts have several ranks each. On a GPU
   NCCL adds, in its own way.
 ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
@@ -35,6 +37,7 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);

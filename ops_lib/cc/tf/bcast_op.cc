@@ -1,8 +1,9 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "runtime/engine.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -22,6 +23,7 @@ REGISTER_OP("Bcast")
     .Attr(kRequestAttribute)
     .Attr(kStreamAttribute)
     .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::UnchangedShape)
     .Doc(R"doc(
@@ -37,6 +39,35 @@ ordered: All ranks reach this op at the same place among the ordered collectives
 request: The name by which the ranks know it; empty: that of the op.
 stream: The thread that keeps the order; empty: the main thread.
 mismatch: The error where ranks differ.
+process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
+)doc");
+
+REGISTER_OP("BcastN")
+    .Input("input: N * T")
+    .Output("output: N * T")
+    .Attr("N: int >= 1")
+    .Attr(kPlainTypes)
+    .Attr("root: int >= 0 = 0")
+    .Attr(kOrderedAttribute)
+    .Attr(kRequestAttribute)
+    .Attr(kStreamAttribute)
+    .Attr(kMismatchAttribute)
+    .Attr(kProcessSetAttribute)
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives every rank the values of one of them, of N tensors in one go. Collective.
+
+Fails with InvalidArgument on every rank if the number of tensors, a shape, the dtype or the root
+differ, or if there is no such rank.
+
+input: N tensors as in Bcast.
+output: Those of the root.
+root: A rank.
+ordered: As in Bcast; so are request, stream, mismatch and process_set.
 )doc");
 
 class BcastOp : public CollectiveKernel {
@@ -46,28 +77,33 @@ class BcastOp : public CollectiveKernel {
   }
 
   void Start(tf::OpKernelContext* context, DoneCallback done) override {
-    const tf::Tensor& input = context->input(0);
-    Topology topology;
-    tf::Tensor* output = nullptr;
-    // The root sends from its input, the others receive into a buffer of their own.
-    const bool started = Engine::Get().Started(&topology);
-    OP_REQUIRES_ASYNC(context, !started || root_ < topology.size,
-                      absl::InvalidArgumentError("Bcast \"" + name() + "\": there is no rank " +
-                                                 std::to_string(root_) + " among " +
-                                                 std::to_string(topology.size) + " ranks."),
+    const std::optional<Topology> topology = GroupTopology();
+    OP_REQUIRES_ASYNC(context, !topology || root_ < topology->size,
+                      absl::InvalidArgumentError(type_string() + " \"" + name() +
+                                                 "\": there is no rank " + std::to_string(root_) +
+                                                 " among " + std::to_string(topology->size) +
+                                                 " ranks."),
                       done);
-    if (started && topology.rank == root_) {
-      context->set_output(0, input);
-      output = context->mutable_output(0);
-    } else {
-      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output), done);
-    }
     Request request = NewRequest(Request::Kind::kBroadcast, context);
     request.root = root_;
-    request.tensors.push_back(ToBuffer(input.data(), *output));
-    Submit(context, std::move(request), {output},
-           std::make_shared<Tensors>(Tensors{input, *output}),
-           NewCompletion(context, std::move(done)));
+    const auto memory = std::make_shared<Tensors>();
+    std::vector<const tf::Tensor*> outputs;
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const tf::Tensor& input = context->input(i);
+      tf::Tensor* output = nullptr;
+      // The root sends from its input, the others receive into a buffer of their own.
+      if (topology && topology->rank == root_) {
+        context->set_output(i, input);
+        output = context->mutable_output(i);
+      } else {
+        OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, input.shape(), &output), done);
+      }
+      memory->push_back(input);
+      memory->push_back(*output);
+      outputs.push_back(output);
+      request.tensors.push_back(ToBuffer(input.data(), *output));
+    }
+    Submit(context, std::move(request), outputs, memory, NewCompletion(context, std::move(done)));
   }
 
  private:
@@ -75,6 +111,7 @@ class BcastOp : public CollectiveKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);
+REGISTER_KERNEL_BUILDER(Name("BcastN").Device(tf::DEVICE_CPU), BcastOp);
 [[maybe_unused]] const bool on_gpus = RegisterForGpus<BcastOp>("Bcast", /*adds=*/false);
 
 }  // namespace

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
-from ddl_ops import arrays, preemption
+from ddl_ops import arrays, preemption, process_sets
 from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
@@ -32,37 +32,144 @@ def _program_keeps_order() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
-def _identity(what: str, name: str | None) -> dict[str, Any]:
+def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, Any]:
     """The attributes by which the ranks know an op that is made here."""
+    of_set: dict[str, Any] = {"name": name}
+    if process_set:
+        process_sets.ranks(process_set)  # is there one?
+        of_set["process_set"] = process_set
     if not _program_keeps_order():
-        return {"name": name}
+        return of_set
     if not tf.executing_eagerly():  # a tf.function keeps the order of its ops, whoever runs it
-        return {"name": name, "ordered": True, "stream": stream(what)}
+        return {**of_set, "ordered": True, "stream": stream(what)}
     if not keeps_order(name):
-        return {"name": name, "request": name}
-    return {"name": name, "request": name or "", "ordered": True, "stream": stream(what)}
+        return {**of_set, "request": name}
+    return {**of_set, "request": name or "", "ordered": True, "stream": stream(what)}
 
 
-def bcast(value: tf.Tensor, name: str | None = None, root: int = 0) -> tf.Tensor:
+# Where ranks differ, the error is one of these: see allgather.
+Mismatch = Literal["invalid_argument", "failed_precondition"]
+# What becomes of the values of all ranks. "avg": the sum, divided by their number.
+ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
+
+
+def _one_dtype(what: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """As tensors. Raises ValueError unless they have one dtype."""
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    dtypes = sorted({tensor.dtype.name for tensor in tensors})
+    if len(dtypes) > 1:
+        raise ValueError(f"{what} got tensors of {', '.join(dtypes)}. Pass one dtype in each call.")
+    return tensors
+
+
+def _scaled(value: tf.Tensor, factor: float) -> tf.Tensor:
+    """`value` times `factor`, of its dtype: integers by way of float64, halves of float32."""
+    if factor == 1.0:
+        return value
+    wide = value.dtype
+    if wide.is_integer:
+        wide = tf.float64
+    elif wide in (tf.float16, tf.bfloat16):
+        wide = tf.float32
+    return tf.cast(tf.cast(value, wide) * tf.constant(factor, wide), value.dtype)
+
+
+def bcast(
+    value: tf.Tensor,
+    name: str | None = None,
+    root: int = 0,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
+) -> tf.Tensor:
     """Returns rank `root`'s `value` on every rank: any shape, any numeric or bool dtype.
 
-    In a TF1 graph the ranks know bcast, allreduce, allreduce_n and allgather by the names of the
-    ops and agree on their order; elsewhere the program has one, each of its threads for itself:
-    threads need names, or their collectives do (see ddl_ops.program_order). The gradient is the sum
-    over the ranks on `root` and zeros elsewhere. Raises InvalidArgumentError on every rank if
-    shapes, dtypes or roots differ; FailedPreconditionError if a rank has left, or has given up the
-    step that this is part of; DeadlineExceededError if one does not come within DDL_STALL_TIMEOUT;
-    RuntimeError before init().
+    In a TF1 graph the ranks know bcast, allreduce and all that follow by the names of the ops and
+    agree on their order; elsewhere the program has one, each of its threads for itself: threads
+    need names, or their collectives do (see ddl_ops.program_order). The gradient is the sum over
+    the ranks on `root` and zeros elsewhere. `mismatch`: see allgather.
+
+    `process_set`, here and in all others: the number of the set of ranks that take part (see
+    ddl_ops.process_sets), 0 for all. "All ranks" are those then; but a root is a number among all.
+
+    Raises InvalidArgumentError on every rank if shapes, dtypes or roots differ, and on a rank that
+    is not of the process set; FailedPreconditionError if a rank has left, or has given up the step
+    that this is part of; DeadlineExceededError if one does not come within DDL_STALL_TIMEOUT;
+    ValueError if there is no such process set, or the root is not of it; RuntimeError before
+    init().
     """
     _require_initialised("ddl.bcast()")
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return operations().bcast(
-            tf.convert_to_tensor(value), root=root, **_identity("ddl.bcast()", name)
+            tf.convert_to_tensor(value),
+            root=process_sets.rank_within(process_set, root),
+            mismatch=mismatch,
+            **_identity("ddl.bcast()", name, process_set),
         )
 
 
+def bcast_n(
+    tensors: Sequence[tf.Tensor],
+    name: str | None = None,
+    root: int = 0,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """Returns rank `root`'s tensors, all of one dtype, on every rank; in one go. Else as bcast."""
+    _require_initialised("ddl.bcast_n()")
+    tensors = _one_dtype("ddl.bcast_n()", tensors)
+    if not tensors:
+        return []
+    with device_of_collectives(process_set):
+        return list(
+            operations().bcast_n(
+                tensors,
+                root=process_sets.rank_within(process_set, root),
+                mismatch=mismatch,
+                **_identity("ddl.bcast_n()", name, process_set),
+            )
+        )
+
+
+def bcast_variables(
+    variables: Sequence[tf.Variable],
+    name: str | None = None,
+    root: int = 0,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """Gives the variables rank `root`'s values; returns those, known when they are assigned.
+
+    What was received becomes the variable's memory, without a copy, and the root keeps its own. Of
+    each dtype in one go; `name` is that of the first. In graphs the assignments run with what is
+    returned. Errors as bcast.
+    """
+    found: dict[int, tf.Tensor] = {}
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for index, variable in enumerate(variables):
+        by_dtype.setdefault(variable.dtype.base_dtype, []).append(index)
+    for number, members in enumerate(by_dtype.values()):
+        one = f"{name}_{number}" if name and number else name
+        received = bcast_n(
+            [tf.convert_to_tensor(variables[i]) for i in members], one, root, mismatch, process_set
+        )
+        for i, value in zip(members, received, strict=True):
+            found[i] = _assigned(variables[i], value)
+    return [found[index] for index in range(len(variables))]
+
+
+def _assigned(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+    done = variable.assign(value, read_value=False)
+    if tf.executing_eagerly():
+        return value
+    with tf.control_dependencies([done]):
+        return tf.identity(value)
+
+
 def allgather(
-    value: tf.Tensor, name: str | None = None, mismatch: str = "invalid_argument"
+    value: tf.Tensor,
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Joins the ranks' tensors along the first dimension.
 
@@ -77,84 +184,221 @@ def allgather(
     ValueError), else as bcast. Source: MPI-4.1 section 6.7, MPI_Allgatherv.
     """
     _require_initialised("ddl.allgather()")
-    with device_of_collectives():
+    with device_of_collectives(process_set):
         return (
             operations()
             .all_gather(
                 tf.convert_to_tensor(value),
                 mismatch=mismatch,
-                **_identity("ddl.allgather()", name),
+                **_identity("ddl.allgather()", name, process_set),
             )
             .output
         )
+
+
+def allgather_n(
+    tensors: Sequence[tf.Tensor],
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """Joins each of many tensors as allgather does, all in one go.
+
+    They have one dtype (else ValueError); first dimensions may differ by tensor too.
+    """
+    _require_initialised("ddl.allgather_n()")
+    tensors = _one_dtype("ddl.allgather_n()", tensors)
+    if not tensors:
+        return []
+    with device_of_collectives(process_set):
+        return list(
+            operations()
+            .all_gather_n(
+                tensors, mismatch=mismatch, **_identity("ddl.allgather_n()", name, process_set)
+            )
+            .output
+        )
+
+
+def alltoall(
+    value: tf.Tensor,
+    splits: tf.Tensor | None = None,
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    process_set: int = 0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends rows of a tensor to each rank.
+
+    Args:
+        value: [n_r, d...], any numeric or bool dtype; n_r may differ by rank and may be 0, d and
+            dtype may not.
+        splits: [ranks], integers: how many rows, from the first on, go to each rank; they add up
+            to n_r. None: equally many, on this rank.
+        name: of the op.
+        mismatch: see allgather; of splits it is an InvalidArgumentError always.
+
+    Returns [sum received, d...], the rows from all ranks in their order, and received, [ranks]: how
+    many come from each, of the dtype of `splits`, else int32. The gradient sends them back. Raises
+    InvalidArgumentError on every rank, which names the rank, where splits do not fit; else as
+    bcast. Source: MPI-4.1 section 6.8, MPI_Alltoallv.
+    """
+    _require_initialised("ddl.alltoall()")
+    if splits is None:
+        given, dtype = tf.zeros([0], tf.int64), tf.int32
+    else:
+        given = tf.convert_to_tensor(splits)
+        given, dtype = tf.cast(given, tf.int64), given.dtype
+    with device_of_collectives(process_set):
+        received = operations().ddl_all_to_all(
+            tf.convert_to_tensor(value),
+            given,
+            mismatch=mismatch,
+            **_identity("ddl.alltoall()", name, process_set),
+        )
+    return received.output, tf.cast(received.received_splits, dtype)
+
+
+def reducescatter(
+    value: tf.Tensor,
+    op: ReduceOp = "avg",
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+) -> tf.Tensor:
+    """Reduces a tensor over the ranks and gives each rank its rows of the result.
+
+    Args:
+        value: [n, d...], of one shape on all ranks, and a dtype of allreduce.
+        op: see ReduceOp.
+        name: of the op.
+        mismatch: see allgather.
+        prescale: see allreduce.
+        postscale: see allreduce.
+
+    Returns [n // ranks, d...], with one row more on each of the first n % ranks ranks: in the order
+    of the ranks the rows of what allreduce would return. The gradient of a sum or average is its
+    transpose. Errors as bcast, of scalars always InvalidArgumentError (in graphs ValueError).
+    Source: MPI-4.1 section 6.10, MPI_Reduce_scatter.
+    """
+    return reducescatter_n([value], op, name, mismatch, prescale, postscale, process_set)[0]
+
+
+def reducescatter_n(
+    tensors: Sequence[tf.Tensor],
+    op: ReduceOp = "avg",
+    name: str | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """As reducescatter, of many tensors of one dtype (else ValueError) in one go."""
+    _require_initialised("ddl.reducescatter()")
+    tensors = _one_dtype("ddl.reducescatter_n()", tensors)
+    if not tensors:
+        return []
+    with device_of_collectives(process_set):
+        reduced = operations().reduce_scatter_n(
+            [_scaled(tensor, prescale) for tensor in tensors],
+            op=op,
+            mismatch=mismatch,
+            **_identity("ddl.reducescatter()", name, process_set),
+        )
+    return [_scaled(tensor, postscale) for tensor in reduced]
 
 
 def allreduce(
     value: tf.Tensor | tf.IndexedSlices,
     average: bool = True,
     name: str | None = None,
-    mismatch: str = "invalid_argument",
+    mismatch: Mismatch = "invalid_argument",
+    op: ReduceOp | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Averages (or sums) a tensor over the ranks.
+    """Averages a tensor over the ranks, or reduces it in another way.
 
     Args:
-        value: dense: float16, bfloat16, float32, float64, int32 or int64, of one shape on all
+        value: dense: any integer dtype, float16, bfloat16, float32 or float64, of one shape on all
             ranks. Or IndexedSlices, whose slices may differ in number and place; the result is
             IndexedSlices too, with the slices of all ranks in their order, divided by their number
             for an average.
-        average: integers truncate toward zero.
+        average: or sum; integers wrap around, and truncate toward zero where divided.
         name: of the op.
         mismatch: of a dense tensor, see allgather.
+        op: see ReduceOp, in place of `average`. The smallest and largest are NaN where a rank has a
+            NaN.
+        prescale: a factor of `value`; integers are multiplied as float64 and truncated, halves as
+            float32.
+        postscale: a factor of the result, alike.
 
     All ranks get the same bits. Errors as bcast; TypeError for an average of integer IndexedSlices,
-    which would be wrong where slices meet: they are added after the division.
+    which would be wrong where slices meet: they are added after the division; ValueError for
+    IndexedSlices with another op or a factor. Sums and averages have a gradient, and so have the
+    smallest and largest, in equal parts to the ranks that have it; products have none.
     """
     _require_initialised("ddl.allreduce()")
+    how: ReduceOp = op or ("avg" if average else "sum")
     if isinstance(value, tf.IndexedSlices):
-        return _allreduce_slices(value, average, name)
-    with device_of_collectives():
-        return operations().all_reduce(
-            tf.convert_to_tensor(value),
-            op="avg" if average else "sum",
+        if how not in ("sum", "avg") or (prescale, postscale) != (1.0, 1.0):
+            raise ValueError(
+                f"ddl.allreduce() of IndexedSlices with op={how}, prescale={prescale}, "
+                f"postscale={postscale}: only sums and averages can be had. Convert them to a "
+                "tensor: tf.convert_to_tensor(slices)."
+            )
+        return _allreduce_slices(value, how == "avg", name, process_set)
+    with device_of_collectives(process_set):
+        reduced = operations().all_reduce(
+            _scaled(tf.convert_to_tensor(value), prescale),
+            op=how,
             mismatch=mismatch,
-            **_identity("ddl.allreduce()", name),
+            **_identity("ddl.allreduce()", name, process_set),
         )
+    return _scaled(reduced, postscale)
 
 
 def _allreduce_slices(
-    slices: tf.IndexedSlices, average: bool, name: str | None
+    slices: tf.IndexedSlices, average: bool, name: str | None, process_set: int
 ) -> tf.IndexedSlices:
     if average and not (slices.dtype.is_floating or slices.dtype.is_complex):
         raise TypeError(
             f"ddl cannot average IndexedSlices of {slices.dtype.name}. Pass average=False, or cast "
             "the values to a floating-point type."
         )
-    indices = allgather(slices.indices, f"{name}_indices" if name else None)
+    group = process_set
+    indices = allgather(slices.indices, f"{name}_indices" if name else None, process_set=group)
     with tf.control_dependencies([indices]):
-        values = allgather(slices.values, f"{name}_values" if name else None)
+        values = allgather(slices.values, f"{name}_values" if name else None, process_set=group)
     if average:
         with tf.control_dependencies([values]):
-            values /= tf.cast(contributors(f"{name}_contributors" if name else None), values.dtype)
+            count = contributors(f"{name}_contributors" if name else None, group)
+            values /= tf.cast(count, values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def contributors(name: str | None = None) -> tf.Tensor:
+def contributors(name: str | None = None, process_set: int = 0) -> tf.Tensor:
     """How many ranks have not joined, a float32 scalar. Collective: joined ranks add zeros."""
-    total = allreduce(tf.constant(1.0), average=False, name=name)
+    total = allreduce(tf.constant(1.0), average=False, name=name, process_set=process_set)
     assert isinstance(total, tf.Tensor)
     return total
 
 
-def size_op(name: str | None = None) -> tf.Tensor:
-    """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init()."""
+def size_op(name: str | None = None, process_set: int = 0) -> tf.Tensor:
+    """Number of ranks, int32 scalar, known when it runs. FailedPreconditionError before init().
+
+    InvalidArgumentError on a rank that is not of the process set.
+    """
     with tf.device("/CPU:0"):
-        return operations().ddl_size(name=name)
+        return operations().ddl_size(name=name, process_set=process_set)
 
 
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number among all ranks, as size_op."""
+def rank_op(name: str | None = None, process_set: int = 0) -> tf.Tensor:
+    """This process's number among all ranks, or those of a process set, as size_op."""
     with tf.device("/CPU:0"):
-        return operations().ddl_rank(name=name)
+        return operations().ddl_rank(name=name, process_set=process_set)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
@@ -168,50 +412,64 @@ def allreduce_n(
     average: bool = True,
     name: str | None = None,
     step: tf.Tensor | None = None,
+    mismatch: Mismatch = "invalid_argument",
+    op: ReduceOp | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
-    """Averages (or sums) each tensor over the ranks; returns them in order.
+    """Averages each tensor over the ranks, or reduces it in another way; returns them in order.
 
     Args:
         tensors: see below.
-        average: integers truncate toward zero.
+        average: or sum, as in allreduce; so are mismatch, op, prescale and postscale.
         name: of the op.
         step: of the training, an int64 scalar from 0. Ranks that are at different ones get an
             InvalidArgumentError instead of an average of different steps.
+        mismatch: as in allreduce.
+        op: as in allreduce.
+        prescale: as in allreduce.
+        postscale: as in allreduce.
 
-    All ranks get the same bits. The tensors are float16, bfloat16, float32, float64, int32 or
-    int64, all of one dtype, of any shapes. The halves are added as float32 and rounded once, or
-    twice where several hosts have several ranks each. All
-    tensors travel together, so many small ones cost little more than one. Errors as bcast;
-    ValueError if dtypes are mixed.
+    All ranks get the same bits. The tensors have a dtype of allreduce, all the same one, and any
+    shapes. The halves are added as float32 and rounded once, or twice where several hosts have
+    several ranks each. All tensors travel together, so many small ones cost little more than one.
+    Errors as bcast; ValueError if dtypes are mixed.
     """
     _require_initialised("ddl.allreduce_n()")
-    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    tensors = _one_dtype("ddl.allreduce_n()", tensors)
     if not tensors:
         return []
-    dtypes = sorted({tensor.dtype.name for tensor in tensors})
-    if len(dtypes) > 1:
-        raise ValueError(
-            f"ddl.allreduce_n() got tensors of {', '.join(dtypes)}. Pass one dtype in each call."
-        )
-    identity = _identity("ddl.allreduce_n()", name)
-    op = "avg" if average else "sum"
-    with device_of_collectives():
+    attributes = {
+        "op": op or ("avg" if average else "sum"),
+        "mismatch": mismatch,
+        **_identity("ddl.allreduce_n()", name, process_set),
+    }
+    with device_of_collectives(process_set):
+        scaled = [_scaled(tensor, prescale) for tensor in tensors]
         if step is None:
-            return list(operations().all_reduce_n(tensors, op=op, **identity))
-        return list(operations().all_reduce_at_step(step, tensors, op=op, **identity))
+            reduced = operations().all_reduce_n(scaled, **attributes)
+        else:
+            reduced = operations().all_reduce_at_step(step, scaled, **attributes)
+    return [_scaled(tensor, postscale) for tensor in reduced]
 
 
-def barrier(name: str, hint: str = "") -> None:
+def barrier(name: str, hint: str = "", process_set: int = 0) -> None:
     """Waits until all ranks are at the barrier of that name. Not for graphs.
 
     Args:
         name: what all ranks must have in common here, as "the end of epoch 3 after 100 steps".
-        hint: a sentence on what to do where a rank is at something else.
+        hint: a sentence on what to do where a rank is at something else. Of all ranks alone.
+        process_set: the ranks that wait for each other.
 
     Raises InvalidArgumentError on every rank, which names both, if ranks are at different things;
     RuntimeError before init(), or if a rank has left or does not come.
     """
     _require_initialised("ddl.barrier()")
+    if process_set:
+        with tf.init_scope():
+            allreduce(tf.zeros([], tf.int32), average=False, name=name, process_set=process_set)
+        return
     try:
         arrays.barrier(name, hint)
     except ValueError as error:

@@ -22,11 +22,15 @@ LIBRARY = Path(__file__).resolve().parent / "_ddl_ops.so"
 # All that the library registers.
 OPERATIONS = (
     *("Init", "Bcast", "AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
+    *("BcastN", "AllGatherN", "DdlAllToAll", "ReduceScatterN"),
     *("DdlSize", "DdlRank", "DdlLocalRank"),
 )
 
 # Those of gradients: a run of a session that needs one is a step.
-REDUCTIONS = ("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients")
+REDUCTIONS = (
+    *("AllReduce", "AllReduceN", "AllReduceAtStep", "AllGather", "TeamGradients"),
+    *("AllGatherN", "ReduceScatterN"),
+)
 
 REBUILD = (
     "Rebuild it: make ops, or, where the package is installed: "
@@ -184,6 +188,8 @@ def runtime() -> ctypes.CDLL:
         ("ddl_broadcast", number, text, text, number, address, count, text, size),
         ("ddl_barrier", number, text, text, text, text, size),
         ("ddl_join", number, text, ctypes.POINTER(ctypes.c_int), text, size),
+        ("ddl_add_process_set", number, number, ctypes.POINTER(ctypes.c_int), number, text, size),
+        ("ddl_remove_process_set", number, number, text, size),
         ("ddl_prepare_teams", None, number, count),
         ("ddl_configure_team", number, number, number, count, count, count, text, size),
         (
@@ -198,9 +204,12 @@ def runtime() -> ctypes.CDLL:
     return library
 
 
-def device_of_collectives() -> contextlib.AbstractContextManager[object]:
-    """Where to make collectives: on the CPU, or where TensorFlow likes if NCCL reaches all GPUs."""
-    if runtime().ddl_device_collectives():
+def device_of_collectives(process_set: int = 0) -> contextlib.AbstractContextManager[object]:
+    """Where to make collectives: on the CPU, or where TensorFlow likes if NCCL reaches all GPUs.
+
+    Those of other process sets than all ranks do not use NCCL.
+    """
+    if process_set == 0 and runtime().ddl_device_collectives():
         return contextlib.nullcontext()
     import tensorflow as tf
 

@@ -13,8 +13,9 @@ from types import TracebackType
 
 # What an op of ours says, alone or at the end of what TensorFlow has put around it.
 _SENTENCE = re.compile(
-    r"(?:\A|\n)(?:\{\{.*?\}\} )?((?:AllReduceAtStep|AllReduceN|AllReduce|AllGather|Bcast|"
-    r'TeamGradients|Barrier|Join) "[^"\n]*": [^\n]*)(?:\n\t \[\[.*)?\s*\Z',
+    r"(?:\A|\n)(?:\{\{.*?\}\} )?((?:AllReduceAtStep|AllReduceN|AllReduce|AllGatherN?|BcastN?|"
+    r"DdlAllToAll|ReduceScatterN|TeamGradients|Barrier|Join) "
+    r'"[^"\n]*": [^\n]*)(?:\n\t \[\[.*)?\s*\Z',
     re.DOTALL,
 )
 _AROUND = "Graph execution error:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from checks import CHECKS, collectives, gradients, keras, requests, tf1  # noqa: F401 (they fill CHECKS)
+from checks import CHECKS, collectives, exchanges, gradients, keras, requests, sets, tf1  # noqa: F401 (they fill CHECKS)
 from speech import say
 
 

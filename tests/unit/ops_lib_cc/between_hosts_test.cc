@@ -7,6 +7,7 @@
 #include <random>
 
 #include "algorithms/direct_allreduce.h"
+#include "algorithms/direct_reduce_scatter.h"
 #include "algorithms/halving_doubling.h"
 #include "algorithms/network_allreduce.h"
 #include "algorithms/ring.h"
@@ -18,7 +19,7 @@
 namespace {
 
 using AllReduceFunction = ddl::Status (*)(ddl::Transport*, const void*, void*, int64_t, ddl::DType,
-                                          int);
+                                          ddl::Reduction);
 struct Algorithm {
   const char* name;
   AllReduceFunction run;

@@ -29,13 +29,16 @@ TESTED = [
     *sorted((SOURCES / "comm").glob("nccl_*.cc")),
     *(
         SOURCES / "comm" / f"{name}.cc"
-        for name in ("dissemination_barrier", "hosts_communicator", "shm_communicator")
+        for name in (
+            *("dissemination_barrier", "host_memory", "hosts_communicator"),
+            "shm_communicator",
+        )
     ),
     *(
         SOURCES / "runtime" / f"{name}.cc"
         for name in (
             *("agreement", "description", "engine", "fused_allreduce", "gather"),
-            *("progress", "proposal", "recorder", "request_queue", "statistics"),
+            *("process_sets", "progress", "proposal", "recorder", "request_queue", "statistics"),
             *("teams", "timeline"),
         )
     ),

@@ -42,7 +42,8 @@ ddl::Status ddl::MpiSession::Open() { return Status(); }
 void ddl::MpiSession::Close() {}
 bool ddl::MpiSession::HasAbandonedMessages() { return false; }
 
-ddl::Status ddl::Connect(const Config&, std::unique_ptr<Communicator>* communicator) {
+ddl::Status ddl::Connect(const Config&, int, const std::vector<int>&,
+                         std::unique_ptr<Communicator>* communicator) {
   is_engine = true;
   *communicator = std::make_unique<Rank>();
   return Status();

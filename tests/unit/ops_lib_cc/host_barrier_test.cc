@@ -57,11 +57,11 @@ void SmallSums(HostGroup& group) {
       arrival.out = in_place ? values.data() : results.data();
       arrival.count = count;
       arrival.dtype = kDTypeOf<T>;
-      arrival.divisor = in_place ? group.size() : 1;
+      arrival.reduction = in_place ? group.size() : 1;
       BarrierResult result = BarrierResult::kMismatch;
       const Status status = ddl::HostBarrier(&group, arrival, &result);
       CHECK(status.ok() && result == BarrierResult::kMatch, status.message());
-      CheckTotal(in_place ? values : results, group.size(), arrival.divisor, "small");
+      CheckTotal(in_place ? values : results, group.size(), arrival.reduction.divisor, "small");
     }
   }
 }

@@ -27,14 +27,25 @@ using ddl::DType;
 // What the ranks of these tests need of the group below: who they are.
 class BaseCommunicator : public ThreadCommunicator {
  public:
-  BaseCommunicator(int rank, int size, Mailboxes* mailboxes)
-      : ThreadCommunicator(nullptr, mailboxes), rank_(rank), size_(size) {}
+  BaseCommunicator(int rank, int size, Mailboxes* mailboxes,
+                   std::unique_ptr<ddl::Transport> transport = nullptr)
+      : ThreadCommunicator(nullptr, mailboxes),
+        rank_(rank),
+        size_(size),
+        transport_(std::move(transport)) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void Break(const ddl::Status&) override {}
+  ddl::Status AllToAll(const void* in, void* out, const ddl::Exchange& exchange) override {
+    std::vector<int> all(size_);
+    std::iota(all.begin(), all.end(), 0);
+    return ddl::AllToAllByMessages(transport_.get(), in, out, exchange.SentTo(all),
+                                   exchange.ReceivedFrom(all));
+  }
 
  private:
   const int rank_, size_;
+  const std::unique_ptr<ddl::Transport> transport_;
 };
 
 // Runs `function` on ranks_on[h] ranks of each host h, each with so many channels. Returns the
@@ -52,6 +63,7 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
   for (int share = 0; share < shares; ++share) {
     networks.push_back(std::make_unique<ddl::ThreadNetwork>(hosts, Paced(timeout_s)));
   }
+  ddl::ThreadNetwork all(size, Paced(timeout_s));  // what ranks send past their columns
   std::vector<std::unique_ptr<void, void (*)(void*)>> memories;
   std::vector<int> host_of;
   for (const int ranks : ranks_on) {
@@ -80,7 +92,8 @@ std::vector<int64_t> RunOnHosts(const std::vector<int>& ranks_on,
         memory->channels =
             std::make_unique<ddl::HostChannels>(memory->group.get(), others, global_ranks);
         ddl::HostsCommunicator communicator(
-            std::make_unique<BaseCommunicator>(rank, size, mailboxes), std::move(memory),
+            std::make_unique<BaseCommunicator>(rank, size, mailboxes, all.Join(rank)),
+            std::move(memory),
             rank_on_host < shares ? networks[rank_on_host]->Join(host) : nullptr, shares, host_of);
         function(communicator);
       });
@@ -116,6 +129,100 @@ TEST(SumsOverHostsAreExact) {
       SumOnce<int64_t>(group, 12'345, true, 1);
     });
   }
+}
+
+// Rows of two tensors, and one row more on the first ranks.
+template <typename T>
+void ScatterOnce(Communicator& group, const std::vector<int64_t>& counts, int divisor) {
+  const int rank = group.rank(), size = group.size();
+  std::vector<std::vector<T>> ins, outs;
+  std::vector<ddl::SharedTensor> tensors;
+  for (const int64_t count : counts) {
+    ins.push_back(ValuesOf<T>(count, rank, size));
+    outs.emplace_back(ddl::EqualPart(count, size, rank).count());
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    tensors.push_back({ins[i].data(), outs[i].data(), {}});
+    for (int one = 0; one < size; ++one) {
+      const ddl::Range part = ddl::EqualPart(counts[i], size, one);
+      tensors[i].shares.push_back({part.begin * static_cast<int64_t>(sizeof(T)),
+                                   part.end * static_cast<int64_t>(sizeof(T))});
+    }
+  }
+  const ddl::Status status = group.ReduceScatterN(tensors, kDTypeOf<T>, divisor);
+  CHECK(status.ok(), status.message());
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const int64_t first = ddl::EqualPart(counts[i], size, rank).begin;
+    for (size_t at = 0; at < outs[i].size(); ++at) {
+      CHECK(outs[i][at] == TotalOf<T>(first + static_cast<int64_t>(at), size, divisor),
+            std::to_string(counts[i]));
+    }
+  }
+}
+
+TEST(SharesOverHostsAreExact) {
+  for (const std::vector<int>& job : kJobs) {
+    const int size = std::accumulate(job.begin(), job.end(), 0);
+    const int64_t hosts = static_cast<int64_t>(job.size()), count = 64 * 16 * size;
+    // What leaves a host, of S bytes: (H - 1) / H * S.
+    const std::vector<int64_t> sent = RunOnHosts(job, [count](Communicator& group) {
+      ScatterOnce<float>(group, {count}, group.size());
+    });
+    if (job == kJobs[0]) {  // as many ranks on each host
+      for (const int64_t one : sent) CHECK(one == count * 4 * (hosts - 1) / hosts, "");
+    }
+    RunOnHosts(job, [](Communicator& group) {
+      for (const std::vector<int64_t>& counts :
+           {std::vector<int64_t>{0}, {1, 7}, {1000, 0, 3}, {300'001, 17}}) {
+        ScatterOnce<float>(group, counts, group.size());
+        ScatterOnce<int64_t>(group, counts, 1);
+      }
+    });
+  }
+}
+
+TEST(ExchangesOverHostsAreExact) {
+  for (const std::vector<int>& job : kJobs) {
+    RunOnHosts(job, [](Communicator& group) {
+      const int rank = group.rank(), size = group.size();
+      for (const int64_t scale : {0, 1, 40'001}) {
+        std::vector<int64_t> nbytes;
+        for (int pair = 0; pair < size * size; ++pair) nbytes.push_back(pair % 5 * scale);
+        const ddl::Exchange exchange(rank, size, nbytes);
+        std::vector<char> in(exchange.sent(size - 1).end), out(exchange.received(size - 1).end);
+        for (int to = 0; to < size; ++to) {
+          for (int64_t i = exchange.sent(to).begin; i < exchange.sent(to).end; ++i) {
+            in[i] = static_cast<char>((i - exchange.sent(to).begin) * 3 + rank * 16 + to);
+          }
+        }
+        const ddl::Status status = group.AllToAll(in.data(), out.data(), exchange);
+        CHECK(status.ok(), status.message());
+        for (int from = 0; from < size; ++from) {
+          const ddl::Range block = exchange.received(from);
+          for (int64_t i = block.begin; i < block.end; ++i) {
+            CHECK(out[i] == static_cast<char>((i - block.begin) * 3 + from * 16 + rank), "");
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(SmallestOverHostsIsExact) {
+  RunOnHosts({2, 1}, [](Communicator& group) {
+    std::vector<int8_t> values(100'001), want(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto of = [i](int rank) { return static_cast<int8_t>((i * 7 + rank * 91) % 251); };
+      values[i] = of(group.rank());
+      want[i] = of(0);
+      for (int rank = 1; rank < group.size(); ++rank) want[i] = std::min(want[i], of(rank));
+    }
+    const ddl::Status status =
+        group.AllReduce(values.data(), values.data(), static_cast<int64_t>(values.size()),
+                        DType::kInt8, {ddl::ReduceOp::kMin, 1});
+    CHECK(status.ok(), status.message());
+    CHECK(values == want, "");
+  });
 }
 
 // Of 1 MiB for each share: more of them than can be under way, the last one shorter.

@@ -251,6 +251,23 @@ TEST(GpuHalvesKeepTheirTypes) {
   });
 }
 
+TEST(GpuTensorsAreReducedInEveryWay) {
+  using ddl::ReduceOp;
+  OnGpus(2, [](NcclCommunicator& gpus, StandIn& mine) {
+    for (const auto& [op, number] : {std::pair(ReduceOp::kProduct, ddl::kNcclProduct),
+                                     std::pair(ReduceOp::kMax, ddl::kNcclMax),
+                                     std::pair(ReduceOp::kMin, ddl::kNcclMin)}) {
+      float value = 0;
+      mine.calls.clear();
+      const Status status =
+          gpus.AllReduce(ReadyGpu(), {{&value, &value, 1}}, DType::kFloat32, false, op);
+      CHECK(status.ok(), status.message());
+      const std::string call = "allreduce 1 of type 7 op " + std::to_string(number);
+      CHECK(std::count(mine.calls.begin(), mine.calls.end(), call) == 1, call);
+    }
+  });
+}
+
 TEST(GpuBroadcastGivesTheBytesOfTheRoot) {
   OnGpus(3, [](NcclCommunicator& gpus, StandIn& mine) {
     const int rank = mine.group->rank();

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -105,13 +106,13 @@ class ThreadCommunicator : public ddl::Communicator {
     return barrier_->ArriveAndWait(arrival, ddl::BarrierResult::kMatch, result);
   }
   ddl::Status AllReduce(const void* in, void* out, int64_t count, ddl::DType dtype,
-                        int divisor) override {
-    return ddl::AllReduceInPieces(group_, in, out, count, dtype, divisor);
+                        ddl::Reduction reduction) override {
+    return ddl::AllReduceInPieces(group_, in, out, count, dtype, reduction);
   }
   void Break(const ddl::Status& reason) override { (void)group_->Break(reason, 0); }
   ddl::Status AllReduceN(const std::vector<ddl::TensorSpan>& tensors, ddl::DType dtype,
-                         int divisor) override {
-    return ddl::AllReduceInPieces(group_, tensors, dtype, divisor);
+                         ddl::Reduction reduction) override {
+    return ddl::AllReduceInPieces(group_, tensors, dtype, reduction);
   }
   ddl::Baseline* baseline() override { return nullptr; }  // no test asks for it
   ddl::Status Broadcast(void* buffer, int64_t nbytes, int root) override {
@@ -124,6 +125,17 @@ class ThreadCommunicator : public ddl::Communicator {
       std::memcpy(static_cast<char*>(out) + own, in, nbytes[rank()]);
     }
     return ddl::AllGatherInPieces(group_, static_cast<char*>(out) + own, out, nbytes);
+  }
+  ddl::Status ReduceScatterN(const std::vector<ddl::SharedTensor>& tensors, ddl::DType dtype,
+                             ddl::Reduction reduction) override {
+    const ddl::ShareList list = ddl::ShareList::Scattered(tensors, rank());
+    return ddl::ReduceScatterInPieces(group_, list.tensors(), list.ranges(), dtype, reduction);
+  }
+  ddl::Status AllToAll(const void* in, void* out, const ddl::Exchange& exchange) override {
+    std::vector<int> all(size());
+    std::iota(all.begin(), all.end(), 0);
+    return ddl::AllToAllInPieces(group_, in, out, exchange.SentTo(all), exchange.ReceivedFrom(all),
+                                 exchange.Largest(all));
   }
 
  private:

@@ -16,6 +16,18 @@ template <>
 inline constexpr ddl::DType kDTypeOf<int32_t> = ddl::DType::kInt32;
 template <>
 inline constexpr ddl::DType kDTypeOf<int64_t> = ddl::DType::kInt64;
+template <>
+inline constexpr ddl::DType kDTypeOf<int8_t> = ddl::DType::kInt8;
+template <>
+inline constexpr ddl::DType kDTypeOf<uint8_t> = ddl::DType::kUint8;
+template <>
+inline constexpr ddl::DType kDTypeOf<int16_t> = ddl::DType::kInt16;
+template <>
+inline constexpr ddl::DType kDTypeOf<uint16_t> = ddl::DType::kUint16;
+template <>
+inline constexpr ddl::DType kDTypeOf<uint32_t> = ddl::DType::kUint32;
+template <>
+inline constexpr ddl::DType kDTypeOf<uint64_t> = ddl::DType::kUint64;
 
 // What element `index` of rank `rank` is: differs by both, so that a wrong peer or offset shows, and
 // stays exact in float32 when summed over the ranks. Negative ones too.

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <random>
+#include <type_traits>
 
 #include "check.h"
 #include "core/half.h"
@@ -84,6 +86,144 @@ TEST(SumIsExactForEveryDTypeAndLength) {
     AllSumsOf<int32_t>();
     AllSumsOf<int64_t>();
   });
+}
+
+// One by one, wrapping around as integers without sign do.
+template <typename T>
+T Folded(ddl::ReduceOp op, const std::vector<std::vector<T>>& inputs, int64_t index, int divisor) {
+  T total = inputs[0][index];
+  for (size_t s = 1; s < inputs.size(); ++s) {
+    const T next = inputs[s][index];
+    if (op == ddl::ReduceOp::kMin) {
+      total = next < total ? next : total;
+    } else if (op == ddl::ReduceOp::kMax) {
+      total = next > total ? next : total;
+    } else if constexpr (std::is_integral_v<T>) {
+      const uint64_t a = static_cast<uint64_t>(total), b = static_cast<uint64_t>(next);
+      total = static_cast<T>(op == ddl::ReduceOp::kSum ? a + b : a * b);
+    } else {
+      total = op == ddl::ReduceOp::kSum ? total + next : total * next;
+    }
+  }
+  if (divisor == 1) return total;
+  if constexpr (std::is_unsigned_v<T>) return static_cast<T>(total / static_cast<uint64_t>(divisor));
+  return static_cast<T>(total / divisor);
+}
+
+template <typename T>
+void FoldsOf(ddl::ReduceOp op, int size, int64_t count, int divisor, int how) {
+  std::mt19937_64 random(count * 10 + size);
+  std::vector<std::vector<T>> inputs(size);
+  for (std::vector<T>& input : inputs) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t bits = random() >> random() % 64;
+      // No product of these is infinite, as of which one with 0 would be NaN.
+      input.push_back(static_cast<T>(std::is_integral_v<T> ? bits : bits % 1000));
+    }
+  }
+  const std::vector<std::vector<T>> before = inputs;
+  std::vector<const void*> sources;
+  for (const auto& input : inputs) sources.push_back(input.data());
+  std::vector<T> out(count + 1, T{77}), copy(count + 1, T{77});
+  ddl::Sum sum;
+  sum.sources = sources.data();
+  sum.num_sources = size;
+  sum.out = how & 1 ? inputs[size - 1].data() : out.data();
+  sum.copy = how & 2 ? copy.data() : nullptr;
+  sum.count = count;
+  sum.dtype = kDTypeOf<T>;
+  sum.op = op;
+  sum.divisor = divisor;
+  sum.non_temporal = sum.non_temporal_copy = how & 4;
+  ddl::Compute(sum);
+  const T* got = static_cast<const T*>(sum.out);
+  const std::string where = std::string(ddl::ReduceOpName(op)) + " of " +
+                            ddl::DTypeName(kDTypeOf<T>) + ", " + std::to_string(count);
+  for (int64_t i = 0; i < count; ++i) {
+    CHECK(got[i] == Folded(op, before, i, divisor), where);
+    CHECK(!(how & 2) || copy[i] == got[i], where + " (copy)");
+  }
+  CHECK(out[count] == T{77} && copy[count] == T{77}, where);
+}
+
+template <typename T>
+void AllFoldsOf() {
+  using ddl::ReduceOp;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (const int size : {1, 2, 5}) {
+      for (const int64_t count : {0, 1, 15, 64, 65, 300}) {
+        // 200 is more than a signed byte holds.
+        FoldsOf<T>(op, size, count, op == ReduceOp::kSum && size == 5 ? 200 : 1, count % 8);
+      }
+    }
+  }
+}
+
+TEST(FoldIsExactForEveryOpAndDType) {
+  WithAllInstructions([](const std::string&) {
+    AllFoldsOf<float>();
+    AllFoldsOf<double>();
+    AllFoldsOf<int8_t>();
+    AllFoldsOf<uint8_t>();
+    AllFoldsOf<int16_t>();
+    AllFoldsOf<uint16_t>();
+    AllFoldsOf<int32_t>();
+    AllFoldsOf<uint32_t>();
+    AllFoldsOf<int64_t>();
+    AllFoldsOf<uint64_t>();
+  });
+}
+
+TEST(NanIsTheSmallestAndTheLargestWhicheverRankHasIt) {
+  const float nan = std::nanf("");
+  WithAllInstructions([nan](const std::string& name) {
+    for (const ddl::ReduceOp op : {ddl::ReduceOp::kMin, ddl::ReduceOp::kMax}) {
+      for (int with = 0; with < 3; ++with) {
+        std::vector<std::vector<float>> inputs(3, std::vector<float>(70, 1));
+        inputs[with].assign(70, nan);
+        const void* sources[] = {inputs[0].data(), inputs[1].data(), inputs[2].data()};
+        std::vector<float> out(70);
+        ddl::Sum sum;
+        sum.sources = sources;
+        sum.num_sources = 3;
+        sum.out = out.data();
+        sum.count = 70;
+        sum.op = op;
+        ddl::Compute(sum);
+        for (const float one : out) CHECK(std::isnan(one), name);
+      }
+    }
+  });
+}
+
+TEST(NeutralElementsChangeNothing) {
+  using ddl::DType;
+  using ddl::ReduceOp;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat64, DType::kInt32, DType::kInt64, DType::kFloat16,
+          DType::kBfloat16, DType::kInt8, DType::kUint8, DType::kInt16, DType::kUint16,
+          DType::kUint32, DType::kUint64}) {
+      const int64_t count = 33, nbytes = count * static_cast<int64_t>(ddl::DTypeSize(dtype));
+      // Of halves, which may not be signalling NaNs, and of the rest: all numbers.
+      std::vector<char> values(nbytes), neutral(nbytes), out(nbytes);
+      for (int64_t i = 0; i < nbytes; ++i) values[i] = static_cast<char>(i * 37 % 120);
+      ddl::FillNeutral(neutral.data(), count, dtype, op);
+      for (const bool first : {true, false}) {
+        const void* sources[] = {first ? neutral.data() : values.data(),
+                                 first ? values.data() : neutral.data()};
+        ddl::Sum sum;
+        sum.sources = sources;
+        sum.num_sources = 2;
+        sum.out = out.data();
+        sum.count = count;
+        sum.dtype = dtype;
+        sum.op = op;
+        ddl::Compute(sum);
+        CHECK(out == values, std::string(ddl::ReduceOpName(op)) + " of " + ddl::DTypeName(dtype));
+      }
+    }
+  }
 }
 
 // Halves one by one, as core/half defines them. `free` where the sum has two NaNs to choose from.

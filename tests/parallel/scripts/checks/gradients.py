@@ -10,7 +10,7 @@ import dl_comm
 import numpy as np
 import tensorflow as tf
 from ddl.keras import MetricAverageCallback, broadcast_variables
-from ddl_ops import averaging, gradients
+from ddl_ops import averaging, collectives, gradients
 from ddl_ops.gradients import reduce_gradients
 from speech import RANK, SIZE, say
 
@@ -67,6 +67,15 @@ def weighted(outputs: list[tf.Tensor]) -> tf.Tensor:
     return loss
 
 
+# Rows of x that go to each rank: the first to rank 0, the rest to the next rank.
+SPLITS = np.bincount([0] + [(RANK + 1) % SIZE] * RANK, minlength=SIZE)
+
+
+def everything(x: tf.Tensor) -> tf.Tensor:
+    """[ranks + 1, 2], on all ranks alike in shape."""
+    return tf.concat([x] * (SIZE + 1), axis=0)[: SIZE + 1]
+
+
 LOSSES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "bcast": lambda x: weighted([ddl.bcast(x[:1])]),
     "sum": lambda x: weighted([ddl.allreduce(x[:1], average=False)]),
@@ -74,6 +83,15 @@ LOSSES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "n": lambda x: weighted(ddl.allreduce_n([x[:1], x[0] * x[0]], average=False)),
     "n average, one unused": lambda x: weighted(ddl.allreduce_n([x[:1], x[0, :1] ** 3.0])[1:]),
     "gather": lambda x: weighted([ddl.allgather(x)]),
+    "min": lambda x: weighted([collectives.allreduce(x[:1], op="min")]),
+    "max n": lambda x: weighted(collectives.allreduce_n([x[:1], -x[0]], op="max")),
+    "scatter": lambda x: weighted([collectives.reducescatter(everything(x), op="sum")]),
+    "scatter n": lambda x: weighted(
+        collectives.reducescatter_n([everything(x), x[0] * 2.0], op="avg", postscale=3.0)
+    ),
+    "exchange": lambda x: weighted([collectives.alltoall(x, SPLITS)[0]]),
+    "gather n": lambda x: weighted(collectives.allgather_n([x, x[:1] ** 2.0])),
+    "bcast n": lambda x: weighted(collectives.bcast_n([x[:1], x[0]], root=SIZE - 1)),
     "several": lambda x: weighted([ddl.bcast(x[0]), ddl.allgather(ddl.allreduce(x[:1]) * x)]),
 }
 

@@ -82,6 +82,8 @@ static_assert(ddl::kNcclBytes == ncclInt8 && ddl::kNcclFloat16 == ncclFloat16);
 static_assert(ddl::kNcclFloat32 == ncclFloat32 && ddl::kNcclFloat64 == ncclFloat64);
 static_assert(ddl::kNcclBfloat16 == ncclBfloat16);
 static_assert(ddl::kNcclSum == ncclSum && ddl::kNcclAverage == ncclAvg);
+static_assert(ddl::kNcclProduct == ncclProd && ddl::kNcclMax == ncclMax &&
+              ddl::kNcclMin == ncclMin);
 static_assert(ddl::kCudaSuccess == cudaSuccess && ddl::kCudaNotReady == cudaErrorNotReady);
 static_assert(ddl::kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(ddl::kCudaStreamNonBlocking == cudaStreamNonBlocking);

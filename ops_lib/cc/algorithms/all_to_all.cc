@@ -1,0 +1,151 @@
+#include "algorithms/all_to_all.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "algorithms/store_choice.h"
+#include "core/vector.h"
+
+namespace ddl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// As in algorithms/pieces.cc: blocks begin at lines, and small ones are still cut in two.
+constexpr int64_t kUnit = 64;
+constexpr int64_t kMinPieceBytes = int64_t{64} << 10;
+constexpr int64_t kCuts = 2;
+static_assert(HostGroup::kBuffers >= 2);
+
+int64_t RoundUp(int64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
+
+}  // namespace
+
+Exchange::Exchange(int rank, int size, std::vector<int64_t> nbytes)
+    : rank_(rank), size_(size), nbytes_(std::move(nbytes)) {
+  int64_t in = 0, out = 0;
+  for (int peer = 0; peer < size; ++peer) {
+    sent_.push_back({in, in + this->nbytes(rank, peer)});
+    received_.push_back({out, out + this->nbytes(peer, rank)});
+    in = sent_.back().end;
+    out = received_.back().end;
+  }
+}
+
+std::vector<Range> Exchange::SentTo(const std::vector<int>& ranks) const {
+  std::vector<Range> ranges;
+  for (const int rank : ranks) ranges.push_back(sent_[rank]);
+  return ranges;
+}
+
+std::vector<Range> Exchange::ReceivedFrom(const std::vector<int>& ranks) const {
+  std::vector<Range> ranges;
+  for (const int rank : ranks) ranges.push_back(received_[rank]);
+  return ranges;
+}
+
+int64_t Exchange::Largest(const std::vector<int>& ranks) const {
+  int64_t largest = 0;
+  for (const int from : ranks) {
+    for (const int to : ranks) {
+      if (from != to) largest = std::max(largest, nbytes(from, to));
+    }
+  }
+  return largest;
+}
+
+Exchange Exchange::Without(const std::vector<int>& ranks) const {
+  Exchange rest = *this;
+  for (const int rank : ranks) rest.sent_[rank] = rest.received_[rank] = {};
+  return rest;
+}
+
+void KeepOwnBlock(const void* in, void* out, const Range& sent, const Range& received) {
+  CopyBytes(static_cast<char*>(out) + received.begin, static_cast<const char*>(in) + sent.begin,
+            sent.count(), false);
+}
+
+Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::vector<Range>& sent,
+                        const std::vector<Range>& received, int64_t largest) {
+  DDL_RETURN_IF_ERROR(group->status());
+  const int rank = group->rank(), size = group->size();
+  KeepOwnBlock(in, out, sent[rank], received[rank]);
+  if (largest == 0) return Status();
+  const int64_t block =
+      std::clamp(RoundUp((largest + kCuts - 1) / kCuts), RoundUp(kMinPieceBytes / size),
+                 HostGroup::kPieceBytes / size / kUnit * kUnit);
+  const int64_t pieces = (largest + block - 1) / block;
+  const int64_t first = group->NextPieces(pieces);
+  StoreChoice stores(group);
+  const bool non_temporal = stores.UsesNonTemporal(StoreChoice::kAllToAll, largest * size);
+  const Clock::time_point start = Clock::now();
+  // Of a whole block, what a piece holds.
+  const auto part = [block](const Range& whole, int64_t piece) {
+    const int64_t begin = std::min(whole.begin + piece * block, whole.end);
+    return Range{begin, std::min(begin + block, whole.end)};
+  };
+  const auto await = [&](int peer, std::atomic<int64_t> HostGroup::PieceCounters::*counter,
+                         int64_t count) {
+    const std::atomic<int64_t>& value = group->counters(peer).*counter;
+    return group->Await(peer, [&value, count] { return value.load() >= count; });
+  };
+  const auto publish = [&](std::atomic<int64_t> HostGroup::PieceCounters::*counter, int64_t piece) {
+    (group->counters(rank).*counter).store(first + piece + 1);
+    group->Notify();
+  };
+  for (int64_t step = 0; step <= pieces; ++step) {
+    if (step < pieces) {
+      for (int peer = 0; peer < size; ++peer) {  // all have read what this area held before
+        DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::consumed,
+                                  first + step + 1 - HostGroup::kBuffers));
+      }
+      char* const area = group->area(rank, first + step);
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) continue;
+        const Range range = part(sent[peer], step);
+        CopyBytes(area + peer * block, static_cast<const char*>(in) + range.begin, range.count(),
+                  non_temporal);
+      }
+      if (non_temporal) FenceNonTemporalStores();
+      publish(&HostGroup::PieceCounters::copied, step);
+    }
+    if (step == 0) continue;
+    for (int distance = 1; distance < size; ++distance) {
+      const int peer = (rank + distance) % size;
+      const Range range = part(received[peer], step - 1);
+      if (range.count() == 0) continue;
+      DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::copied, first + step));
+      CopyBytes(static_cast<char*>(out) + range.begin,
+                group->area(peer, first + step - 1) + rank * block, range.count(), false);
+    }
+    publish(&HostGroup::PieceCounters::consumed, step - 1);
+  }
+  if (stores.chooses()) {
+    stores.Tune(StoreChoice::kAllToAll, largest * size,
+                std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return Status();
+}
+
+Status AllToAllByMessages(Transport* transport, const void* in, void* out,
+                          const std::vector<Range>& sent, const std::vector<Range>& received) {
+  const int rank = transport->rank(), size = transport->size();
+  for (int distance = 1; distance < size; ++distance) {
+    const int peer = (rank + size - distance) % size;
+    DDL_RETURN_IF_ERROR(transport->Receive(peer, static_cast<char*>(out) + received[peer].begin,
+                                           received[peer].count()));
+  }
+  for (int distance = 1; distance < size; ++distance) {
+    const int peer = (rank + distance) % size;
+    DDL_RETURN_IF_ERROR(transport->Send(peer, static_cast<const char*>(in) + sent[peer].begin,
+                                        sent[peer].count()));
+  }
+  for (int distance = 1; distance < size; ++distance) {
+    DDL_RETURN_IF_ERROR(transport->AwaitReceive());
+  }
+  return transport->AwaitSends(0);
+}
+
+}  // namespace ddl
