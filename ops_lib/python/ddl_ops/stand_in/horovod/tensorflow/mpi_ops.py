@@ -14,6 +14,7 @@ import tensorflow as tf
 from ddl_ops import collectives
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.loader import device_of_collectives, operations
+from tensorflow.python.eager import record
 
 from horovod.common import basics
 from horovod.common.basics import (
@@ -150,6 +151,22 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, wide) * tf.constant(factor, wide), dtype)
 
 
+def _averaged_back(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, whose gradient is that of the average of the ranks' losses.
+
+    That is Horovod's for what is gathered and broadcast, where ours is of their sum.
+    """
+    recorded = not tf.executing_eagerly() or record.could_possibly_record()
+    if not tensor.dtype.is_floating or not recorded:
+        return tensor
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda upstream: upstream / tf.cast(size(), upstream.dtype)
+
+    return identity(tensor)
+
+
 def _allreduce(
     tensor: Any,
     name: str | None = None,
@@ -223,7 +240,7 @@ def allgather(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        return collectives.allgather(tensor, name, mismatch=_MISMATCH)
+        return collectives.allgather(_averaged_back(tensor), name, mismatch=_MISMATCH)
 
 
 def grouped_allgather(
@@ -265,7 +282,7 @@ def broadcast(
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
         return operations().bcast(
-            tensor,
+            _averaged_back(tensor),
             root=root_rank,
             mismatch=_MISMATCH,
             **collectives._identity("hvd.broadcast()", name),
