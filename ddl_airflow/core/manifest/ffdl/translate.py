@@ -112,7 +112,7 @@ def translated(parts: Mapping[str, Any]) -> Translation:
 
 
 def _version(framework: FfdlFramework) -> str:
-    """TensorFlow's. A tag of Horovod's images has it within, as 0.13.10-tf1.9.0-torch0.4.0-py2.7."""
+    """TensorFlow's. A tag of Horovod's images has it within: 0.13.10-tf1.9.0-torch0.4.0-py2.7."""
     if framework.name == "horovod":
         found = re.search(r"\btf(\d+(\.\d+)*)", framework.version)
         return found[1] if found else "2"

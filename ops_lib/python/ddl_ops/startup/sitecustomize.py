@@ -159,6 +159,8 @@ class _HorovodFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:  # None: a mere folder of that name
+            if Path(spec.origin).is_relative_to(_OPS):
+                return spec
             _say(f"`import horovod` gives {spec.origin}, which is installed, and not ddl's own")
             return spec
         if importlib.util.find_spec("ddl_ops") is None:

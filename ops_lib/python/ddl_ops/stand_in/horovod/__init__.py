@@ -7,5 +7,11 @@ docs/coming-from-horovod.md.
 Source: Horovod's documentation and tests, by their text; the code is ours.
 """
 
+from __future__ import annotations
+
+from horovod.runner import run
+
+__all__ = ["run"]
+
 # What scripts compare with: the release whose interface this is.
 __version__ = "0.28.1"
