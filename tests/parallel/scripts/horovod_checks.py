@@ -144,6 +144,30 @@ def the_others_and_their_gradients() -> None:
 
 
 @check
+def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
+    values = np.array([[rank, 9 - rank, 3] for rank in range(SIZE)], np.uint8)
+    mine = values[RANK]
+    for op, reduce in ((hvd.Min, np.min), (hvd.Max, np.max), (hvd.Product, np.prod)):
+        assert np.array_equal(hvd.allreduce(mine, op=op), reduce(values, axis=0))
+        assert np.array_equal(hvd.grouped_allreduce([mine, mine], op=op)[1], reduce(values, axis=0))
+    assert "hvd.Average" in raised(NotImplementedError, lambda: hvd.allreduce(mine, op=hvd.Adasum))
+    rows = tf.Variable(np.arange(2 * SIZE, dtype=np.float32) + 10 * RANK)
+    with tf.GradientTape(persistent=True) as tape:
+        exchanged = hvd.alltoall(rows)
+        total = hvd.reducescatter(rows, op=hvd.Sum)
+    theirs = [2.0 * RANK + i + 10 * r for r in range(SIZE) for i in range(2)]
+    assert exchanged.numpy().tolist() == theirs
+    assert tape.gradient(exchanged, rows).numpy().tolist() == [1.0] * 2 * SIZE
+    assert np.allclose(total, [SIZE * (2 * RANK + i) + 10 * sum(range(SIZE)) for i in range(2)])
+    # Horovod's is multiplied by the number of ranks.
+    assert tape.gradient(total, rows).numpy().tolist() == [float(SIZE)] * 2 * SIZE
+    received, counts = hvd.alltoall(tf.fill([SIZE], RANK), splits=[1] * SIZE)
+    assert received.numpy().tolist() == list(range(SIZE)) and counts.numpy().tolist() == [1] * SIZE
+    scattered = hvd.grouped_reducescatter([rows, tf.ones([SIZE + 1], tf.float64)])
+    assert len(scattered[1]) == (2 if RANK == 0 else 1) and scattered[1].dtype == tf.float64
+
+
+@check
 def a_tape_averages_but_what_stays_local() -> None:
     shared, own, unused = tf.Variable(1.0), keras.Variable(1.0), tf.Variable(1.0)
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

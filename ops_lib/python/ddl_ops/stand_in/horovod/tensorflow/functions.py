@@ -34,28 +34,17 @@ def broadcast_variables(
         variables: of TensorFlow or Keras, the same on all ranks.
         root_rank: whose values.
         process_set: that of all ranks.
-        inplace: has no effect: one copy is made either way.
+        inplace: has no effect: they are assigned what was received, without a copy, anyway.
 
     Returns an op, None in eager code.
     """
     del inplace
     inner = [_tensorflow_variable(variable) for variable in variables]
-    if tf.executing_eagerly():
-        _at_once(inner, root_rank, process_set)
-        mark_equal(variables)
-        return None
-    done = []
-    for variable in inner:
-        with tf.control_dependencies(done[-1:]):
-            value = broadcast(variable, root_rank, process_set=process_set)
-            done.append(variable.assign(value, read_value=False))
-    return tf.group(*done)
-
-
-def _at_once(variables: Sequence[Any], root: int, process_set: ProcessSet) -> None:
-    # Each is gone before the next comes: no second copy of a whole model.
-    for variable in variables:
-        broadcast_([variable], root, process_set=process_set)
+    values = broadcast_(inner, root_rank, process_set=process_set)
+    if not tf.executing_eagerly():
+        return tf.group(*values)
+    mark_equal(variables)
+    return None
 
 
 def _tensorflow_variable(variable: Any) -> Any:

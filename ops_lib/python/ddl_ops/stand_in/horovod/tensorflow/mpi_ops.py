@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 from ddl_ops import collectives
 from ddl_ops.environment import PLACEMENT
-from ddl_ops.loader import device_of_collectives, operations
 from tensorflow.python.eager import record
 
 from horovod.common import basics
@@ -105,9 +104,9 @@ __all__ = [
     "stop_timeline",
 ]
 
-_MISMATCH = "failed_precondition"
-_OPS = {Average: "avg", Sum: "sum"}
-_NAMES = ["Average", "Sum", "Adasum", "Min", "Max", "Product"]
+# The error of Horovod where ranks differ.
+_MISMATCH: Any = "failed_precondition"
+_OPS: dict[int, Any] = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
 
 check_num_rank_power_of_2 = num_rank_is_power_2
 
@@ -123,18 +122,16 @@ def _alone() -> bool:
     return not PLACEMENT.launched
 
 
-@contextlib.contextmanager
-def _scope(ignored: bool) -> Any:
+def _scope(ignored: bool) -> contextlib.AbstractContextManager[Any]:
     """Where ops are made: with `ignored`, as if no name scope were around."""
-    with tf.name_scope("") if ignored else contextlib.nullcontext(), device_of_collectives():
-        yield
+    return tf.name_scope("") if ignored else contextlib.nullcontext()
 
 
-def _op_name(op: int, what: str) -> str:
+def _how(op: int, what: str) -> Any:
     if op not in _OPS:
         raise NotImplementedError(
-            f"{what} with op=hvd.{_NAMES[op]} is not here yet. hvd.Sum and hvd.Average are; for "
-            "others gather what all ranks have (hvd.allgather) and reduce that."
+            f"{what} with op=hvd.Adasum is not here yet. Pass hvd.Average, with the learning rate "
+            "scaled by the number of ranks and warmed up."
         )
     return _OPS[op]
 
@@ -151,20 +148,42 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, wide) * tf.constant(factor, wide), dtype)
 
 
-def _averaged_back(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, whose gradient is that of the average of the ranks' losses.
+def _with_gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, whose gradient is multiplied.
 
-    That is Horovod's for what is gathered and broadcast, where ours is of their sum.
+    Ours are gradients of the sum of all ranks' losses. Of what is gathered and broadcast Horovod's
+    is of their average, and of what is scattered so many times ours as there are ranks.
     """
     recorded = not tf.executing_eagerly() or record.could_possibly_record()
-    if not tensor.dtype.is_floating or not recorded:
+    if not tensor.dtype.is_floating or not recorded or factor == 1.0:
         return tensor
 
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda upstream: upstream / tf.cast(size(), upstream.dtype)
+        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
 
     return identity(tensor)
+
+
+def _by_dtype(
+    collective: Callable[[list[tf.Tensor], str | None], list[tf.Tensor]],
+    tensors: Sequence[tf.Tensor],
+    name: str | None,
+) -> list[tf.Tensor]:
+    """The results in order; those of one dtype travel together."""
+    members: dict[tf.DType, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        members.setdefault(tensor.dtype, []).append(index)
+    results: list[Any] = [None] * len(tensors)
+    previous: list[tf.Tensor] = []
+    for dtype, indices in members.items():
+        own = f"{name}_{dtype.name}" if name and len(members) > 1 else name
+        with tf.control_dependencies(previous):
+            together = collective([tensors[index] for index in indices], own)
+        previous = together[:1]
+        for index, one in zip(indices, together, strict=True):
+            results[index] = one
+    return results
 
 
 def _allreduce(
@@ -178,15 +197,19 @@ def _allreduce(
 ) -> tf.Tensor:
     """One dense tensor reduced over the ranks."""
     require_global(process_set, "hvd.allreduce()")
-    tensor = scaled(tf.convert_to_tensor(tensor), prescale_factor)
+    how = _how(op, "hvd.allreduce()")
+    tensor = tf.convert_to_tensor(tensor)
     if _alone():
-        return scaled(tf.identity(tensor, name), postscale_factor)
-    how = _op_name(op, "hvd.allreduce()")
+        return scaled(scaled(tf.identity(tensor, name), prescale_factor), postscale_factor)
     with _scope(ignore_name_scope):
-        reduced = operations().all_reduce(
-            tensor, op=how, mismatch=_MISMATCH, **collectives._identity("hvd.allreduce()", name)
+        return collectives.allreduce(
+            tensor,
+            name=name,
+            mismatch=_MISMATCH,
+            op=how,
+            prescale=prescale_factor,
+            postscale=postscale_factor,
         )
-    return scaled(reduced, postscale_factor)
 
 
 def _grouped_allreduce(
@@ -200,29 +223,23 @@ def _grouped_allreduce(
 ) -> list[tf.Tensor]:
     """Dense tensors reduced over the ranks: those of one dtype travel together."""
     require_global(process_set, "hvd.grouped_allreduce()")
-    given = [scaled(tf.convert_to_tensor(tensor), prescale_factor) for tensor in tensors]
+    how = _how(op, "hvd.grouped_allreduce()")
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
-        return [scaled(tf.identity(tensor), postscale_factor) for tensor in given]
-    how = _op_name(op, "hvd.grouped_allreduce()")
-    by_dtype: dict[tf.DType, list[int]] = {}
-    for index, tensor in enumerate(given):
-        by_dtype.setdefault(tensor.dtype, []).append(index)
-    reduced: list[Any] = [None] * len(given)
-    previous: list[tf.Tensor] = []
+        return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]
+
+    def reduced(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
+        return collectives.allreduce_n(
+            some,
+            name=own,
+            mismatch=_MISMATCH,
+            op=how,
+            prescale=prescale_factor,
+            postscale=postscale_factor,
+        )
+
     with _scope(ignore_name_scope):
-        for dtype, members in by_dtype.items():
-            own = f"{name}_{dtype.name}" if name and len(by_dtype) > 1 else name
-            with tf.control_dependencies(previous):
-                together = operations().all_reduce_n(
-                    [given[index] for index in members],
-                    op=how,
-                    mismatch=_MISMATCH,
-                    **collectives._identity("hvd.grouped_allreduce()", own),
-                )
-            previous = together[:1]
-            for index, one in zip(members, together, strict=True):
-                reduced[index] = scaled(one, postscale_factor)
-    return reduced
+        return _by_dtype(reduced, given, name)
 
 
 def allgather(
@@ -240,7 +257,9 @@ def allgather(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        return collectives.allgather(_averaged_back(tensor), name, mismatch=_MISMATCH)
+        return collectives.allgather(
+            _with_gradient_times(1 / PLACEMENT.size, tensor), name, mismatch=_MISMATCH
+        )
 
 
 def grouped_allgather(
@@ -249,20 +268,16 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """allgather of each, in order."""
-    return _one_after_the_other(
-        lambda tensor, own: allgather(tensor, own, ignore_name_scope, process_set), tensors, name
-    )
-
-
-def _one_after_the_other(
-    collective: Callable[[Any, str | None], tf.Tensor], tensors: Sequence[Any], name: str | None
-) -> list[tf.Tensor]:
-    done: list[tf.Tensor] = []
-    for number, tensor in enumerate(tensors):
-        with tf.control_dependencies(done[-1:]):
-            done.append(collective(tensor, f"{name}_{number}" if name else None))
-    return done
+    """allgather of each, in order; those of one dtype travel together."""
+    require_global(process_set, "hvd.grouped_allgather()")
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if _alone():
+        return given
+    given = [_with_gradient_times(1 / PLACEMENT.size, tensor) for tensor in given]
+    with _scope(ignore_name_scope):
+        return _by_dtype(
+            lambda some, own: collectives.allgather_n(some, own, mismatch=_MISMATCH), given, name
+        )
 
 
 def broadcast(
@@ -281,11 +296,8 @@ def broadcast(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        return operations().bcast(
-            _averaged_back(tensor),
-            root=root_rank,
-            mismatch=_MISMATCH,
-            **collectives._identity("hvd.broadcast()", name),
+        return collectives.bcast(
+            _with_gradient_times(1 / PLACEMENT.size, tensor), name, root_rank, _MISMATCH
         )
 
 
@@ -296,13 +308,10 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Assigns rank `root_rank`'s values to variables, and returns the values, in order."""
-
-    def assigned(variable: Any, own: str | None) -> tf.Tensor:
-        value = broadcast(variable, root_rank, own, process_set=process_set)
-        with tf.control_dependencies([variable.assign(value)]):
-            return tf.identity(value)
-
-    return _one_after_the_other(assigned, variables, name)
+    require_global(process_set, "hvd.broadcast_()")
+    if _alone():
+        return [tf.identity(variable) for variable in variables]
+    return collectives.bcast_variables(variables, name, root_rank, _MISMATCH)
 
 
 def alltoall(
@@ -312,11 +321,68 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Not here yet: NotImplementedError."""
-    raise NotImplementedError(
-        "hvd.alltoall() is not here yet: gather what all ranks have (hvd.allgather) and take this "
-        "rank's part of it."
+    """Sends rows of a tensor to each rank.
+
+    Args:
+        tensor: [n, d...]; d and dtype are the same on all ranks.
+        splits: [ranks]: how many rows go to each; None: equally many.
+        name: of the op.
+        ignore_name_scope: the name has no name scope in front.
+        process_set: that of all ranks.
+
+    Returns the rows that come from all ranks, in their order; with `splits` also how many come from
+    each. See ddl_ops.collectives.alltoall.
+    """
+    require_global(process_set, "hvd.alltoall()")
+    tensor = tf.convert_to_tensor(tensor)
+    if _alone():
+        received = tf.identity(tensor, name)
+        return received if splits is None else (received, tf.convert_to_tensor(splits))
+    with _scope(ignore_name_scope):
+        received, counts = collectives.alltoall(tensor, splits, name, _MISMATCH)
+    return received if splits is None else (received, counts)
+
+
+def _reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """This rank's rows of the reduction of one dense tensor."""
+    (mine,) = _grouped_reducescatter(
+        [tensor], name, op, ignore_name_scope, process_set, prescale_factor, postscale_factor
     )
+    return mine
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Sum,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """This rank's rows of each reduction; those of one dtype travel together."""
+    require_global(process_set, "hvd.reducescatter()")
+    how = _how(op, "hvd.reducescatter()")
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if _alone():
+        return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]
+    given = [_with_gradient_times(float(PLACEMENT.size), tensor) for tensor in given]
+
+    def scattered(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
+        return collectives.reducescatter_n(
+            some, how, own, _MISMATCH, prescale_factor, postscale_factor
+        )
+
+    with _scope(ignore_name_scope):
+        return _by_dtype(scattered, given, name)
 
 
 def join() -> int:

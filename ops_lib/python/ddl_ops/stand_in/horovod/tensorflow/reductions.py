@@ -150,10 +150,17 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Not here yet: NotImplementedError."""
-    raise NotImplementedError(
-        "hvd.reducescatter() is not here yet: take this rank's part of hvd.allreduce()."
+    """Reduces a tensor over the ranks, and returns this rank's rows of the result.
+
+    The first dimension is divided: the first ranks have a row more where it does not come out even.
+    Arguments and errors as allreduce; see ddl_ops.collectives.reducescatter.
+    """
+    del device_dense
+    small, context = compression.compress(tf.convert_to_tensor(tensor))
+    mine = mpi_ops._reducescatter(
+        small, name, op, ignore_name_scope, process_set, prescale_factor, postscale_factor
     )
+    return compression.decompress(mine, context)
 
 
 def grouped_reducescatter(
@@ -165,5 +172,19 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Not here yet: NotImplementedError."""
-    return [reducescatter(tensor) for tensor in tensors]
+    """reducescatter of each, in order; those of one dtype travel together."""
+    del device_dense
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    together = mpi_ops._grouped_reducescatter(
+        [small for small, _ in pairs],
+        None,
+        op,
+        False,
+        process_set,
+        prescale_factor,
+        postscale_factor,
+    )
+    return [
+        compression.decompress(one, context)
+        for one, (_, context) in zip(together, pairs, strict=True)
+    ]
