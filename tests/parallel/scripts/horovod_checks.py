@@ -168,6 +168,34 @@ def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
 
 
 @check
+def process_sets_come_go_and_take_what_all_take() -> None:
+    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
+    assert [one.process_set_id for one in sets] == list(range(1, SIZE + 1))
+    mine, other = sets[RANK], sets[RANK - 1]
+    assert (mine.size(), mine.rank(), mine.included(), other.included()) == (1, 0, True, False)
+    assert hvd.allreduce(RANK + 1.0, op=hvd.Sum, process_set=mine) == RANK + 1
+    assert hvd.broadcast_object(RANK, root_rank=RANK, process_set=mine) == RANK
+    assert hvd.allgather_object(RANK, process_set=mine) == [RANK]
+    assert hvd.size_op(other.process_set_id) == 1 and hvd.size_op() == SIZE
+    assert hvd.process_set_included_op(other.process_set_id) == 0
+    x = tf.Variable(RANK + 1.0)
+    with tf.GradientTape() as tape:
+        loss = 2.0 * x
+    # Whoever is not of the set keeps its own.
+    tape = hvd.DistributedGradientTape(tape, process_set=sets[0])
+    assert tape.gradient(loss, x) == 2.0
+    raised(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(1.0, process_set=other))
+    assert "already" in raised(ValueError, lambda: hvd.add_process_set(range(SIZE)))
+    assert hvd.remove_process_set(sets[0]) and sets[0].process_set_id is None
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    raised(ValueError, lambda: hvd.allreduce(1.0, process_set=sets[0]))
+    assert hvd.add_process_set(sets[0]).process_set_id == 1
+    for one in sets:
+        assert hvd.remove_process_set(one)
+    assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
+
+
+@check
 def a_tape_averages_but_what_stays_local() -> None:
     shared, own, unused = tf.Variable(1.0), keras.Variable(1.0), tf.Variable(1.0)
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

@@ -10,7 +10,12 @@ from ddl_ops.environment import PLACEMENT, child_of_rank
 from ddl_ops.training_watch import look_after_training
 
 from horovod.common import util
-from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    ids_and_ranks,
+)
 from horovod.common.settings import take_settings
 
 # The values that Horovod's ops have.
@@ -26,7 +31,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Args:
         comm: None, or all ranks. NotImplementedError for others: start these as a job.
-        process_sets: as process_sets.add_process_set; None for none.
+        process_sets: added as by process_sets.add_process_set, unless they were before; None or
+            "dynamic": none.
     """
     global _initialized
     if comm is not None and list(comm) != global_process_set.ranks:
@@ -40,11 +46,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     if PLACEMENT.launched:
         look_after_training()
     _initialized = True
-    if process_sets and process_sets != "dynamic":
-        from horovod.common.process_sets import add_process_set
-
+    if process_sets is not None and not isinstance(process_sets, str):
         for one in process_sets:
-            add_process_set(one)
+            if one.process_set_id is None:
+                add_process_set(one)
 
 
 def shutdown() -> None:
@@ -164,6 +169,10 @@ def rocm_built() -> bool:
     import tensorflow as tf
 
     return bool(tf.test.is_built_with_rocm())
+
+
+# What scripts and tests that ask for all sets call.
+_get_process_set_ids_and_ranks = ids_and_ranks
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from ddl_ops import process_sets
 from ddl_ops.environment import PLACEMENT
 
 
@@ -49,7 +49,9 @@ class ProcessSet:
         return PLACEMENT.rank in self.ranks
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcessSet) and (self.process_set_id, self.ranks) == (
@@ -62,28 +64,53 @@ class ProcessSet:
 
 global_process_set = ProcessSet(range(PLACEMENT.size))
 global_process_set.process_set_id = 0
+# By id, which is given again where a set is removed: the set, and the number that ddl gave it.
+_added: dict[int, tuple[ProcessSet, int]] = {0: (global_process_set, 0)}
 
 
-def require_global(process_set: Any, what: str) -> None:
-    """Raises NotImplementedError for anything but the set of all ranks."""
-    if process_set is None or getattr(process_set, "process_set_id", process_set) == 0:
-        return
-    raise NotImplementedError(
-        f"{what} over a subset of the ranks is not here yet: leave out process_set=, or start the "
-        "ranks of each set as a job of its own."
-    )
+def number_of(process_set: ProcessSet | int | None) -> int:
+    """By what number ddl knows a set, or that of an id; None is all ranks.
+
+    Raises ValueError if it was not added, or was removed.
+    """
+    if process_set is None:
+        return 0
+    number = process_set.process_set_id if isinstance(process_set, ProcessSet) else process_set
+    if number is None or number not in _added:
+        raise ValueError(f"{process_set} is none that there is: hvd.add_process_set() adds it.")
+    return _added[number][1]
+
+
+def set_of(process_set_id: int) -> ProcessSet:
+    """The set of that id. Raises ValueError if there is none."""
+    number_of(process_set_id)
+    return _added[process_set_id][0]
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of each set, by its id."""
+    return {number: list(one.ranks or []) for number, (one, _) in _added.items()}
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Not here yet, but for the set of all ranks: NotImplementedError."""
+    """Adds a set of these ranks, and returns it. Collective over all ranks.
+
+    HOROVOD_DYNAMIC_PROCESS_SETS need not be set. Raises as ddl_ops.process_sets.add: ValueError
+    where there is a set of the same ranks, all ranks among them.
+    """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if added.ranks == global_process_set.ranks:
-        raise ValueError("A process set of all ranks is there already: hvd.global_process_set.")
-    require_global(-1, "hvd.add_process_set()")
+    number = process_sets.add(added.ranks or [])
+    added.process_set_id = next(one for one in range(len(_added) + 1) if one not in _added)
+    _added[added.process_set_id] = (added, number)
     return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Whether it was removed: that of all ranks cannot be, and others are not here yet."""
-    del process_set
-    return False
+    """Removes a set, and returns whether there was one that can be. Collective over all ranks."""
+    number = process_set.process_set_id
+    if not number or number not in _added:
+        return False
+    process_sets.remove(number_of(process_set))
+    del _added[number]
+    process_set.process_set_id = None
+    return True

@@ -33,7 +33,7 @@ def broadcast_variables(
     Args:
         variables: of TensorFlow or Keras, the same on all ranks.
         root_rank: whose values.
-        process_set: that of all ranks.
+        process_set: the ranks that take part.
         inplace: has no effect: they are assigned what was received, without a copy, anyway.
 
     Returns an op, None in eager code.
@@ -96,7 +96,7 @@ def broadcast_object(
         root_rank: whose.
         session: in a TF1 graph; by default the one around the call.
         name: of the collectives.
-        process_set: that of all ranks.
+        process_set: the ranks that take part.
     """
     run = _runs(session)
     mine = rank() == root_rank

@@ -11,13 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 from ddl_ops import averaging
-from ddl_ops.gradients import is_reduced, mark_reduced, reduce_gradients
+from ddl_ops.environment import PLACEMENT
+from ddl_ops.gradients import is_reduced, mark_reduced, name_in_order, reduce_gradients
 
-from horovod.common.basics import Average, require_initialized, size
+from horovod.common.basics import Average, require_initialized
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
-from horovod.tensorflow.reductions import require_plain
+from horovod.tensorflow.reductions import allreduce_slices, require_plain
 from horovod.tensorflow.util import key_of, keys_of
 
 
@@ -52,9 +53,9 @@ class Reduction:
         if gradient is None or not self.scale_local_gradients:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / tf.cast(size(), gradient.values.dtype)
+            values = gradient.values / tf.cast(self._ranks(), gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(size(), gradient.dtype)
+        return gradient / tf.cast(self._ranks(), gradient.dtype)
 
     def __call__(
         self,
@@ -84,17 +85,35 @@ class Reduction:
             if not is_reduced(reduced[i]):
                 reduced[i] = self.local(reduced[i])
                 mark_reduced(reduced[i])
-        others = [i for i in range(len(reduced)) if i not in at_home]
+        if not PLACEMENT.launched or not self.process_set.included():
+            return reduced
+        others = [i for i in range(len(reduced)) if i not in at_home and reduced[i] is not None]
+        sparse = [
+            i
+            for i in others
+            if isinstance(reduced[i], tf.IndexedSlices)
+            and not self.sparse_as_dense
+            and not is_reduced(reduced[i])
+        ]
+        dense = [i for i in others if i not in sparse]
         combined = reduce_gradients(
-            [reduced[i] for i in others],
+            [reduced[i] for i in dense],
             average=self.op == Average,
             name=self.name,
-            sparse_as_dense=self.sparse_as_dense,
+            sparse_as_dense=True,
             reduce_n=self._reduce_n,
         )
-        for i, one in zip(others, combined, strict=True):
+        for i, one in zip(dense, combined, strict=True):
             reduced[i] = one
+        for number, i in enumerate(sparse):
+            averaging.averaged()
+            name = name_in_order(f"{self.name}_sparse_{number}")
+            reduced[i] = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
+            mark_reduced(reduced[i])
         return reduced
+
+    def _ranks(self) -> int:
+        return self.process_set.size() or 1
 
     def _reduce_n(self, tensors: Sequence[tf.Tensor], average: bool, name: str | None) -> list[Any]:
         del average  # is in op
@@ -103,7 +122,7 @@ class Reduction:
         if self.gradient_predivide_factor != 1.0:
             op = mpi_ops.Sum
             before = 1.0 / self.gradient_predivide_factor
-            after = self.gradient_predivide_factor / size()
+            after = self.gradient_predivide_factor / self._ranks()
         pairs = [self.compression.compress(tensor) for tensor in tensors]
         together = mpi_ops._grouped_allreduce(
             [small for small, _ in pairs], name, op, before, after, process_set=self.process_set

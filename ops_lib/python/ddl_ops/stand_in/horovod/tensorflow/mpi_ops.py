@@ -50,8 +50,9 @@ from horovod.common.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    number_of,
     remove_process_set,
-    require_global,
+    set_of,
 )
 from horovod.common.util import num_rank_is_power_2
 
@@ -106,6 +107,7 @@ __all__ = [
 
 # The error of Horovod where ranks differ.
 _MISMATCH: Any = "failed_precondition"
+_basics = basics
 _OPS: dict[int, Any] = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
 
 check_num_rank_power_of_2 = num_rank_is_power_2
@@ -125,6 +127,11 @@ def _alone() -> bool:
 def _scope(ignored: bool) -> contextlib.AbstractContextManager[Any]:
     """Where ops are made: with `ignored`, as if no name scope were around."""
     return tf.name_scope("") if ignored else contextlib.nullcontext()
+
+
+def _members(process_set: ProcessSet) -> int:
+    """Number of the ranks of a set that was added."""
+    return process_set.size() or 1
 
 
 def _how(op: int, what: str) -> Any:
@@ -196,7 +203,7 @@ def _allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """One dense tensor reduced over the ranks."""
-    require_global(process_set, "hvd.allreduce()")
+    group = number_of(process_set)
     how = _how(op, "hvd.allreduce()")
     tensor = tf.convert_to_tensor(tensor)
     if _alone():
@@ -209,6 +216,7 @@ def _allreduce(
             op=how,
             prescale=prescale_factor,
             postscale=postscale_factor,
+            process_set=group,
         )
 
 
@@ -222,7 +230,7 @@ def _grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Dense tensors reduced over the ranks: those of one dtype travel together."""
-    require_global(process_set, "hvd.grouped_allreduce()")
+    group = number_of(process_set)
     how = _how(op, "hvd.grouped_allreduce()")
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
@@ -236,6 +244,7 @@ def _grouped_allreduce(
             op=how,
             prescale=prescale_factor,
             postscale=postscale_factor,
+            process_set=group,
         )
 
     with _scope(ignore_name_scope):
@@ -252,13 +261,16 @@ def allgather(
 
     See ddl_ops.collectives.allgather, but for FailedPreconditionError where ranks differ.
     """
-    require_global(process_set, "hvd.allgather()")
+    group = number_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
         return collectives.allgather(
-            _with_gradient_times(1 / PLACEMENT.size, tensor), name, mismatch=_MISMATCH
+            _with_gradient_times(1 / _members(process_set), tensor),
+            name,
+            mismatch=_MISMATCH,
+            process_set=group,
         )
 
 
@@ -269,15 +281,17 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """allgather of each, in order; those of one dtype travel together."""
-    require_global(process_set, "hvd.grouped_allgather()")
+    group = number_of(process_set)
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return given
-    given = [_with_gradient_times(1 / PLACEMENT.size, tensor) for tensor in given]
+    given = [_with_gradient_times(1 / _members(process_set), tensor) for tensor in given]
+
+    def gathered(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
+        return collectives.allgather_n(some, own, mismatch=_MISMATCH, process_set=group)
+
     with _scope(ignore_name_scope):
-        return _by_dtype(
-            lambda some, own: collectives.allgather_n(some, own, mismatch=_MISMATCH), given, name
-        )
+        return _by_dtype(gathered, given, name)
 
 
 def broadcast(
@@ -291,13 +305,17 @@ def broadcast(
 
     See ddl_ops.collectives.bcast, but for FailedPreconditionError where ranks differ.
     """
-    require_global(process_set, "hvd.broadcast()")
+    group = number_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
         return collectives.bcast(
-            _with_gradient_times(1 / PLACEMENT.size, tensor), name, root_rank, _MISMATCH
+            _with_gradient_times(1 / _members(process_set), tensor),
+            name,
+            root_rank,
+            _MISMATCH,
+            group,
         )
 
 
@@ -308,10 +326,10 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Assigns rank `root_rank`'s values to variables, and returns the values, in order."""
-    require_global(process_set, "hvd.broadcast_()")
+    group = number_of(process_set)
     if _alone():
         return [tf.identity(variable) for variable in variables]
-    return collectives.bcast_variables(variables, name, root_rank, _MISMATCH)
+    return collectives.bcast_variables(variables, name, root_rank, _MISMATCH, group)
 
 
 def alltoall(
@@ -328,18 +346,18 @@ def alltoall(
         splits: [ranks]: how many rows go to each; None: equally many.
         name: of the op.
         ignore_name_scope: the name has no name scope in front.
-        process_set: that of all ranks.
+        process_set: the ranks that take part.
 
     Returns the rows that come from all ranks, in their order; with `splits` also how many come from
     each. See ddl_ops.collectives.alltoall.
     """
-    require_global(process_set, "hvd.alltoall()")
+    group = number_of(process_set)
     tensor = tf.convert_to_tensor(tensor)
     if _alone():
         received = tf.identity(tensor, name)
         return received if splits is None else (received, tf.convert_to_tensor(splits))
     with _scope(ignore_name_scope):
-        received, counts = collectives.alltoall(tensor, splits, name, _MISMATCH)
+        received, counts = collectives.alltoall(tensor, splits, name, _MISMATCH, group)
     return received if splits is None else (received, counts)
 
 
@@ -369,16 +387,16 @@ def _grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
     """This rank's rows of each reduction; those of one dtype travel together."""
-    require_global(process_set, "hvd.reducescatter()")
+    group = number_of(process_set)
     how = _how(op, "hvd.reducescatter()")
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]
-    given = [_with_gradient_times(float(PLACEMENT.size), tensor) for tensor in given]
+    given = [_with_gradient_times(float(_members(process_set)), tensor) for tensor in given]
 
     def scattered(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
         return collectives.reducescatter_n(
-            some, how, own, _MISMATCH, prescale_factor, postscale_factor
+            some, how, own, _MISMATCH, prescale_factor, postscale_factor, group
         )
 
     with _scope(ignore_name_scope):
@@ -395,22 +413,22 @@ def join() -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks have called it. Not for graphs."""
-    require_global(process_set, "hvd.barrier()")
+    """Waits until all ranks of the set have called it. Not for graphs."""
+    group = number_of(process_set)
     if not _alone():
-        collectives.barrier("hvd.barrier()")
+        collectives.barrier("hvd.barrier()", process_set=group)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Number of ranks, an int32 scalar that is known when it runs."""
-    require_global(process_set_id, "hvd.size_op()")
-    return tf.constant(1, name=name) if _alone() else collectives.size_op(name)
+    """Number of ranks, an int32 scalar; of all ranks known when it runs."""
+    if process_set_id or _alone():
+        return tf.constant(_members(set_of(process_set_id)), name=name)
+    return collectives.size_op(name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is in the process set, an int32 scalar."""
-    require_global(process_set_id, "hvd.process_set_included_op()")
-    return tf.constant(1, name=name)
+    """1 if this rank is in the process set, else 0, an int32 scalar."""
+    return tf.constant(int(bool(set_of(process_set_id).included())), name=name)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

@@ -112,7 +112,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: whether the sums over passes are divided by their number.
         num_groups: checked, and without effect, as groups.
         groups: see above.
-        process_set: that of all ranks.
+        process_set: the ranks that take part; others apply what they have.
         scale_local_gradients: whether those that stay on their ranks are divided by their number.
 
     Raises ValueError if it is no optimizer, or what is asked for does not go together.

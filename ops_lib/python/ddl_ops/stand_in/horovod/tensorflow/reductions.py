@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from ddl_ops.gradients import note_averaged
 
-from horovod.common.basics import Average, Sum, resolve_op, size
+from horovod.common.basics import Average, Sum, resolve_op
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
@@ -41,7 +41,7 @@ def allreduce(
         prescale_factor: of the tensor before, postscale_factor after; not for IndexedSlices.
         postscale_factor: see above.
         name: of the op.
-        process_set: that of all ranks.
+        process_set: the ranks that take part.
         ignore_name_scope: the name has no name scope in front.
 
     Raises NotImplementedError for what IndexedSlices cannot do; FailedPreconditionError on every
@@ -52,7 +52,7 @@ def allreduce(
     note_averaged([tensor])
     if isinstance(tensor, tf.IndexedSlices):
         require_plain(op, prescale_factor, postscale_factor)
-        return _allreduce_slices(tensor, op, name, process_set, ignore_name_scope)
+        return allreduce_slices(tensor, op, name, process_set, ignore_name_scope)
     small, context = compression.compress(tf.convert_to_tensor(tensor))
     reduced = mpi_ops._allreduce(
         small, name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set
@@ -74,13 +74,14 @@ def require_plain(op: int, prescale_factor: float, postscale_factor: float = 1.0
         )
 
 
-def _allreduce_slices(
+def allreduce_slices(
     slices: tf.IndexedSlices,
     op: int,
     name: str | None,
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
+    """The slices of all ranks, each divided by their number for Average."""
     values = mpi_ops.allgather(
         slices.values, f"{name}_values" if name else None, ignore_name_scope, process_set
     )
@@ -89,7 +90,7 @@ def _allreduce_slices(
             slices.indices, f"{name}_indices" if name else None, ignore_name_scope, process_set
         )
     if op == Average:
-        values /= tf.cast(size(), values.dtype)
+        values /= tf.cast(process_set.size(), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -134,7 +135,7 @@ def grouped_allreduce(
     for i in sparse:
         own = f"{name}_{i}" if name else None
         with tf.control_dependencies(previous):
-            reduced[i] = _allreduce_slices(tensors[i], op, own, process_set, ignore_name_scope)
+            reduced[i] = allreduce_slices(tensors[i], op, own, process_set, ignore_name_scope)
         previous = [reduced[i].indices]
     return reduced
 

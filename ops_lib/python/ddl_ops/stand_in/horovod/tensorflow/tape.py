@@ -83,7 +83,7 @@ def DistributedGradientTape(
         gradient_predivide_factor: see DistributedOptimizer.
         num_groups: checked, and without effect, as groups.
         groups: see above.
-        process_set: that of all ranks.
+        process_set: the ranks that take part; others apply what they have.
         scale_local_gradients: whether those that stay on their ranks are divided by their number.
     """
     del device_dense, device_sparse
