@@ -38,6 +38,7 @@ def installed(tmp_path: Path) -> Path:
 def test_ranks_find_ours_where_none_is_installed(tmp_path: Path):
     (tmp_path / "horovod").mkdir()  # a mere folder, as of results, is none
     done = ended(
+        "import importlib.util as i; assert i.find_spec('horovod')  # as some ask before\n"
         "import horovod, horovod.common.util as u; print(horovod.__version__, horovod.__file__)",
         folder=tmp_path,
     )
@@ -113,3 +114,27 @@ def test_cuts_a_list_into_parts():
         "print(split_list([1, 2, 3, 4, 5], 3), split_list([1], 2), power(6), power(8))"
     )
     assert ended(script).stdout == "[[1, 2], [3, 4], [5]] [[1]] False True\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, "0.28.1"),
+        (["-cb"], 0, "[X] MPI"),
+        (["-np", "2", "-H", "gpu01:2", "python", "x.py"], 2, "docs/scaling.md"),
+        (["-H", "localhost", "python", "x.py"], 2, "as in localhost:4"),
+        (["-np", "2"], 2, "no command given"),
+    ],
+)
+def test_horovodrun_says_what_it_is_and_what_it_cannot(words: list[str], code: int, said: str):
+    script = f"import sys; sys.argv[1:] = {words!r}; from ddl_ops.horovodrun import main; main()"
+    done = ended(script)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+
+
+def test_horovodrun_of_an_installed_one_goes_before(installed: Path):
+    (installed / "horovod" / "runner").mkdir()
+    (installed / "horovod" / "runner" / "launch.py").write_text(
+        "def run_commandline(): print('theirs')\n"
+    )
+    assert ended("from ddl_ops.horovodrun import main; main()", installed).stdout == "theirs\n"

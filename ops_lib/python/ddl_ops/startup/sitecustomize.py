@@ -149,23 +149,29 @@ class _UncollectedLoader(Loader):
 
 
 class _HorovodFinder(MetaPathFinder):
-    """Finds horovod where it is installed, else among what stands in; asked once."""
+    """Finds horovod where it is installed, else among what stands in."""
+
+    def __init__(self) -> None:
+        self._asks = self._said = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "horovod":
+        if name != "horovod" or self._asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asks = True  # the others
+        try:
+            spec = importlib.util.find_spec(name)
+            here = importlib.util.find_spec("ddl_ops") is not None
+        finally:
+            self._asks = False
         if spec is not None and spec.origin is not None:  # None: a mere folder of that name
-            if Path(spec.origin).is_relative_to(_OPS):
-                return spec
-            _say(f"`import horovod` gives {spec.origin}, which is installed, and not ddl's own")
+            if not self._said and not Path(spec.origin).is_relative_to(_OPS):
+                _say(f"`import horovod` gives {spec.origin}, which is installed, and not ddl's own")
+                self._said = True
             return spec
-        if importlib.util.find_spec("ddl_ops") is None:
-            return spec  # a Python in which ours would find nothing
-        return PathFinder.find_spec(name, [str(_OPS / "stand_in")])
+        # Without ddl_ops in this Python, ours would find nothing.
+        return PathFinder.find_spec(name, [str(_OPS / "stand_in")]) if here else spec
 
 
 def _say(what: str) -> None:
