@@ -281,6 +281,18 @@ def keras_trains_one_model_with_every_callback() -> None:
 
 
 @check
+def batches_are_normalised_by_the_moments_of_all() -> None:
+    everyone = np.stack([np.random.RandomState(rank).rand(8, 3) for rank in range(SIZE)])
+    layer = hvd.SyncBatchNormalization(momentum=0.0)
+    normalised = layer(tf.constant(everyone[RANK], tf.float32), training=True)
+    rows = everyone.reshape(-1, 3)
+    assert np.allclose(layer.moving_mean, rows.mean(0), atol=1e-6)
+    assert np.allclose(layer.moving_variance, rows.var(0), atol=1e-6)
+    expected = (everyone[RANK] - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-3)
+    assert np.allclose(normalised, expected, atol=1e-5)
+
+
+@check
 def gradients_of_several_passes_are_added_up_first() -> None:
     for average in (False, True):
         seen, iterations = five_passes(average)
