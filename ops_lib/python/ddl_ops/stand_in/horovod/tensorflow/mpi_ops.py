@@ -156,7 +156,7 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 
 
 def _with_gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, whose gradient is multiplied.
+    """What a collective returned, whose gradient is multiplied, and of its type.
 
     Ours are gradients of the sum of all ranks' losses. Of what is gathered and broadcast Horovod's
     is of their average, and of what is scattered so many times ours as there are ranks.
@@ -167,7 +167,7 @@ def _with_gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+        return tf.identity(x), lambda upstream: tf.cast(upstream, x.dtype) * factor
 
     return identity(tensor)
 
@@ -266,12 +266,8 @@ def allgather(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        return collectives.allgather(
-            _with_gradient_times(1 / _members(process_set), tensor),
-            name,
-            mismatch=_MISMATCH,
-            process_set=group,
-        )
+        gathered = collectives.allgather(tensor, name, mismatch=_MISMATCH, process_set=group)
+        return _with_gradient_times(1 / _members(process_set), gathered)
 
 
 def grouped_allgather(
@@ -285,13 +281,13 @@ def grouped_allgather(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return given
-    given = [_with_gradient_times(1 / _members(process_set), tensor) for tensor in given]
 
     def gathered(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
         return collectives.allgather_n(some, own, mismatch=_MISMATCH, process_set=group)
 
     with _scope(ignore_name_scope):
-        return _by_dtype(gathered, given, name)
+        together = _by_dtype(gathered, given, name)
+        return [_with_gradient_times(1 / _members(process_set), one) for one in together]
 
 
 def broadcast(
@@ -310,13 +306,8 @@ def broadcast(
     if _alone():
         return tf.identity(tensor, name)
     with _scope(ignore_name_scope):
-        return collectives.bcast(
-            _with_gradient_times(1 / _members(process_set), tensor),
-            name,
-            root_rank,
-            _MISMATCH,
-            group,
-        )
+        received = collectives.bcast(tensor, name, root_rank, _MISMATCH, group)
+        return _with_gradient_times(1 / _members(process_set), received)
 
 
 def broadcast_(
@@ -392,7 +383,6 @@ def _grouped_reducescatter(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]
-    given = [_with_gradient_times(float(_members(process_set)), tensor) for tensor in given]
 
     def scattered(some: list[tf.Tensor], own: str | None) -> list[tf.Tensor]:
         return collectives.reducescatter_n(
@@ -400,7 +390,8 @@ def _grouped_reducescatter(
         )
 
     with _scope(ignore_name_scope):
-        return _by_dtype(scattered, given, name)
+        together = _by_dtype(scattered, given, name)
+        return [_with_gradient_times(float(_members(process_set)), one) for one in together]
 
 
 def join() -> int:
