@@ -28,7 +28,10 @@ from tests.other_user import trainer  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[1]
 # The examples whose runs the tests look at; the demo shows only the first ones.
-TRAINED = (*EXAMPLES, "mpi-collectives", "cray-dl-comm", "ffdl-digits", "parameter-server")
+TRAINED = (
+    *EXAMPLES,
+    *("horovod-keras", "mpi-collectives", "cray-dl-comm", "ffdl-digits", "parameter-server"),
+)
 # What a person enters when triggering them.
 ENTERED = {"mnist-keras": {"epochs": 3, "learning_rate": 0.003}}
 

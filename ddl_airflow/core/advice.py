@@ -56,7 +56,8 @@ _ADVICE = (
     _known(
         "ModuleNotFoundError",
         r"No module named 'horovod\b",
-        "`import ddl` takes its place: rank(), size() and DistributedOptimizer() are called alike.",
+        "ddl stands in for it in the ranks' own Python, `python` in the command: "
+        "docs/coming-from-horovod.md says for which parts.",
     ),
     _known(
         "AttributeError",

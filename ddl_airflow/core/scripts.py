@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 # Whatever a script averages gradients by has one of these in its text, be it in a comment.
-_OURS = re.compile(rb"\b(ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm)\b")
+_OURS = re.compile(rb"\b(ddl|ddl_MDR|mpi_collectives|dl_comm|ml_comm|horovod)\b")
 _MOST_FILES = 2_000
 _MOST_BYTES = 2**20  # of one file
 _MOST_BYTES_IN_ALL = 16 * 2**20

@@ -148,6 +148,10 @@ def test_no_file_is_in_both_wheels_and_nothing_else_of_the_tree(wheels):
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names["ddl_ops"]
     learn = "ddl_ops/tf1/overlay/contrib/learn/python/learn"
     assert {f"{learn}/experiment.py", f"{learn}/estimators/iris.csv"} <= names["ddl_ops"]
+    # Not at the top, where an installed Horovod is.
+    modules = ROOT / "ops_lib" / "python"
+    stand_in = (modules / "ddl_ops" / "stand_in").rglob("*.py")
+    assert {str(path.relative_to(modules)) for path in stand_in} <= names["ddl_ops"]
     for name, of in names.items():
         assert f"{information[name]}/licenses/LICENSE" in of
         assert not [one for one in of if re.search(r"\.(cc|h|o|pyc|stamp)$|/tests?/", one)]

@@ -9,7 +9,6 @@ others raises RuntimeError. For Keras 3 see ddl.keras.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,9 +23,9 @@ from ddl_ops import (
     progress,
     tf1_hooks,
     weight_notes,
-    written_files,
 )
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
+from ddl_ops.training_watch import look_after_training
 
 __all__ = [
     "EpochHook",
@@ -82,7 +81,7 @@ def init(options: str = "") -> None:
     """
     del options  # kept in the signature: scripts pass it
     lifecycle.init()
-    _look_after_training()
+    look_after_training()
 
 
 def bcast(init_val: tf.Tensor, name: str | None = None, root: int = 0) -> tf.Tensor:
@@ -213,26 +212,11 @@ def note_weights(step: int, variables: Sequence[Any]) -> None:
     weight_notes.note_weights(step, variables)
 
 
-def _look_after_training() -> None:
-    """Ranks that do not average are warned of, where Keras says so, and known at the end."""
-    gradients.note_gradients()
-    if PLACEMENT.size > 1 and "keras" in sys.modules:
-        from ddl_ops.keras_optimizer import notice_training_apart
-
-        notice_training_apart()
-    if PLACEMENT.size > 1:
-        written_files.tell_of_c_code()
-    if "keras" in sys.modules:
-        from ddl_ops.keras_weight_notes import hook_fit
-
-        hook_fit()
-
-
 if PLACEMENT.launched and os.environ.get("DDL_OPTIONS") is not None:
     if child_of_rank():
         tf1_hooks.use_one_gpu()  # that of its rank; it is no rank itself
     else:
         if not lifecycle.initialised():
             lifecycle.init(by_import=True)
-        _look_after_training()
+        look_after_training()
         tf1_hooks.install()

@@ -34,6 +34,8 @@ _APPLIED_ALONE = "_ddl_applied_alone"
 _AVERAGES = "_ddl_averages"
 # On a callback that gives all ranks the same weights when fit() begins.
 BROADCASTS = "_ddl_broadcasts"
+# On one that another front-end has distributed: its function of gradients and variables.
+_REDUCE = "_ddl_reduce"
 # Which of the optimizers that its thread has reduced for.
 _NUMBER = "_ddl_number"
 _numbers: collections.Counter[str] = collections.Counter()
@@ -81,6 +83,25 @@ def distribute(
     _hook_loss_scaling()
     _hook_compile()
     return optimizer
+
+
+def mark_distributed(
+    optimizer: Any, reduce: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+) -> None:
+    """Another front-end has made `optimizer` combine gradients over the ranks in its apply().
+
+    Loss scaling around it asks `reduce` for that; ranks begin as the script says.
+    """
+    setattr(optimizer, _MARK, True)
+    setattr(optimizer, _REDUCE, reduce)
+    _distributed_after_all(optimizer)
+    _hook_loss_scaling()
+    _hook_compile()
+
+
+def reduced_outside(optimizer: Any) -> bool:
+    """Whether the loss scaling around it has reduced what it is given now."""
+    return hasattr(optimizer, _REDUCED_OUTSIDE)
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -136,7 +157,7 @@ def _redirect(optimizer: Any) -> None:
             ]
         else:
             grads = _reduced(optimizer, grads)
-        with _within_apply():
+        with within_apply():
             return apply(grads, trainable_variables)
 
     @functools.wraps(clip)
@@ -222,9 +243,16 @@ def _hook_loss_scaling() -> None:
     def apply_reduced(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         if not hasattr(self.inner_optimizer, _MARK):
             return apply(self, grads, trainable_variables)
-        trainable_variables = _started_equal(self, trainable_variables)
-        with _within_apply(), _reduced_outside(self.inner_optimizer):
-            return apply(self, _reduced(self, grads), trainable_variables)
+        reduce = getattr(self.inner_optimizer, _REDUCE, None)
+        if reduce is None:
+            trainable_variables = _started_equal(self, trainable_variables)
+            reduced = _reduced(self, grads)
+        else:
+            reduced = reduce(
+                grads, trainable_variables or self.inner_optimizer._trainable_variables
+            )
+        with within_apply(), _reduced_outside(self.inner_optimizer):
+            return apply(self, reduced, trainable_variables)
 
     kind.apply = apply_reduced
 
@@ -239,7 +267,8 @@ def _reduced_outside(optimizer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _within_apply() -> Iterator[None]:
+def within_apply() -> Iterator[None]:
+    """Inside, what an optimizer applies comes from a distributed one."""
     before = getattr(_applying, "within", False)
     _applying.within = True
     try:
@@ -298,7 +327,7 @@ def _hook_fit() -> None:
     @functools.wraps(fit)
     def fit_together(self: Any, *args: Any, **kwargs: Any) -> Any:
         if child_of_rank() or not _trains_apart(self):
-            if is_distributed(getattr(self, "optimizer", None)) and not averages_by_itself(self):
+            if _starts_equal(getattr(self, "optimizer", None)) and not averages_by_itself(self):
                 given = inspect.signature(fit).bind_partial(self, *args, **kwargs).arguments
                 if not _broadcasts(given.get("callbacks")):
                     start_equal(self.trainable_variables, anew=True)
@@ -316,6 +345,11 @@ def _hook_fit() -> None:
                 averaging.fitted_alone()
 
     owner.fit = fit_together
+
+
+def _starts_equal(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return is_distributed(optimizer) and not hasattr(inner, _REDUCE)
 
 
 def _broadcasts(callbacks: Any) -> bool:

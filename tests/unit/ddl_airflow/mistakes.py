@@ -236,10 +236,10 @@ MISTAKES = {
         script={"import os\n": "import pandas_\nimport os\n"},
         of=PLAIN,
     ),
-    "Horovod's import": Mistake(
-        "No module named 'horovod'",
-        "import ddl",
-        script={"import os\n": "import horovod.tensorflow as hvd\nimport os\n"},
+    "a part of Horovod that is not here": Mistake(
+        "No module named 'horovod.data'",
+        "coming-from-horovod.md",
+        script={"import os\n": "import horovod.data\nimport os\n"},
         of=PLAIN,
     ),
     "memory that is not there": Mistake(

@@ -26,7 +26,6 @@ RULES: list[Rule] = []
 _rule = registering(RULES)
 
 _ELSEWHERE = {
-    "horovod": "Average with `import ddl`, one line, and write name: tensorflow.",
     "custom": "Install what the image has beside TensorFlow, and write name: tensorflow.",
 }
 
@@ -49,7 +48,7 @@ def has_commands(command: str) -> int:
 
 @_rule("framework.name")
 def framework_is_tensorflow(at: str, name: str) -> Findings:
-    if name not in ("tensorflow", "tensorflow-ddl"):
+    if name not in ("tensorflow", "tensorflow-ddl", "horovod"):
         fix = _ELSEWHERE.get(name, "Write name: tensorflow, with a script for it.")
         yield Finding(at, f"is {name[:40]!r}, and what trains here is TensorFlow", fix)
 

@@ -66,8 +66,8 @@ def translated(parts: Mapping[str, Any]) -> Translation:
     execution = "model_definition.execution"
     if "framework" in parts:
         framework: FfdlFramework = parts["framework"]
-        version = "2" if re.fullmatch(IMAGE, framework.version) else framework.version
-        model["framework"] = {"name": framework.name, "version": version}
+        name = "tensorflow" if framework.name == "horovod" else framework.name
+        model["framework"] = {"name": name, "version": _version(framework)}
         model["execution"] = {"command": _command(framework.command)}
         names["model_definition.framework"] = "framework"
         for name in ("name", "version"):
@@ -109,6 +109,14 @@ def translated(parts: Mapping[str, Any]) -> Translation:
     if parts.get("distribution"):
         value["distribution"] = parts["distribution"]
     return Translation(value, names)
+
+
+def _version(framework: FfdlFramework) -> str:
+    """TensorFlow's. A tag of Horovod's images has it within: 0.13.10-tf1.9.0-torch0.4.0-py2.7."""
+    if framework.name == "horovod":
+        found = re.search(r"\btf(\d+(\.\d+)*)", framework.version)
+        return found[1] if found else "2"
+    return "2" if re.fullmatch(IMAGE, framework.version) else framework.version
 
 
 def _command(text: str) -> str:

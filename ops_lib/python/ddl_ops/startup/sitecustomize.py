@@ -4,6 +4,7 @@ The rank shim puts this folder on ``PYTHONPATH``. The record tells whoever start
 exception ended the script, by type and place, so that a syntax error is not tried three times; and
 which results it wrote, so that several ranks that write one file are known. With DDL_TF1
 `import tensorflow` will give the 1.x API. The garbage collector rests while TensorFlow is imported.
+Where no Horovod is installed, `import horovod` gives ours (``ddl_ops/stand_in``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -147,6 +148,38 @@ class _UncollectedLoader(Loader):
             gc.enable()
 
 
+class _HorovodFinder(MetaPathFinder):
+    """Finds horovod where it is installed, else among what stands in."""
+
+    def __init__(self) -> None:
+        self._asks = self._said = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "horovod" or self._asks:
+            return None
+        self._asks = True  # the others
+        try:
+            spec = importlib.util.find_spec(name)
+            here = importlib.util.find_spec("ddl_ops") is not None
+        finally:
+            self._asks = False
+        if spec is not None and spec.origin is not None:  # None: a mere folder of that name
+            if not self._said and not Path(spec.origin).is_relative_to(_OPS):
+                _say(f"`import horovod` gives {spec.origin}, which is installed, and not ddl's own")
+                self._said = True
+            return spec
+        # Without ddl_ops in this Python, ours would find nothing.
+        return PathFinder.find_spec(name, [str(_OPS / "stand_in")]) if here else spec
+
+
+def _say(what: str) -> None:
+    """In the job's log, once for all ranks."""
+    if all(os.environ.get(rank, "0") == "0" for rank in _RANKS):
+        print(f"ddl: rank 0: {what}", file=sys.stderr, flush=True)
+
+
 def _is_written(it: object) -> bool:
     # Of the type alone: a proxy, as weakref has them, would be asked for what it stands for.
     if not issubclass(type(it), io.IOBase):
@@ -179,6 +212,9 @@ def _start_tensorflow_1() -> None:
     importing.install()
 
 
+_OPS = Path(__file__).resolve().parents[1]
+# What launchers set: ddl_ops.environment.
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _MOST_FILES = 200
 _LONGEST = 2_000
 _folder = os.getcwd()
@@ -192,5 +228,5 @@ if _writes_file is not None:
     _note_writes(_writes_file, [os.environ[name] for name in _results if os.environ.get(name)])
 if os.environ.pop("DDL_TF1", "0") != "0":
     _start_tensorflow_1()
-sys.meta_path.insert(0, _TensorFlowFinder())
+sys.meta_path[:0] = [_TensorFlowFinder(), _HorovodFinder()]
 _chain()

@@ -15,7 +15,7 @@ from ddl_airflow.core.layout import RunLayout
         ("PermissionError", "[Errno 13] Permission denied: '/etc/x'", "$RESULT_DIR"),
         ("KeyError", "'DATADIR'", "Did you mean DATA_DIR?"),
         ("KeyError", "'PARAM_RATE'", "Add rate to"),
-        ("ModuleNotFoundError", "No module named 'horovod.keras'", "import ddl"),
+        ("ModuleNotFoundError", "No module named 'horovod.x'", "coming-from-horovod.md"),
         ("AttributeError", "module 'tensorflow' has no attribute 'Session'", "--tf1"),
         ("MemoryError", "", "smaller batch"),
         ("EOFError", "EOF when reading a line", "parameters"),

@@ -21,6 +21,7 @@ WORDS = "no .py file of the code folder mentions ddl: the 2 ranks will train apa
         ("from ddl.keras import DistributedOptimizer", False),
         ("import tensorflow.contrib.mpi_collectives as mpi", False),
         ("import ml_comm as mc", False),
+        ("import horovod.tensorflow.keras as hvd", False),
         ("ops = tf.load_op_library('/opt/ddl_MDR.so')", False),
         ("# -*- coding: latin-1 -*-\n# caf\u00e9: import ddl", False),
     ],

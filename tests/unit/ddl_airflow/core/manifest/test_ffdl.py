@@ -175,6 +175,16 @@ def test_tag_of_an_image_is_the_tensorflow_that_is_there(tag: str, version: str 
     assert [issue.field for issue in manifest.warnings] == ["framework.version"] * (tag != version)
 
 
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [("0.13.10-tf1.9.0-torch0.4.0-py2.7", "1.9.0"), ("0.28.1", "2")],
+)
+def test_a_training_of_horovod_is_one_of_the_tensorflow_in_its_image(tag: str, version: str):
+    fields = SMALL.replace('"2.21"', json.dumps(tag)).replace("name: tensorflow", "name: horovod")
+    framework = load_manifest_text(fields, "m.yml").model_definition.framework
+    assert (framework.name, framework.version) == ("tensorflow", version)
+
+
 def test_results_may_be_left_to_the_store() -> None:
     manifest = _load("ffdl_shell")
     assert manifest.training_results_reference.target.bucket == "dlaas-trained-models"

@@ -1,0 +1,255 @@
+"""What the callbacks do, without the Callback of a Keras; each class is mixed into that of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ddl_ops.environment import PLACEMENT
+from ddl_ops.keras_optimizer import BROADCASTS
+
+from horovod.common.basics import Average, size
+from horovod.tensorflow.functions import broadcast_variables
+from horovod.tensorflow.mpi_ops import _allreduce
+from horovod.tensorflow.util import key_of, keys_of
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Its slots, its step and the like; older Keras has a method for them."""
+    found = optimizer.variables
+    return list(found if isinstance(found, (list, tuple)) else found())
+
+
+class BroadcastGlobalVariables:
+    """After the first batch, when all are made, ranks get one rank's weights and optimizer state.
+
+    States of random generators stay as they are, so that ranks drop different units.
+    """
+
+    model: Any
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
+    ) -> None:
+        """Takes the values of rank `root_rank`.
+
+        Args:
+            root_rank: whose.
+            device: has no effect.
+            local_variables: that stay as they are.
+        """
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = keys_of(local_variables or [])
+        setattr(self, BROADCASTS, True)
+
+    def register_local_var(self, var: Any) -> None:
+        """This variable stays as it is."""
+        self._local |= keys_of([var])
+
+    def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Once."""
+        if self.broadcast_done:
+            return
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        broadcast_variables(
+            [one for one in variables if key_of(one) not in self._local], self.root_rank
+        )
+        self.broadcast_done = True
+
+
+class MetricAverage:
+    """Averages the metrics of each epoch over the ranks; all ranks must have the same ones.
+
+    Place it before callbacks that read metrics.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the averages in the place of this rank's."""
+        if not logs:
+            return
+        names = sorted(logs)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        averages = _allreduce(values, name="MetricAverageCallback", op=Average)
+        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+
+class LearningRateSchedule:
+    """Sets the learning rate to initial_lr * multiplier, from one epoch to another."""
+
+    model: Any
+    params: dict[str, Any]
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """From `start_epoch` on, and before `end_epoch`.
+
+        Args:
+            initial_lr: of the training without schedule.
+            multiplier: a number, or a function of the epoch.
+            start_epoch: from 0.
+            end_epoch: None: to the end.
+            staircase: whether it changes with the epochs only, or with each batch, when the
+                function is given the epoch with a fraction.
+            momentum_correction: whether the momentum is scaled as the rate is, for the batch at
+                which that changes; only for optimizers that keep it in a variable.
+            steps_per_epoch: where Keras does not know.
+
+        Raises ValueError without a rate.
+        """
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError(f"{type(self).__name__} needs initial_lr=, the rate without schedule.")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.current_epoch = 0
+        self._momentum: Any = None  # as it was, while it is corrected
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Asks Keras for the number of steps, if it is needed."""
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"{type(self).__name__}: Keras does not know how many steps an epoch has. Pass "
+                "steps_per_epoch=."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """An epoch begins."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the rate, where it changes."""
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._adjust(self.current_epoch)
+
+    def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """The momentum is what it was."""
+        if self._momentum is not None:
+            self.model.optimizer.momentum.assign(self._momentum)
+            self._momentum = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Logs the rate as `lr`."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(self.model.optimizer.learning_rate.numpy())
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        momentum = getattr(optimizer, "momentum", None)
+        if self.momentum_correction and hasattr(momentum, "assign") and old:
+            self._momentum = float(momentum.numpy())
+            momentum.assign(self._momentum * new / old)
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """Raises the learning rate batch by batch from initial_lr / size to initial_lr."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """In so many epochs.
+
+        Args:
+            initial_lr: in the end.
+            warmup_epochs: epochs.
+            momentum_correction: see LearningRateSchedule.
+            steps_per_epoch: where Keras does not know.
+            verbose: 1: says when it is done.
+        """
+
+        def multiplier(epoch: float) -> float:
+            # Up to the end of the batch, so that the last one has the whole rate.
+            assert self.steps_per_epoch is not None
+            done = epoch + 1 / self.steps_per_epoch
+            return (done * (size() - 1) / warmup_epochs + 1) / size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            0,
+            warmup_epochs,  # type: ignore[arg-type]  # compared only
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Logs the rate as `lr`."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose:
+            print(
+                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}."
+            )
+
+
+class BestModel:
+    """Rank 0 saves the model when it is better than before; mixed into ModelCheckpoint."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+    ) -> None:
+        """As ModelCheckpoint(save_best_only=True), in $CHECKPOINT_DIR or the current folder.
+
+        Its attribute `filepath` may be set to another place before fit().
+        """
+        name = f"model-best{'.weights.h5' if save_weights_only else '.keras'}"
+        super().__init__(
+            os.path.join(os.environ.get("CHECKPOINT_DIR") or ".", name),  # type: ignore[call-arg]
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        if PLACEMENT.rank == 0:
+            super()._save_model(*args, **kwargs)  # type: ignore[misc]

@@ -1,0 +1,189 @@
+"""Keras optimizers that combine gradients over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from ddl_ops import keras_optimizer
+from ddl_ops.gradients import is_reduced
+
+from horovod.common.basics import require_initialized
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
+from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
+from horovod.tensorflow.tape import weights_of
+
+
+def is_keras_optimizer(optimizer: Any) -> bool:
+    """Whether it is of Keras 3, or of Keras 2."""
+    return isinstance(optimizer, keras.optimizers.Optimizer) or _is_keras_2(optimizer)
+
+
+def _is_keras_2(optimizer: Any) -> bool:
+    if (tf_keras := sys.modules.get("tf_keras")) is None:
+        return False
+    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    return isinstance(optimizer, kinds)
+
+
+def distribute(
+    optimizer: Any, reduction: Reduction, passes: int = 1, average_passes: bool = False
+) -> Any:
+    """Makes `optimizer` combine gradients over the ranks before each update, and returns it.
+
+    Its class becomes one below its own, of the same name, which saved models name as its own.
+
+    Args:
+        optimizer: of Keras 3 or 2.
+        reduction: how.
+        passes: backward_passes_per_step.
+        average_passes: average_aggregated_gradients.
+
+    Raises ValueError if it is distributed already, or before hvd.init().
+    """
+    require_initialized()
+    if keras_optimizer.is_distributed(optimizer):
+        raise ValueError(
+            f"The optimizer {optimizer.name!r} is distributed already: wrap it once, or gradients "
+            "would be averaged twice."
+        )
+    if hasattr(optimizer, "inner_optimizer"):
+        distribute(optimizer.inner_optimizer, reduction, passes, average_passes)
+        return optimizer
+    mixin = _Keras2 if _is_keras_2(optimizer) else _Keras3
+    optimizer.__class__ = _class_below(type(optimizer), mixin, (reduction, passes, average_passes))
+    optimizer._begin()
+    return optimizer
+
+
+def partial(optimizer: Any, local_layers: Any) -> Any:
+    """Lets gradients of these layers stay on their ranks."""
+    for variable in weights_of(local_layers):
+        optimizer.register_local_var(variable)
+    return optimizer
+
+
+def _class_below(kind: type, mixin: type, how: tuple[Any, ...]) -> type:
+    below = type(kind.__name__, (mixin, kind), {"_hvd_how": how})
+    below.__qualname__ = kind.__qualname__
+    # Where a saved model looks for it.
+    path = getattr(kind, "__module__", "")
+    exported = path.startswith("keras.src.") and getattr(keras.optimizers, kind.__name__, None)
+    below.__module__ = "keras.optimizers" if exported is kind else path
+    below.__doc__ = kind.__doc__
+    return below
+
+
+class _Distributed:
+    """What both have: the class attribute `_hvd_how` says how."""
+
+    _hvd_how: tuple[Reduction, int, bool]
+
+    def _begin(self: Any) -> None:
+        reduction, passes, average = self._hvd_how
+        self._hvd = DistributedGradients(reduction)
+        self._agg_helper = (
+            LocalGradientAggregation(passes, self._hvd, average) if passes > 1 else None
+        )
+        keras_optimizer.mark_distributed(self, self._reduce_at_once)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Made of a get_config(): distributed, too."""
+        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
+        made._begin()
+        return made
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        return type(self).from_config(self.get_config())
+
+    def register_local_var(self: Any, var: Any) -> None:
+        """From here on the gradient of this variable stays on its rank."""
+        self._hvd.register_local(var)
+
+    def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """For loss scaling, whose decision needs what all ranks have."""
+        if self._agg_helper is not None:
+            raise ValueError(
+                "backward_passes_per_step > 1 does not go together with loss scaling here: take "
+                "mixed_bfloat16, which needs none."
+            )
+        return self._hvd(gradients, variables)
+
+    def _allreduce(self: Any, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Gradients combined over the ranks, or the sums so far: what apply takes as it is."""
+        combine = self._agg_helper.compute if self._agg_helper else self._hvd
+        return list(combine(list(grads), list(vars)))
+
+    def _compute_gradients(
+        self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        """(gradient, variable) pairs, combined over the ranks.
+
+        Args:
+            loss: a function; or a tensor, with the tape that has recorded it.
+            var_list: variables, or a function that gives them.
+            grad_loss: the gradient of the loss, by default ones.
+            tape: see loss.
+        """
+        if tape is None:
+            with tf.GradientTape() as tape:
+                loss = loss()
+        variables = list(var_list() if callable(var_list) else var_list)
+        gradients = tape.gradient(loss, variables, grad_loss)
+        return list(zip(self._allreduce(gradients, variables), variables, strict=True))
+
+    def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if all(gradient is None or is_reduced(gradient) for gradient in gradients):
+            return list(gradients)
+        return list(self._allreduce(gradients, variables))
+
+    def _update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any) -> Any:
+        if self._agg_helper is None:
+            with keras_optimizer.within_apply():
+                return update()
+        with tf.init_scope():
+            self.build(variables)
+
+        def once() -> None:
+            with keras_optimizer.within_apply():
+                update()
+
+        counter = getattr(self, "_iterations", None)
+        counter = self.iterations if counter is None else counter
+        self._agg_helper.apply(gradients, once, lambda: counter.assign_add(1))
+        return None
+
+
+class _Keras3(_Distributed):
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """As that of Keras, of gradients combined over the ranks."""
+        apply = super().apply  # type: ignore[misc]
+        if keras_optimizer.reduced_outside(self):
+            return apply(grads, trainable_variables)
+        variables = list(
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        combined = self._combined(list(grads), variables)
+        return self._update(combined, variables, lambda: apply(combined, variables))
+
+
+class _Keras2(_Distributed):
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """As that of Keras, combined over the ranks."""
+        return self._compute_gradients(loss, var_list, tape=tape)
+
+    def apply_gradients(self: Any, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        """As that of Keras, of gradients combined over the ranks."""
+        apply = super().apply_gradients  # type: ignore[misc]
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        combined = self._combined([gradient for gradient, _ in pairs], variables)
+        together = list(zip(combined, variables, strict=True))
+        return self._update(
+            combined, variables, functools.partial(apply, together, *args, **kwargs)
+        )

@@ -1,0 +1,1 @@
+"""What does not depend on the framework."""

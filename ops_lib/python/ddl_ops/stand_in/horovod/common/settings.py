@@ -1,0 +1,66 @@
+"""HOROVOD_* in the environment: what has a counterpart is taken, the others are named once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import MutableMapping
+
+from ddl_ops.environment import PLACEMENT
+
+# Taken under our name, as they are.
+_SAME = {
+    "HOROVOD_TIMELINE": "DDL_TIMELINE",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "DDL_STALL_TIMEOUT",
+}
+_LEVELS = {"trace": "info", "debug": "info", "info": "info"}
+_BYTES_OF_FLOAT = 4
+# Set for every script by whoever starts ranks, or without anything to do here.
+_SILENT = frozenset(
+    """
+    HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK
+    HOROVOD_CROSS_SIZE HOROVOD_HOSTNAME HOROVOD_WITH_TENSORFLOW HOROVOD_WITHOUT_TENSORFLOW
+    HOROVOD_WITH_MPI HOROVOD_WITHOUT_GLOO HOROVOD_WITHOUT_PYTORCH HOROVOD_WITHOUT_MXNET
+    HOROVOD_LOG_LEVEL HOROVOD_FUSION_THRESHOLD HOROVOD_ELASTIC HOROVOD_MIN_NP HOROVOD_MAX_NP
+    """.split()
+)
+_WHY = {
+    "HOROVOD_CYCLE_TIME": "nothing waits for a cycle here",
+    "HOROVOD_CACHE_CAPACITY": "what ranks have agreed on is kept without a limit",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "ranks of one host reduce through shared memory first anyway",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "ranks of one host share their memory anyway",
+    "HOROVOD_AUTOTUNE": "there is nothing to tune",
+    "HOROVOD_STALL_CHECK_DISABLE": "a rank that waits in vain ends after DDL_STALL_TIMEOUT seconds",
+}
+
+
+@functools.cache
+def take_settings() -> None:
+    """Translates this process's HOROVOD_* to DDL_*, once; rank 0 names those without effect."""
+    said = translate(os.environ)
+    if PLACEMENT.rank == 0:
+        for sentence in said:
+            print(f"ddl: rank 0: {sentence}", file=sys.stderr, flush=True)
+
+
+def translate(environ: MutableMapping[str, str]) -> list[str]:
+    """Adds to `environ` what its HOROVOD_* mean, unless ours is set; a sentence for each other.
+
+    HOROVOD_FUSION_THRESHOLD, bytes, becomes DDL_GROUP_SIZE, elements of float32; 0 is 1: each
+    tensor alone.
+    """
+    for theirs, ours in _SAME.items():
+        if environ.get(theirs, "0") not in ("", "0"):  # 0: never
+            environ.setdefault(ours, environ[theirs])
+    if environ.get("HOROVOD_FUSION_THRESHOLD", "").isdecimal():
+        elements = int(environ["HOROVOD_FUSION_THRESHOLD"]) // _BYTES_OF_FLOAT
+        environ.setdefault("DDL_GROUP_SIZE", str(max(elements, 1)))
+    if (level := environ.get("HOROVOD_LOG_LEVEL")) is not None:
+        environ.setdefault("DDL_LOG", _LEVELS.get(level.lower(), "warning"))
+    said = []
+    for name in sorted(environ):
+        if name.startswith("HOROVOD_") and name not in _SAME and name not in _SILENT:
+            why = _WHY.get(name, "it has no counterpart")
+            said.append(f"{name} has no effect with ddl in Horovod's place: {why}.")
+    return said

@@ -1,0 +1,91 @@
+"""Starting ranks: horovod.run, and the command horovodrun (``launch``)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["run"]
+
+_CALLED = Path(__file__).with_name("call.py")
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    env: Mapping[str, str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    verbose: Any = None,
+    use_mpi: bool | None = None,
+    **unknown: Any,
+) -> list[Any]:
+    """Calls a function on ranks of this host, and returns what it returns on each.
+
+    Args:
+        func: what cloudpickle, or without that pickle, can take.
+        args: of the function.
+        kwargs: of the function.
+        num_proc: number of ranks.
+        hosts: as horovodrun's: this host alone.
+        hostfile: as horovodrun's.
+        env: environment of the ranks; by default this process's.
+        executable: the Python of the ranks; by default this one.
+        np: older name of num_proc.
+        verbose: has no effect, nor has use_mpi.
+        use_mpi: see above.
+        unknown: other arguments of Horovod's: TypeError where they are not None.
+
+    Raises RuntimeError if a rank fails, whose output has been printed.
+    """
+    del verbose, use_mpi
+    if given := sorted(name for name, value in unknown.items() if value is not None):
+        raise TypeError(
+            f"horovod.run({', '.join(given)}=): not here. Hosts beside this one, and training that "
+            "goes on after failures, are a manifest's: docs/coming-from-horovod.md"
+        )
+    count = np or num_proc
+    flags = ["-np", str(count)]
+    for flag, value in (("-H", hosts), ("--hostfile", hostfile)):
+        if value:
+            flags += [flag, value]
+    with tempfile.TemporaryDirectory(prefix="horovod-run-") as folder:
+        _dump((func, tuple(args), dict(kwargs or {})), Path(folder, "function"))
+        command = [executable or sys.executable, str(_CALLED), folder]
+        packages = str(Path(__file__).parents[2])
+        environment = dict(os.environ if env is None else env)
+        done = subprocess.run(
+            [sys.executable, "-m", "horovod.runner.launch", *flags, *command],
+            env=environment | {"PYTHONPATH": _in_front(packages, environment)},
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(
+                f"horovod.run() has failed: exit code {done.returncode}; the output above says why."
+            )
+        return [
+            pickle.loads(Path(folder, f"result-{rank}").read_bytes())  # noqa: S301  our own
+            for rank in range(count)
+        ]
+
+
+def _in_front(folder: str, environment: Mapping[str, str]) -> str:
+    return os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
+
+
+def _dump(value: Any, path: Path) -> None:
+    try:
+        import cloudpickle as pickler  # takes functions of the main script
+    except ImportError:
+        pickler = pickle
+    path.write_bytes(pickler.dumps(value))

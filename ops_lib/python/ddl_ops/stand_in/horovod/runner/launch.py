@@ -1,0 +1,187 @@
+"""``horovodrun``: starts ranks on this host, with Horovod's flags, by ``ddl-run``.
+
+    horovodrun -np 4 python train.py
+
+What the flags set and ranks can use reaches them as HOROVOD_*; each flag that has no effect is
+named, and hosts beside this one are refused: a manifest's launcher starts ranks there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from horovod import __version__
+
+# Flags that take a value and have no effect here.
+_WITH_VALUE = """
+    --start-timeout --network-interfaces --network-interface --nics --mpi-args --binding-args
+    --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
+    --autotune-steps-per-sample --autotune-bayes-opt-max-samples
+    --autotune-gaussian-process-noise --num-nccl-streams --thread-affinity --gloo-timeout-seconds
+    --stall-check-warning-time-seconds --ssh-port --ssh-identity-file --slots-per-host
+    --elastic-timeout --reset-limit --blacklist-cooldown-range --min-np --min-num-proc --max-np
+    --max-num-proc
+""".split()
+_SWITCHES = """
+    --disable-cache --gloo --mpi --jsrun --tcp --hierarchical-allreduce
+    --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
+    --torus-allreduce --no-torus-allreduce --autotune --no-autotune --timeline-mark-cycles
+    --no-timeline-mark-cycles --mpi-threads-disable --no-mpi-threads-disable
+    --no-stall-check --stall-check --log-with-timestamp --log-hide-timestamp
+    --prefix-output-with-timestamp --verbose
+""".split()
+_SHORT = {"--ssh-port": ["-p"], "--ssh-identity-file": ["-i"]}
+# These ask for what happens anyway.
+_GRANTED = frozenset(("--mpi", "--verbose", "--disable-cache", "--stall-check"))
+_HERE = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the ranks. Returns the exit code of the one that failed first, 0 if none did."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.check_build:
+        print(_BUILT.format(version=__version__))
+        return 0
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    if not options.command:
+        parser.error("no command given; for example: horovodrun -np 2 python train.py")
+    count = options.num_proc
+    if options.host_discovery_script:
+        parser.error(
+            "--host-discovery-script: hosts come and go by a manifest's launcher; see "
+            "docs/coming-from-horovod.md"
+        )
+    for host, slots in _hosts(parser, options):
+        if host not in _HERE and host != socket.gethostname():
+            parser.error(
+                f"ranks on {host}: horovodrun starts them on this host alone here. Hosts that ssh "
+                "reaches, Slurm and Kubernetes are launchers of a manifest: docs/scaling.md"
+            )
+        count = count or slots
+    if not count:
+        parser.error("how many ranks? For example: horovodrun -np 2 python train.py")
+    for flag in options.idle or []:
+        if flag not in _GRANTED:
+            print(f"horovodrun: {flag} has no effect here", file=sys.stderr)
+    _set(os.environ, options)
+    words = ["--np", str(count)]
+    if options.timeline_filename:
+        words += ["--timeline", options.timeline_filename]
+    return _ddl_run([*words, *options.command])
+
+
+def run_commandline() -> None:
+    """The command."""
+    sys.exit(main())
+
+
+_BUILT = """\
+Horovod v{version} (ddl in its place):
+
+Available Frameworks:
+    [X] TensorFlow
+    [ ] PyTorch
+    [ ] MXNet
+
+Available Controllers:
+    [X] MPI
+    [ ] Gloo
+
+Available Tensor Operations:
+    [ ] DDL
+    [ ] CCL
+    [X] MPI
+    [ ] Gloo"""
+
+
+class _Idle(argparse.Action):
+    """Notes a flag without effect."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:  # type: ignore[no-untyped-def]
+        namespace.idle = [*(namespace.idle or []), self.option_strings[-1]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="horovodrun",
+        description="Starts ranks on this host, as ddl-run does, with Horovod's flags.",
+    )
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument(
+        "-cb", "--check-build", action="store_true", help="says what there is, and ends"
+    )
+    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="this host alone")
+    hosts.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", help="lines of HOST slots=SLOTS: this host alone"
+    )
+    hosts.add_argument("--host-discovery-script", metavar="FILE", help="refused")
+    parser.add_argument("--output-filename", metavar="DIR", help="refused; redirect the output")
+    parser.add_argument("--config-file", metavar="FILE", help="refused; give flags")
+    parser.add_argument("--timeline-filename", metavar="FILE", help="a Chrome trace")
+    parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--stall-check-shutdown-time-seconds", type=int, metavar="S", help=argparse.SUPPRESS
+    )
+    parser.add_argument("--log-level", metavar="LEVEL", help="TRACE to FATAL")
+    parser.set_defaults(idle=None)
+    for flag in _WITH_VALUE:
+        parser.add_argument(
+            *_SHORT.get(flag, []), flag, action=_Idle, dest="_", help=argparse.SUPPRESS
+        )
+    for flag in _SWITCHES:
+        parser.add_argument(flag, action=_Idle, nargs=0, dest="_", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    return parser
+
+
+def _hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, int]]:
+    for name in ("output_filename", "config_file"):
+        if getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} is not here")
+    if options.hostfile:
+        try:
+            lines = Path(options.hostfile).read_text("utf-8").splitlines()
+        except OSError as error:
+            parser.error(f"{options.hostfile}: {error.strerror}")
+        texts = [line.replace(" slots=", ":") for line in lines if line.strip()]
+    else:
+        texts = (options.hosts or "").split(",") if options.hosts else []
+    found = []
+    for text in texts:
+        host, _, slots = text.strip().partition(":")
+        if not slots.isdigit():
+            parser.error(f"{text!r} is no host with its slots, as in localhost:4")
+        found.append((host, int(slots)))
+    return found
+
+
+def _set(environ: MutableMapping[str, str], options: argparse.Namespace) -> None:
+    """What ranks take from HOROVOD_*."""
+    if options.fusion_threshold_mb is not None:
+        environ["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 2**20))
+    if options.stall_check_shutdown_time_seconds is not None:
+        environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(
+            options.stall_check_shutdown_time_seconds
+        )
+    if options.log_level:
+        environ["HOROVOD_LOG_LEVEL"] = options.log_level
+
+
+def _ddl_run(words: list[str]) -> int:
+    from ddl_ops import run
+
+    sys.argv = ["ddl-run", *words]
+    return run.main()
+
+
+if __name__ == "__main__":
+    run_commandline()

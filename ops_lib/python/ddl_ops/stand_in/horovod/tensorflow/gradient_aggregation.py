@@ -1,0 +1,129 @@
+"""Gradients added up over several backward passes, and combined over the ranks once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ddl_ops.gradients import mark_reduced
+
+from horovod.tensorflow.gradient_reduction import DistributedGradients
+
+v1 = tf.compat.v1
+
+
+class LocalGradientAggregation:
+    """Sums gradients of `passes` calls; of each last one, the ranks combine the sums.
+
+    In TensorFlow 1 graphs its variables are local ones: neither saved nor broadcast.
+
+    Args:
+        passes: backward_passes_per_step.
+        reduce: combines the sums over the ranks.
+        average: whether the sums are divided by `passes`.
+
+    Attributes:
+        counter: passes since the last update, an int32 variable; None before the first.
+    """
+
+    def __init__(self, passes: int, reduce: DistributedGradients, average: bool) -> None:
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step is {passes}. Pass 1 or more.")
+        self._passes = passes
+        self._reduce = reduce
+        self._average = average
+        self._sums: list[Any] = []
+        self.counter: Any = None
+
+    def compute(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """What is to be applied, or the sums so far. A None must be None in each pass.
+
+        Raises ValueError for IndexedSlices, unless sparse_as_dense is set.
+        """
+        if not self._reduce.reduction.sparse_as_dense and any(
+            isinstance(gradient, tf.IndexedSlices) for gradient in gradients
+        ):
+            raise ValueError(
+                "Sparse gradients cannot be added up over several passes as they are. Pass "
+                "sparse_as_dense=True with backward_passes_per_step > 1."
+            )
+        dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+        present = [i for i, one in enumerate(dense) if one is not None]
+        if self.counter is None:
+            self._build([(dense[i], variables[i]) for i in present])
+        added = [
+            total.assign_add(dense[i], read_value=False)
+            for total, i in zip(self._sums, present, strict=True)
+        ]
+        with tf.control_dependencies(_ops(added)):
+            counted = self.counter.assign_add(1, read_value=False)
+        with tf.control_dependencies(_ops([counted])):
+            results = _either(
+                tf.equal(self.counter.read_value(), self._passes),
+                lambda: self._reduced([variables[i] for i in present]),
+                lambda: [total.read_value() for total in self._sums],
+            )
+        for i, one in zip(present, results, strict=True):
+            dense[i] = tf.identity(one)
+            mark_reduced(dense[i])
+        return dense
+
+    def _build(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        with tf.init_scope():
+            options: dict[str, Any] = {"trainable": False, "use_resource": True}
+            if not tf.executing_eagerly():
+                options["collections"] = [v1.GraphKeys.LOCAL_VARIABLES]
+            with tf.name_scope("horovod_aggregation"):
+                self._sums = [
+                    v1.Variable(tf.zeros(variable.shape, gradient.dtype), **options)
+                    for gradient, variable in pairs
+                ]
+                self.counter = v1.Variable(0, dtype=tf.int32, **options)
+
+    def _reduced(self, variables: Sequence[Any]) -> list[Any]:
+        sums = [total.read_value() for total in self._sums]
+        reduced = self._reduce(sums, variables)
+        with tf.control_dependencies(reduced if not tf.executing_eagerly() else []):
+            cleared = [total.assign(tf.zeros_like(total)) for total in self._sums]
+            cleared.append(self.counter.assign(0))
+        with tf.control_dependencies(cleared if not tf.executing_eagerly() else []):
+            passes = self._passes if self._average else 1
+            return [tf.identity(one) / tf.cast(passes, one.dtype) for one in reduced]
+
+    def apply(
+        self, gradients: Sequence[Any], update: Callable[[], Any], skip: Callable[[], Any]
+    ) -> Any:
+        """Runs `update` after the last of the passes, `skip` after the others."""
+        given = [one for one in gradients if one is not None]
+        with tf.control_dependencies(given if not tf.executing_eagerly() else []):
+            return _either(
+                tf.equal(self.counter.read_value(), 0),
+                _without_result(update),
+                _without_result(skip),
+            )
+
+
+def _ops(assigned: Sequence[Any]) -> list[Any]:
+    """In a graph an assignment is an op to wait for; eagerly it has happened."""
+    return [] if tf.executing_eagerly() else [one for one in assigned if one is not None]
+
+
+def _either(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    if tf.executing_eagerly():
+        return yes() if bool(condition) else no()
+    return tf.cond(condition, yes, no)
+
+
+def _without_result(run: Callable[[], Any]) -> Callable[[], Any]:
+    """For a branch of tf.cond: its ops run, and both branches give the same."""
+
+    def branch() -> Any:
+        done = run()
+        if tf.executing_eagerly():
+            return done
+        waits = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
+        with tf.control_dependencies(waits):
+            return tf.constant(True)
+
+    return branch

@@ -1,0 +1,172 @@
+"""What DistributedOptimizer and DistributedGradientTape do with gradients before they are applied.
+
+Gradients of a step travel together, and rounded to DDL_WIRE_DTYPE where that is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from ddl_ops import averaging
+from ddl_ops.environment import PLACEMENT
+from ddl_ops.gradients import is_reduced, mark_reduced, name_in_order, reduce_gradients
+
+from horovod.common.basics import Average, require_initialized
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+from horovod.tensorflow.reductions import allreduce_slices, require_plain
+from horovod.tensorflow.util import key_of, keys_of
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are combined: the arguments of DistributedOptimizer that say so.
+
+    Attributes:
+        name: of the ops.
+        groups: checked, and without effect: all gradients of one dtype travel together.
+    """
+
+    name: str = "DistributedGradients"
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what does not go together."""
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError(
+                "gradient_predivide_factor is part of an average: pass op=hvd.Average."
+            )
+        check_groups(self.groups)
+
+    def local(self, gradient: Any) -> Any:
+        """What a gradient that stays on its rank is applied as."""
+        if gradient is None or not self.scale_local_gradients:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(self._ranks(), gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(self._ranks(), gradient.dtype)
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] = (),
+        local: frozenset[Any] = frozenset(),
+    ) -> list[Any]:
+        """Gradients combined over the ranks, in order.
+
+        Args:
+            gradients: None stays None; one that was reduced before stays what it is.
+            variables: whose they are; only needed with `local`.
+            local: keys (key_of) of variables whose gradients stay on their ranks.
+
+        Raises ValueError before init(), and as allreduce for IndexedSlices.
+        """
+        require_initialized()
+        reduced = list(gradients)
+        if not self.sparse_as_dense and any(isinstance(g, tf.IndexedSlices) for g in gradients):
+            require_plain(self.op, self.gradient_predivide_factor)
+        at_home = (
+            [i for i, variable in enumerate(variables) if key_of(variable) in local]
+            if local
+            else []
+        )
+        for i in at_home:
+            if not is_reduced(reduced[i]):
+                reduced[i] = self.local(reduced[i])
+                mark_reduced(reduced[i])
+        if not PLACEMENT.launched or not self.process_set.included():
+            return reduced
+        others = [i for i in range(len(reduced)) if i not in at_home and reduced[i] is not None]
+        sparse = [
+            i
+            for i in others
+            if isinstance(reduced[i], tf.IndexedSlices)
+            and not self.sparse_as_dense
+            and not is_reduced(reduced[i])
+        ]
+        dense = [i for i in others if i not in sparse]
+        combined = reduce_gradients(
+            [reduced[i] for i in dense],
+            average=self.op == Average,
+            name=self.name,
+            sparse_as_dense=True,
+            reduce_n=self._reduce_n,
+        )
+        for i, one in zip(dense, combined, strict=True):
+            reduced[i] = one
+        for number, i in enumerate(sparse):
+            averaging.averaged()
+            name = name_in_order(f"{self.name}_sparse_{number}")
+            reduced[i] = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
+            mark_reduced(reduced[i])
+        return reduced
+
+    def _ranks(self) -> int:
+        return self.process_set.size() or 1
+
+    def _reduce_n(self, tensors: Sequence[tf.Tensor], average: bool, name: str | None) -> list[Any]:
+        del average  # is in op
+        before = after = 1.0
+        op = self.op
+        if self.gradient_predivide_factor != 1.0:
+            op = mpi_ops.Sum
+            before = 1.0 / self.gradient_predivide_factor
+            after = self.gradient_predivide_factor / self._ranks()
+        pairs = [self.compression.compress(tensor) for tensor in tensors]
+        together = mpi_ops._grouped_allreduce(
+            [small for small, _ in pairs], name, op, before, after, process_set=self.process_set
+        )
+        return [
+            self.compression.decompress(one, context)
+            for one, (_, context) in zip(together, pairs, strict=True)
+        ]
+
+
+def check_groups(groups: Any) -> None:
+    """Raises ValueError unless it is None, a number, or a list of lists of variables."""
+    if groups is None or (isinstance(groups, int) and groups >= 0):
+        return
+    if isinstance(groups, list) and all(isinstance(one, list) for one in groups):
+        return
+    raise ValueError(f"groups={groups!r}. Pass a number from 0, or a list of lists of variables.")
+
+
+def groups_of(num_groups: int, groups: Any) -> Any:
+    """The newer argument, of the two by which groups are given."""
+    return num_groups if num_groups else groups
+
+
+class DistributedGradients:
+    """A Reduction with the variables that stay on their ranks."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.reduction = reduction
+        self._local: set[Any] = set()
+
+    def register_local(self, variable: Any) -> None:
+        """From here on its gradient stays on its rank, divided by the number of ranks."""
+        self._local |= keys_of([variable])
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether it was registered."""
+        return key_of(variable) in self._local
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """See Reduction."""
+        return self.reduction(gradients, variables, frozenset(self._local))
+
+
+def note_tape() -> None:
+    """The script averages by a tape: what it applies then may be clipped, and still averages."""
+    averaging.averaged_by_script()

@@ -1,0 +1,155 @@
+"""Optimizers of tf.compat.v1.train, whose gradients are combined over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+from ddl_ops.gradients import mark_reduced, note_explicit_averages
+
+from horovod.common.basics import Average
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
+from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction, groups_of
+from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+
+v1 = tf.compat.v1
+
+
+class _DistributedOptimizer(v1.train.Optimizer):
+    """The optimizer within computes, applies and keeps its slots."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        reduce: DistributedGradients,
+        name: str | None,
+        use_locking: bool,
+        aggregation: LocalGradientAggregation | None,
+    ) -> None:
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
+        self._optimizer = optimizer
+        self._reduce = reduce
+        self._agg_helper = aggregation
+
+    def register_local_var(self, var: Any) -> None:
+        """From here on the gradient of this variable stays on its rank."""
+        self._reduce.register_local(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer within, combined over the ranks. A None must be None on all."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        note_explicit_averages("hvd.DistributedOptimizer")
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        combine = self._agg_helper.compute if self._agg_helper else self._reduce
+        return list(zip(combine(gradients, variables), variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """As the optimizer within; after the passes between two updates it counts the step only."""
+        pairs = list(grads_and_vars)
+        for gradient, _ in pairs:
+            mark_reduced(gradient)  # by compute_gradients; `import ddl` shall not, once more
+
+        def update() -> Any:
+            return self._optimizer.apply_gradients(pairs, global_step, name)
+
+        def count() -> Any:
+            return tf.no_op() if global_step is None else global_step.assign_add(1).op
+
+        if self._agg_helper is None:
+            return update()
+        return self._agg_helper.apply([gradient for gradient, _ in pairs], update, count)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer that combines gradients over the ranks before it applies them.
+
+    Args:
+        optimizer: of tf.compat.v1.train; or of Keras, which then becomes distributed itself (see
+            horovod.tensorflow.keras).
+        name: of the ops that apply; by default Distributed<class>.
+        use_locking: of TensorFlow 1.
+        device_dense: has no effect, nor has device_sparse.
+        device_sparse: see above.
+        compression: Compression.fp16 sends gradients as float16.
+        sparse_as_dense: whether IndexedSlices are made dense before.
+        backward_passes_per_step: gradients of so many passes are added up before.
+        op: hvd.Average, or another.
+        gradient_predivide_factor: of an average: gradients are divided by it before the sum, and
+            multiplied by gradient_predivide_factor / size after it.
+        average_aggregated_gradients: whether the sums over passes are divided by their number.
+        num_groups: checked, and without effect, as groups.
+        groups: see above.
+        process_set: the ranks that take part; others apply what they have.
+        scale_local_gradients: whether those that stay on their ranks are divided by their number.
+
+    Raises ValueError if it is no optimizer, or what is asked for does not go together.
+    """
+    del device_dense, device_sparse
+    reduction = Reduction(
+        name="DistributedOptimizer",
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(num_groups, groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    if isinstance(optimizer, v1.train.Optimizer):
+        if backward_passes_per_step > 1 and v1.executing_eagerly_outside_functions():
+            raise ValueError(
+                "backward_passes_per_step > 1 is for TensorFlow 1 graphs with optimizers of "
+                "tf.compat.v1.train. In eager code take one of Keras."
+            )
+        reduce = DistributedGradients(reduction)
+        aggregation = (
+            None
+            if backward_passes_per_step == 1
+            else LocalGradientAggregation(
+                backward_passes_per_step, reduce, average_aggregated_gradients
+            )
+        )
+        return _DistributedOptimizer(optimizer, reduce, name, use_locking, aggregation)
+    from horovod._keras import optimizer as of_keras
+
+    if not of_keras.is_keras_optimizer(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} is no optimizer of Keras, and none of "
+            "tf.compat.v1.train. Pass one of them."
+        )
+    return of_keras.distribute(
+        optimizer, reduction, backward_passes_per_step, average_aggregated_gradients
+    )

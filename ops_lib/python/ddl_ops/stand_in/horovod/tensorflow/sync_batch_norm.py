@@ -1,0 +1,40 @@
+"""Batch normalization by the moments of the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common.basics import Average, size
+from horovod.tensorflow.reductions import allreduce
+
+
+def _over_ranks(mean: Any, variance: Any) -> tuple[Any, Any]:
+    """Moments of all ranks' batches, which count equally, from those of this rank's."""
+    if size() == 1:
+        return mean, variance
+    together = allreduce(
+        tf.stack([mean, variance + tf.square(mean)]), op=Average, name="SyncBatchNormalization"
+    )
+    return together[0], together[1] - tf.square(together[0])
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
+    """tf.keras.layers.BatchNormalization whose moments are those of all ranks' batches.
+
+    Args:
+        fused: False: moments of several ranks cannot be fused.
+        options: as BatchNormalization's.
+    """
+
+    def __init__(self, fused: bool = False, **options: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("Moments of several ranks cannot be fused: leave out fused=.")
+        if tf.keras.__name__.startswith("keras"):  # Keras 3 has no such option
+            super().__init__(**options)
+        else:
+            super().__init__(fused=False, **options)
+
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return _over_ranks(*super()._moments(inputs, *args, **kwargs))

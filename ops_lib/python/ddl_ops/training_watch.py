@@ -1,0 +1,26 @@
+"""What is hooked once communication has started, so that ranks that train apart are known."""
+
+from __future__ import annotations
+
+import sys
+
+from ddl_ops import gradients, written_files
+from ddl_ops.environment import PLACEMENT
+
+
+def look_after_training() -> None:
+    """Ranks that do not average are warned of, where Keras says so, and known at the end.
+
+    May be called again, once the script has imported Keras.
+    """
+    gradients.note_gradients()
+    if PLACEMENT.size > 1 and "keras" in sys.modules:
+        from ddl_ops.keras_optimizer import notice_training_apart
+
+        notice_training_apart()
+    if PLACEMENT.size > 1:
+        written_files.tell_of_c_code()
+    if "keras" in sys.modules:
+        from ddl_ops.keras_weight_notes import hook_fit
+
+        hook_fit()

@@ -1,0 +1,400 @@
+"""What a script for Horovod may do: runs each check, says how it went.
+
+Inputs differ by rank and index. What each rank has is compared by ddl's own means.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+import horovod.keras
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import keras
+import numpy as np
+import tensorflow as tf
+from ddl_ops import averaging, lifecycle
+from speech import RANK, SIZE, say
+
+CHECKS: list[Callable[[], None]] = []
+v1 = tf.compat.v1
+MEAN = np.mean([rank + 1.0 for rank in range(SIZE)])
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def raised(kind: type[BaseException], call: Callable[[], object]) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def alike(values) -> bool:
+    """Whether all ranks have these."""
+    everyone = hvd.allgather_object([np.asarray(value) for value in values])
+    return all(
+        np.array_equal(mine, theirs)
+        for one in everyone
+        for mine, theirs in zip(everyone[0], one, strict=True)
+    )
+
+
+def made_by(kind: str, graph: tf.Graph) -> list[str]:
+    return [op.name for op in graph.get_operations() if op.type == kind]
+
+
+@check
+def importing_starts_nothing_and_init_does_and_may_be_repeated() -> None:
+    assert not lifecycle.initialised() and not hvd.is_initialized()
+    assert "hvd.init()" in raised(ValueError, hvd.rank)
+    assert "hvd.init()" in raised(ValueError, lambda: hvd.allreduce(1.0))
+    hvd.init()
+    hvd.init()
+    assert lifecycle.initialised() and hvd.is_initialized()
+    assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (RANK, SIZE, RANK, SIZE)
+    assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
+    assert hvd.mpi_built() and hvd.mpi_enabled() and not hvd.gloo_built() and not hvd.nccl_built()
+    hvd.shutdown()
+    assert not hvd.is_initialized() and "hvd.init()" in raised(ValueError, hvd.size)
+    hvd.init()
+    assert "ddl" not in sys.modules  # which would hook the optimizers
+
+
+@check
+def settings_of_horovod_reach_the_ops() -> None:
+    """HOROVOD_FUSION_THRESHOLD of one float: each gradient travels alone."""
+    assert os.environ["DDL_GROUP_SIZE"] == "1"
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = x[0] * 2.0 + x[1]
+        return hvd.DistributedGradientTape(tape).gradient(loss, x)
+
+    graph = gradients.get_concrete_function([tf.TensorSpec([], tf.float32)] * 2).graph
+    assert len(made_by("AllReduceN", graph)) == 2
+
+
+@check
+def allreduce_of_what_a_script_may_pass() -> None:
+    mine = np.arange(4, dtype=np.float32) * SIZE + RANK
+    total = sum(np.arange(4, dtype=np.float32) * SIZE + rank for rank in range(SIZE))
+    assert np.allclose(hvd.allreduce(mine), total / SIZE)
+    assert np.allclose(hvd.allreduce(mine, average=False), total)
+    assert np.allclose(hvd.allreduce(tf.Variable(mine), op=hvd.Sum, name="mine"), total)
+    assert "average=" in raised(ValueError, lambda: hvd.allreduce(mine, average=True, op=hvd.Sum))
+    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    assert np.allclose(scaled, 2 * total)
+    # Integers are scaled in float64, and truncated before they are added.
+    whole = hvd.allreduce(np.array([3, -3]), op=hvd.Sum, prescale_factor=0.5)
+    assert whole.numpy().tolist() == [SIZE, -SIZE]
+    small = hvd.allreduce(mine + 2.0**-14, op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert small.dtype == tf.float32 and np.array_equal(small, np.float16(total))
+    together = hvd.grouped_allreduce([mine, tf.ones(2, tf.int32), mine[:0]], op=hvd.Sum)
+    assert [one.dtype for one in together] == [tf.float32, tf.int32, tf.float32]
+    assert np.allclose(together[0], total) and together[1].numpy().tolist() == [SIZE, SIZE]
+    slices = tf.IndexedSlices(tf.fill([RANK + 1, 2], 1.0 + RANK), tf.range(RANK + 1), [SIZE, 2])
+    both = hvd.grouped_allreduce([slices, mine])
+    for reduced in (hvd.allreduce(slices), both[0]):
+        assert reduced.indices.numpy().tolist() == [i for r in range(SIZE) for i in range(r + 1)]
+        expected = [(r + 1) / SIZE for r in range(SIZE) for _ in range(r + 1)]
+        assert np.allclose(reduced.values, np.array(expected)[:, None] * np.ones(2))
+        assert list(reduced.dense_shape) == [SIZE, 2]
+    assert np.allclose(both[1], total / SIZE)
+    for wrong in ({"op": hvd.Min}, {"op": hvd.Adasum}, {"prescale_factor": 2.0}):
+        assert "IndexedSlices" in raised(
+            NotImplementedError, lambda wrong=wrong: hvd.allreduce(slices, **wrong)
+        )
+
+
+@check
+def the_others_and_their_gradients() -> None:
+    gathered = hvd.allgather(np.full([RANK + 1, 2], RANK))
+    assert gathered.numpy()[:, 0].tolist() == [r for r in range(SIZE) for _ in range(r + 1)]
+    variable = tf.Variable([float(RANK), 5.0])
+    with tf.GradientTape() as tape:
+        received = hvd.broadcast(variable, root_rank=SIZE - 1)
+    assert received.numpy().tolist() == [SIZE - 1.0, 5.0]
+    gradient = tape.gradient(received, variable)
+    # Of the average of the ranks' losses, as Horovod's.
+    assert gradient.numpy().tolist() == [1.0 if RANK == SIZE - 1 else 0.0] * 2
+    (value,) = hvd.broadcast_([variable], 1)
+    assert variable.numpy().tolist() == value.numpy().tolist() == [1.0, 5.0]
+    assert hvd.broadcast_object({"rank": RANK, "f": len}, root_rank=1) == {"rank": 1, "f": len}
+    assert hvd.allgather_object("x" * RANK) == ["x" * rank for rank in range(SIZE)]
+    hvd.barrier()
+    for different in (
+        lambda: hvd.allreduce(tf.zeros([3 + RANK])),
+        lambda: hvd.grouped_allreduce([tf.zeros([3 + RANK])]),
+        lambda: hvd.allgather(tf.zeros([1, 3 + RANK])),
+        lambda: hvd.broadcast(tf.zeros([1]), root_rank=RANK),
+    ):
+        raised(tf.errors.FailedPreconditionError, different)
+    assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
+
+
+@check
+def reductions_exchanges_and_scatters_with_horovods_gradients() -> None:
+    values = np.array([[rank, 9 - rank, 3] for rank in range(SIZE)], np.uint8)
+    mine = values[RANK]
+    for op, reduce in ((hvd.Min, np.min), (hvd.Max, np.max), (hvd.Product, np.prod)):
+        assert np.array_equal(hvd.allreduce(mine, op=op), reduce(values, axis=0))
+        assert np.array_equal(hvd.grouped_allreduce([mine, mine], op=op)[1], reduce(values, axis=0))
+    assert "hvd.Average" in raised(NotImplementedError, lambda: hvd.allreduce(mine, op=hvd.Adasum))
+    rows = tf.Variable(np.arange(2 * SIZE, dtype=np.float32) + 10 * RANK)
+    with tf.GradientTape(persistent=True) as tape:
+        exchanged = hvd.alltoall(rows)
+        total = hvd.reducescatter(rows, op=hvd.Sum)
+    theirs = [2.0 * RANK + i + 10 * r for r in range(SIZE) for i in range(2)]
+    assert exchanged.numpy().tolist() == theirs
+    assert tape.gradient(exchanged, rows).numpy().tolist() == [1.0] * 2 * SIZE
+    assert np.allclose(total, [SIZE * (2 * RANK + i) + 10 * sum(range(SIZE)) for i in range(2)])
+    # Horovod's is multiplied by the number of ranks.
+    assert tape.gradient(total, rows).numpy().tolist() == [float(SIZE)] * 2 * SIZE
+    received, counts = hvd.alltoall(tf.fill([SIZE], RANK), splits=[1] * SIZE)
+    assert received.numpy().tolist() == list(range(SIZE)) and counts.numpy().tolist() == [1] * SIZE
+    scattered = hvd.grouped_reducescatter([rows, tf.ones([SIZE + 1], tf.float64)])
+    assert len(scattered[1]) == (2 if RANK == 0 else 1) and scattered[1].dtype == tf.float64
+
+
+@check
+def process_sets_come_go_and_take_what_all_take() -> None:
+    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
+    assert [one.process_set_id for one in sets] == list(range(1, SIZE + 1))
+    mine, other = sets[RANK], sets[RANK - 1]
+    assert (mine.size(), mine.rank(), mine.included(), other.included()) == (1, 0, True, False)
+    assert hvd.allreduce(RANK + 1.0, op=hvd.Sum, process_set=mine) == RANK + 1
+    assert hvd.broadcast_object(RANK, root_rank=RANK, process_set=mine) == RANK
+    assert hvd.allgather_object(RANK, process_set=mine) == [RANK]
+    assert hvd.size_op(other.process_set_id) == 1 and hvd.size_op() == SIZE
+    assert hvd.process_set_included_op(other.process_set_id) == 0
+    x = tf.Variable(RANK + 1.0)
+    with tf.GradientTape() as tape:
+        loss = 2.0 * x
+    # Whoever is not of the set keeps its own.
+    tape = hvd.DistributedGradientTape(tape, process_set=sets[0])
+    assert tape.gradient(loss, x) == 2.0
+    raised(tf.errors.InvalidArgumentError, lambda: hvd.allreduce(1.0, process_set=other))
+    assert "already" in raised(ValueError, lambda: hvd.add_process_set(range(SIZE)))
+    assert hvd.remove_process_set(sets[0]) and sets[0].process_set_id is None
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    raised(ValueError, lambda: hvd.allreduce(1.0, process_set=sets[0]))
+    assert hvd.add_process_set(sets[0]).process_set_id == 1
+    for one in sets:
+        assert hvd.remove_process_set(one)
+    assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
+
+
+@check
+def a_tape_averages_but_what_stays_local() -> None:
+    shared, own, unused = tf.Variable(1.0), keras.Variable(1.0), tf.Variable(1.0)
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build([1, 1])
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = (RANK + 1.0) * (shared + 2.0 * own.value + 3.0 * layer(tf.ones([1, 1]))[0, 0])
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+        assert isinstance(tape, tf.GradientTape)
+        tape.register_local_source(own)
+        return tape.gradient(loss, {"a": shared, "b": own.value, "c": layer.kernel, "d": unused})
+
+    found = gradients()
+    assert found["a"] == MEAN and found["d"] is None
+    assert np.isclose(found["b"], 2.0 * (RANK + 1) / SIZE)
+    assert np.isclose(found["c"], 3.0 * (RANK + 1) / SIZE)
+    with hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=2.0) as tape:
+        loss = (RANK + 1.0) * shared
+    assert np.isclose(tape.gradient(loss, shared), MEAN)
+    embedded = tf.Variable(tf.ones([SIZE, 2]))
+    for dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(embedded, [RANK]))
+        tape = hvd.DistributedGradientTape(tape, sparse_as_dense=dense, op=hvd.Sum)
+        (gradient,) = tape.gradient(loss, [embedded])
+        assert isinstance(gradient, tf.IndexedSlices) is not dense
+        assert np.array_equal(tf.convert_to_tensor(gradient), np.ones([SIZE, 2]))
+
+
+def model_of(optimizer) -> keras.Model:
+    keras.utils.set_random_seed(RANK)
+    model = keras.Sequential(
+        [keras.Input([4]), keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.random.RandomState(RANK).rand(32, 4).astype(np.float32)
+    return inputs, inputs.sum(1, keepdims=True)
+
+
+@check
+def keras_trains_one_model_with_every_callback() -> None:
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    assert hvd_keras.DistributedOptimizer(optimizer) is optimizer
+    assert "already" in raised(ValueError, lambda: hvd.DistributedOptimizer(optimizer))
+    model = model_of(optimizer)
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    os.environ["CHECKPOINT_DIR"] = folder
+    callbacks = hvd_keras.callbacks
+    history = model.fit(
+        *rows(),
+        batch_size=8,
+        epochs=4,
+        verbose=0,
+        validation_data=rows(),
+        callbacks=[
+            callbacks.BroadcastGlobalVariablesCallback(0),
+            callbacks.MetricAverageCallback(),
+            callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=2),
+            callbacks.LearningRateScheduleCallback(0.08, lambda epoch: 0.5**epoch, start_epoch=2),
+            callbacks.BestModelCheckpoint(),
+        ],
+    ).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert np.allclose(history["lr"], [0.08 * (SIZE + 1) / 2 / SIZE, 0.08, 0.02, 0.01]), history
+    assert alike([*model.get_weights(), history["loss"], history["val_mae"]])
+    hvd.barrier()
+    # Saved as an optimizer of Keras, and gone on with distributed.
+    path = f"{folder}/model-best.keras"
+    assert type(keras.models.load_model(path).optimizer) is keras.optimizers.SGD
+    loaded = hvd_keras.load_model(path)
+    assert loaded.optimizer.iterations.numpy() in (4, 8, 12, 16)
+    loaded.train_on_batch(*rows())
+    assert alike(loaded.get_weights())
+    again = type(optimizer).from_config(optimizer.get_config())
+    again.apply([tf.constant(RANK + 1.0)], [variable := keras.Variable(0.0)])
+    assert np.isclose(variable, -float(again.learning_rate.numpy()) * MEAN)
+
+
+@check
+def batches_are_normalised_by_the_moments_of_all() -> None:
+    everyone = np.stack([np.random.RandomState(rank).rand(8, 3) for rank in range(SIZE)])
+    layer = hvd.SyncBatchNormalization(momentum=0.0)
+    normalised = layer(tf.constant(everyone[RANK], tf.float32), training=True)
+    rows = everyone.reshape(-1, 3)
+    assert np.allclose(layer.moving_mean, rows.mean(0), atol=1e-6)
+    assert np.allclose(layer.moving_variance, rows.var(0), atol=1e-6)
+    expected = (everyone[RANK] - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-3)
+    assert np.allclose(normalised, expected, atol=1e-5)
+
+
+@check
+def gradients_of_several_passes_are_added_up_first() -> None:
+    for average in (False, True):
+        seen, iterations = five_passes(average)
+        divisor = 2 if average else 1
+        mean, mine = MEAN / divisor, (RANK + 1) / SIZE / divisor
+        expected = [(-total * mean, -total * mine) for total in (0, 3, 3, 10, 10)]
+        assert np.allclose(seen, expected), (seen, expected)
+        assert iterations == 5
+
+
+def five_passes(average: bool) -> tuple[list[tuple[float, float]], int]:
+    optimizer = horovod.keras.DistributedOptimizer(
+        keras.optimizers.SGD(1.0),
+        backward_passes_per_step=2,
+        average_aggregated_gradients=average,
+    )
+    shared, local = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer.register_local_var(local)
+
+    @tf.function
+    def step(factor):
+        optimizer.apply([factor * (RANK + 1.0), factor * (RANK + 1.0)], [shared, local])
+
+    seen = []
+    for factor in (1.0, 2.0, 3.0, 4.0, 5.0):
+        step(tf.constant(factor))
+        seen.append((float(shared.numpy()), float(local.numpy())))
+    return seen, int(optimizer.iterations.numpy())
+
+
+@check
+def optimizers_and_hooks_of_tensorflow_1() -> None:
+    with tf.Graph().as_default():
+        v1.set_random_seed(RANK)
+        step = v1.train.get_or_create_global_step()
+        weights = v1.get_variable("weights", [4, 1])
+        inputs, outputs = (tf.constant(one) for one in rows())
+        loss = tf.reduce_mean((inputs @ weights - outputs) ** 2)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.AdamOptimizer(0.1), backward_passes_per_step=2
+        )
+        train = optimizer.minimize(loss, step)
+        hook = hvd.BroadcastGlobalVariablesHook(0)
+        with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            assert alike_in_session(session, weights)
+            before = session.run(loss)
+            for _ in range(41):
+                session.run(train)
+            assert session.run(loss) < 0.1 * before
+            assert alike_in_session(session, weights) and session.run(step) == 41
+        saved = [variable.op.name for variable in v1.global_variables()]
+        assert not [name for name in saved if "aggregation" in name]
+
+
+def alike_in_session(session, variable) -> bool:
+    mine = session.run(variable)
+    with tf.init_scope(), tf.Graph().as_default(), v1.Session() as other:
+        everyone = other.run(hvd.allgather(tf.constant(mine)[None]))
+    return all(np.array_equal(one, mine) for one in everyone)
+
+
+@check
+def state_is_synchronised_committed_and_restored() -> None:
+    model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.Adam()))
+    state = hvd_keras.elastic.KerasState(model, batch=RANK, epoch=3)
+    trained = []
+
+    @hvd_keras.elastic.run
+    def train(state, more):
+        trained.append((state.batch, more))
+        assert alike(model.get_weights())
+
+    train(state, "x")
+    assert trained == [(0, "x")]
+    start = model.get_weights()
+    model.train_on_batch(*rows())
+    state.batch = 7
+    state.restore()
+    assert state.batch == 0
+    assert all(np.array_equal(*pair) for pair in zip(start, model.get_weights(), strict=True))
+    model.train_on_batch(*rows())
+    state.batch = 8
+    state.commit()
+    committed = model.get_weights()
+    model.train_on_batch(*rows())
+    state.restore()
+    assert state.batch == 8
+    assert all(np.array_equal(*pair) for pair in zip(committed, model.get_weights(), strict=True))
+
+
+@check
+def whoever_started_the_job_knows_that_they_averaged() -> None:
+    facts = averaging._facts
+    assert facts["averaged"] and facts["explicit"] and not facts["alone"], facts
+
+
+if __name__ == "__main__":
+    for function in CHECKS:
+        try:
+            function()
+        except Exception:
+            say(f"{function.__name__}: failed")
+            traceback.print_exc()
+            sys.exit(1)
+        say(f"{function.__name__}: ok")

@@ -1,0 +1,140 @@
+"""The stand-in for Horovod: where it is found, what it refuses, and what it makes of settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ddl_ops import rank
+
+OPS = Path(rank.__file__).parent
+STAND_IN = OPS / "stand_in"
+
+
+def ended(script: str, *paths: Path, folder: Path | None = None, **environment: str):
+    """How a Python ends that starts as a rank's does, with `paths` before what is installed."""
+    path = os.pathsep.join(map(str, (OPS / "startup", OPS.parent, *paths)))
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder in which a Horovod is installed."""
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'theirs'\n")
+    return tmp_path
+
+
+def test_ranks_find_ours_where_none_is_installed(tmp_path: Path):
+    (tmp_path / "horovod").mkdir()  # a mere folder, as of results, is none
+    done = ended(
+        "import importlib.util as i; assert i.find_spec('horovod')  # as some ask before\n"
+        "import horovod, horovod.common.util as u; print(horovod.__version__, horovod.__file__)",
+        folder=tmp_path,
+    )
+    assert done.stdout.split() == ["0.28.1", str(STAND_IN / "horovod" / "__init__.py")], done.stderr
+    assert done.stderr == ""
+
+
+def test_an_installed_one_wins_and_is_named_on_rank_0(installed: Path):
+    script = "import horovod; print(horovod.__version__)"
+    done = ended(script, installed)
+    assert done.stdout.split() == ["theirs"]
+    assert done.stderr == (
+        f"ddl: rank 0: `import horovod` gives {installed}/horovod/__init__.py, which is installed, "
+        "and not ddl's own\n"
+    )
+    assert ended(script, installed, OMPI_COMM_WORLD_RANK="1").stderr == ""
+
+
+def test_nothing_is_found_where_no_rank_is_started():
+    done = subprocess.run(
+        [sys.executable, "-c", "import horovod"],
+        env=os.environ | {"PYTHONPATH": str(OPS.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ModuleNotFoundError: No module named 'horovod'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "way"),
+    [
+        ("torch", "torchrun"),
+        ("mxnet", "retired"),
+        ("spark.keras", "manifest or with ddl-run"),
+        ("ray", "ddl-run"),
+    ],
+)
+def test_what_is_not_there_names_the_way_across(module: str, way: str):
+    done = ended(f"import horovod.{module}")
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ddl stands in for Horovod"), done
+    assert way in done.stderr
+
+
+def test_settings_that_have_a_counterpart_are_taken_and_others_named():
+    script = (
+        "import os; from horovod.common.settings import translate\n"
+        "print(*translate(os.environ), sep='\\n')\n"
+        "print(*(f'{k}={v}' for k, v in sorted(os.environ.items()) if k.startswith('DDL_')))"
+    )
+    done = ended(
+        script,
+        STAND_IN,
+        HOROVOD_TIMELINE="t.json",
+        HOROVOD_FUSION_THRESHOLD="4096",
+        HOROVOD_LOG_LEVEL="DEBUG",
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="7",
+        HOROVOD_CYCLE_TIME="3.5",
+        HOROVOD_SOMETHING="1",
+        DDL_TIMELINE="ours.json",
+    )
+    assert done.stdout.splitlines() == [
+        "HOROVOD_CYCLE_TIME has no effect with ddl in Horovod's place: nothing waits for a cycle "
+        "here.",
+        "HOROVOD_SOMETHING has no effect with ddl in Horovod's place: it has no counterpart.",
+        "DDL_GROUP_SIZE=1024 DDL_LOG=info DDL_STALL_TIMEOUT=7 DDL_TIMELINE=ours.json",
+    ], done.stderr
+
+
+def test_cuts_a_list_into_parts():
+    script = (
+        "from horovod.common.util import split_list, num_rank_is_power_2 as power\n"
+        "print(split_list([1, 2, 3, 4, 5], 3), split_list([1], 2), power(6), power(8))"
+    )
+    assert ended(script).stdout == "[[1, 2], [3, 4], [5]] [[1]] False True\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, "0.28.1"),
+        (["-cb"], 0, "[X] MPI"),
+        (["-np", "2", "-H", "gpu01:2", "python", "x.py"], 2, "docs/scaling.md"),
+        (["-H", "localhost", "python", "x.py"], 2, "as in localhost:4"),
+        (["-np", "2"], 2, "no command given"),
+    ],
+)
+def test_horovodrun_says_what_it_is_and_what_it_cannot(words: list[str], code: int, said: str):
+    script = f"import sys; sys.argv[1:] = {words!r}; from ddl_ops.horovodrun import main; main()"
+    done = ended(script)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+
+
+def test_horovodrun_of_an_installed_one_goes_before(installed: Path):
+    (installed / "horovod" / "runner").mkdir()
+    (installed / "horovod" / "runner" / "launch.py").write_text(
+        "def run_commandline(): print('theirs')\n"
+    )
+    assert ended("from ddl_ops.horovodrun import main; main()", installed).stdout == "theirs\n"
