@@ -15,6 +15,7 @@ RETRYABLE = {
     "AccessDenied": False,
     "ConnectionInvalid": False,
     "TransferCorrupt": True,
+    "FileChanged": True,
     "NoSpace": True,
     "FileRefused": False,
     "PlaceTaken": True,
