@@ -599,7 +599,7 @@ print([m for m in heavy if m in sys.modules])
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "['cray-dl-comm', 'ffdl-digits', 'mnist-keras', 'mnist-tf1', 'mpi-collectives', "
-        "'parameter-server']",
+        "['cray-dl-comm', 'ffdl-digits', 'horovod-keras', 'mnist-keras', 'mnist-tf1', "
+        "'mpi-collectives', 'parameter-server']",
         "[]",
     ]
