@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
   ddl::Config config;
   config.transport = ddl::TransportChoice::kShm;
   config.stall_timeout_s = 60;
-  Require(ddl::Connect(config, &group));
+  Require(ddl::Connect(config, 0, {}, &group));
   const int rank = group->rank(), size = group->size();
   for (int argument = 1; argument < argc; ++argument) {
     const int64_t nbytes = std::atoll(argv[argument]), count = nbytes / 4;

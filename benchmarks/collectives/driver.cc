@@ -70,9 +70,9 @@ int main(int argc, char** argv) {
   std::unique_ptr<ddl::Communicator> plain, shared;
   ddl::Config config;
   config.transport = ddl::TransportChoice::kMpi;
-  Require(ddl::Connect(config, &plain));
+  Require(ddl::Connect(config, 0, {}, &plain));
   config.transport = ddl::TransportChoice::kShm;
-  Require(ddl::Connect(config, &shared));
+  Require(ddl::Connect(config, 0, {}, &shared));
   const int rank = plain->rank(), size = plain->size();
   const int rounds = std::atoi(argv[1]);
   if (rank == 0) std::printf("# vectors %s 0\n", ddl::VectorInstructions());

@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     std::unique_ptr<ddl::Communicator> shared;
     ddl::Config config;
     config.transport = ddl::TransportChoice::kShm;
-    Require(ddl::Connect(config, &shared));
+    Require(ddl::Connect(config, 0, {}, &shared));
     const int rank = shared->rank(), size = shared->size();
     ddl::FusedAllReduce fused(shared.get());
     const int rounds = std::atoi(argv[1]);

@@ -61,10 +61,10 @@ int main(int argc, char** argv) {
     std::unique_ptr<ddl::MpiCommunicator> base;
     std::unique_ptr<ddl::Transport> all;
     ddl::Config config;
-    Require(ddl::Connect(config, &ours));
+    Require(ddl::Connect(config, 0, {}, &ours));
     config.transport = ddl::TransportChoice::kMpi;
-    Require(ddl::Connect(config, &flat));
-    Require(ddl::MpiCommunicator::OverWorld("", config.stall_timeout_s, &base));
+    Require(ddl::Connect(config, 0, {}, &flat));
+    Require(ddl::MpiCommunicator::OverWorld("", config.stall_timeout_s, 0, {}, &base));
     const int rank = base->rank(), size = base->size();
     Require(base->Join(0, rank, &all));
     const auto over = [&](auto algorithm) {

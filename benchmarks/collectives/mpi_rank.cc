@@ -53,7 +53,7 @@ int BenchStart(char* version, int room) {
 #ifdef DDL_OURS
   ddl::Config config;
   config.transport = ddl::TransportChoice::kShm;
-  Require(ddl::Connect(config, &shared));
+  Require(ddl::Connect(config, 0, {}, &shared));
 #endif
   return rank;
 }
