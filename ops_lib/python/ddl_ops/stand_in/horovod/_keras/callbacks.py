@@ -253,3 +253,20 @@ class BestModel:
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
         if PLACEMENT.rank == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]
+
+
+def made(mixin: type, base: type, name: str, module: str) -> Any:
+    """The class `module.name`: what `mixin` does, as a `base` of one Keras."""
+    return type(name, (mixin, base), {"__doc__": mixin.__doc__, "__module__": module})
+
+
+def callbacks_of(keras: Any, module: str) -> tuple[Any, ...]:
+    """Those of one Keras, as classes of `module`, in the order of its __all__."""
+    base = keras.callbacks.Callback
+    return (
+        made(BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint", module),
+        made(BroadcastGlobalVariables, base, "BroadcastGlobalVariablesCallback", module),
+        made(LearningRateSchedule, base, "LearningRateScheduleCallback", module),
+        made(LearningRateWarmup, base, "LearningRateWarmupCallback", module),
+        made(MetricAverage, base, "MetricAverageCallback", module),
+    )

@@ -1,8 +1,18 @@
-"""Callbacks that commit a state, and count what is done in it."""
+"""The state of a Keras model; callbacks that commit it, and count what is done in it."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from horovod._keras.callbacks import made
+from horovod.tensorflow.elastic import TensorFlowKerasState
+
+
+class KerasState(TensorFlowKerasState):
+    """State of a model and its optimizer; see TensorFlowKerasState."""
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
 
 
 class CommitState:
@@ -94,3 +104,13 @@ class UpdateEpochState:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """One epoch is done."""
         self.state.epoch = self.initial_epoch + epoch + 1
+
+
+def callbacks_of(keras: Any, module: str) -> tuple[Any, ...]:
+    """Those of one Keras, as classes of `module`, in the order of its __all__."""
+    base = keras.callbacks.Callback
+    return (
+        made(CommitState, base, "CommitStateCallback", module),
+        made(UpdateBatchState, base, "UpdateBatchStateCallback", module),
+        made(UpdateEpochState, base, "UpdateEpochStateCallback", module),
+    )

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from horovod._keras.optimizer import distribute
+from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_reduction import Reduction
 
 
-def load_model(
-    keras: Any,
-    filepath: Any,
-    custom_optimizers: Any,
-    custom_objects: dict[str, Any] | None,
-    compression: Any,
-) -> Any:
-    """What `keras` loads, with its optimizer, in the state it was saved in, distributed.
+def load_model_of(keras: Any) -> Callable[..., Any]:
+    """The function load_model for one Keras."""
 
-    Raises ValueError if the model was saved without one.
-    """
-    known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    known.update(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        raise ValueError(
-            f"{filepath}: the model was saved without its optimizer. Load it with "
-            "keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
-        )
-    if not hasattr(optimizer, "_hvd"):
-        distribute(optimizer, Reduction(name="DistributedOptimizer", compression=compression))
-    return model
+    def load_model(
+        filepath: Any,
+        custom_optimizers: Any = None,
+        custom_objects: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        legacy_opts: bool = False,
+    ) -> Any:
+        """A saved model whose optimizer, in the state that it was saved in, is distributed again.
+
+        Args:
+            filepath: as keras.models.load_model's.
+            custom_optimizers: classes of optimizers that Keras does not know.
+            custom_objects: as keras.models.load_model's.
+            compression: see DistributedOptimizer.
+            legacy_opts: has no effect: the model says which they are.
+
+        Raises ValueError if it was saved without one.
+        """
+        del legacy_opts
+        known = {kind.__name__: kind for kind in custom_optimizers or ()}
+        known.update(custom_objects or {})
+        model = keras.models.load_model(filepath, custom_objects=known)
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None:
+            raise ValueError(
+                f"{filepath}: the model was saved without its optimizer. Load it with "
+                "keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
+            )
+        if not hasattr(optimizer, "_hvd"):
+            distribute(optimizer, Reduction(name="DistributedOptimizer", compression=compression))
+        return model
+
+    return load_model

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
-from horovod._keras import elastic as _impl
-from horovod.tensorflow.elastic import TensorFlowKerasState, run
+from horovod._keras.elastic import KerasState, callbacks_of
+from horovod.tensorflow.elastic import run
 
 __all__ = [
     "CommitStateCallback",
@@ -17,21 +15,6 @@ __all__ = [
     "run",
 ]
 
-
-class KerasState(TensorFlowKerasState):
-    """State of a model and its optimizer; see TensorFlowKerasState."""
-
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, **kwargs)
-
-
-class CommitStateCallback(_impl.CommitState, keras.callbacks.Callback):
-    __doc__ = _impl.CommitState.__doc__
-
-
-class UpdateBatchStateCallback(_impl.UpdateBatchState, keras.callbacks.Callback):
-    __doc__ = _impl.UpdateBatchState.__doc__
-
-
-class UpdateEpochStateCallback(_impl.UpdateEpochState, keras.callbacks.Callback):
-    __doc__ = _impl.UpdateEpochState.__doc__
+CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback = callbacks_of(
+    keras, __name__
+)
