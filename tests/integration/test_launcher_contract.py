@@ -171,7 +171,7 @@ class Case:
     def ends(self, kind: str, words: str = "") -> str:
         """It has ended so, and said that; returns all it said."""
         name, said, _ = self.job.ended()
-        assert name == kind, self.job.said()
+        assert name == kind, f"{said}\n\n{self.job.said()}"
         assert words in str(said), said
         took_s = time.monotonic() - self._began
         shown = re.sub(r" What its launcher said is above.*| Its whole log: .*", "", str(said))

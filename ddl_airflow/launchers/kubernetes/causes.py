@@ -408,6 +408,11 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
     reason, message = status.get("reason", ""), str(status.get("message", ""))
     if reason == "Evicted":
         return _evicted(pod, message)
+    # The pod's status says so once its containers have ended, which on a busy node is later than
+    # what its ranks' end does to the job. The event is made before.
+    for one in events:
+        if one["of"] == name_in(pod) and one["reason"] == "Evicted":
+            return _evicted(pod, str(one["message"]))
     if reason in _ROOM:
         why = f"{place_of(pod)} was ended to make room ({reason}): {message}"
         return Verdict(JobState.PREEMPTED, why, pod=name)

@@ -382,6 +382,13 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             "Ask for as much as it takes",
         ),
         (
+            # Its containers are being ended: until they have, its status does not say why.
+            [DONE[0], pod_of(1, conditions=[{"type": "Ready", "status": "False"}])],
+            [event(1, "Evicted", "Pod ephemeral local storage usage exceeds the total limit")],
+            JobState.FAILED,
+            "was evicted: Pod ephemeral local storage",
+        ),
+        (
             [DONE[0], pod_of(1, conditions=[{"type": "Ready", "status": "False"}])],
             [],
             JobState.LOST,
