@@ -158,7 +158,8 @@ def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
     Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
     for people, ``started`` and ``ended`` (unix seconds or null), ``hosts``, and of the last one
     ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
-    ``exit_code`` and whether it was ``asked`` to end.
+    ``exit_code``, whether it was ``asked`` to end, and ``usage``: ``cores`` (lately, or of one that
+    has ended on the whole), ``memory`` and ``peak`` (bytes), null for what is not known.
     """
     folders = layout.all_records()[-_MOST_JOBS:]
     return [_job(layout, folder, last=folder is folders[-1]) for folder in folders]
@@ -184,6 +185,9 @@ def read_starts(layout: RunLayout) -> list[float]:
 def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
     records = dict(_records(folder, layout.workspace))
     ranks = [_rank(rank, record) for rank, record in sorted(records.items())]
+    if last:
+        for one in ranks:
+            one["usage"] = _usage(folder, one, layout.workspace)
     begun = [one["started"] for one in ranks if one["started"] is not None]
     over = [one["ended"] for one in ranks if one["ended"] is not None]
     all_over = bool(ranks) and len(over) == len(ranks)
@@ -224,6 +228,21 @@ def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
         "exit_code": code if type(code) is int and abs(code) < 2**31 else None,
         "asked": "asked_to_end" in record,
     }
+
+
+def _usage(folder: Path, rank: Mapping[str, Any], root: Path) -> dict[str, float | None]:
+    """What a rank takes of its host, or took, as far as it has been looked at."""
+    try:
+        said = read_object(folder / f"rank-{rank['rank']}.usage", root)
+    except (FileRefused, OSError):
+        said = {}
+    told = {name: _finite(said.get(name)) for name in ("t", "cores", "cpu_s", "memory", "peak")}
+    at, began = told.pop("t"), rank["started"]
+    spent = told.pop("cpu_s")
+    if rank["ended"] is not None:
+        known = at is not None and began is not None and spent is not None and at > began
+        told |= {"cores": spent / (at - began) if known else None, "memory": None}
+    return told
 
 
 def _what_became(

@@ -6,9 +6,9 @@ import { Logs } from "./logs";
 import { go, type Place } from "./places";
 import {
   again, ask, isOver, pathOf, tasksOf,
-  type About, type Curve, type Curves, type Facts, type Job, type Task,
+  type About, type Curve, type Curves, type Facts, type Job, type Rank, type Task,
 } from "./server";
-import { at, bytes, count, number, percent, said, short, spoken, time } from "./words";
+import { at, bytes, cores, count, number, percent, said, short, spoken, time } from "./words";
 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
@@ -204,6 +204,11 @@ function Tries({ jobs }: { jobs: Job[] }) {
   );
 }
 
+function memory({ memory: now, peak }: Rank["usage"]): string {
+  const most = peak === null ? "" : `at most ${bytes(peak)}`;
+  return now === null ? most || "–" : `${bytes(now)}${most && `, ${most}`}`;
+}
+
 function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; showLog: (rank: number) => void }) {
   if (!job?.ranks.length) return null;
   return (
@@ -211,7 +216,7 @@ function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; s
       <h2 id="where-title">Where it runs</h2>
       <div class="wide" tabIndex={0} role="group" aria-label="Where it runs">
         <table>
-          <thead><tr>{["rank", "host", "processor", "GPUs", "state", "log"].map((name) => <th scope="col" key={name}>{name}</th>)}</tr></thead>
+          <thead><tr>{["rank", "host", "processor", "GPUs", "cores used", "memory", "state", "log"].map((name) => <th scope="col" key={name}>{name}</th>)}</tr></thead>
           <tbody>
             {job.ranks.map((one) => (
               <tr key={one.rank}>
@@ -219,6 +224,8 @@ function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; s
                 <td>{one.host || "–"}</td>
                 <td>{one.cpu || "–"}</td>
                 <td>{one.gpus.join(", ") || "–"}</td>
+                <td>{one.usage.cores === null ? "–" : cores(one.usage.cores)}</td>
+                <td>{memory(one.usage)}</td>
                 <td>{one.ended === null ? "at work" : one.asked ? "was ended with the others" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
                 <td>{logs.includes(one.rank) && <button type="button" aria-label={`Log of rank ${one.rank}`} onClick={() => showLog(one.rank)}>Log</button>}</td>
               </tr>

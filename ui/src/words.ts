@@ -5,10 +5,12 @@ const plain = new Intl.NumberFormat(locale, { maximumFractionDigits: 0 });
 const significant = new Intl.NumberFormat(locale, { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
 const loose = new Intl.NumberFormat(locale, { maximumSignificantDigits: 4 });
 const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSignificantDigits: 3 });
+const tenths = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
 const moment = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
 
 export const count = (value: number): string => plain.format(value);
+export const cores = (value: number): string => tenths.format(value);
 export const percent = (value: number): string => share.format(value);
 
 const exponent = (value: number) =>

@@ -42,6 +42,7 @@ from ddl_ops import progress
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
 from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank_record import RankRecord, exception_file, settings, writes_file
+from ddl_ops.resource_usage import ResourceUsage, usage_file
 
 # As ddl_airflow.core.environment has it.
 CONTRACT = 1
@@ -216,6 +217,7 @@ def _keep(
     to: Path | Sequence[int],
     definitions: Sequence[Mapping[str, str]],
     hidden: re.Pattern[bytes] | None,
+    usage: ResourceUsage | None,
 ) -> None:
     """Keeps the output until the child ends.
 
@@ -224,6 +226,7 @@ def _keep(
         to: the log; or a descriptor for its standard output, and one for its standard error.
         definitions: the metrics to look for.
         hidden: lines that are not kept.
+        usage: looks meanwhile at what the child takes.
     """
     with ExitStack() as opened:
         if isinstance(to, Path):
@@ -232,21 +235,23 @@ def _keep(
             sinks = [opened.enter_context(open(one, "wb", closefd=False)) for one in to]
         sources = filter(None, (child.stdout, child.stderr))
         pairs = zip(sources, sinks, strict=True)
-        _pump(
-            child, {one.fileno(): (sink, MetricReader(definitions)) for one, sink in pairs}, hidden
-        )
+        places = {one.fileno(): (sink, MetricReader(definitions)) for one, sink in pairs}
+        _pump(child, places, hidden, usage)
 
 
 def _pump(
     child: subprocess.Popen[bytes],
     places: Mapping[int, tuple[BinaryIO, MetricReader]],
     hidden: re.Pattern[bytes] | None,
+    usage: ResourceUsage | None,
 ) -> None:
     """What the child left running may hold a pipe for longer than the child lives."""
     for source in places:
         os.set_blocking(source, False)
     opened = list(places)
     while True:
+        if usage is not None:
+            usage.look()
         ended = child.poll() is not None
         readable, _, _ = select.select(opened, [], [], 0 if ended else _LOOK_S)
         for source in readable:
@@ -359,8 +364,9 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 
     if child.stdout is not None:
+        usage = ResourceUsage(usage_file(Path(directory), rank), child.pid) if directory else None
         try:
-            _keep(child, given[1:] or _log_path(environ, rank), definitions, hidden)
+            _keep(child, given[1:] or _log_path(environ, rank), definitions, hidden, usage)
         except OSError as error:  # the log's disk is full: the script must not run on unseen
             child.kill()
             place = "output" if given else _log_path(environ, rank)

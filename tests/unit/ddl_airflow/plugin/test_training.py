@@ -176,6 +176,8 @@ def test_a_rank_may_write_anything(layout, said):
 
     record(layout, "try-1", 0, **said)
     record(layout, "try-1", 1, host="vm")
+    (layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(said | {"peak": [1]}))
+    (layout.state / "try-1" / "rank-1.usage").symlink_to("/etc/passwd")
     (layout.state / "try-1" / "rank-2.json").write_text("[")
     (layout.state / "try-1" / "rank-3.json").symlink_to("/etc/passwd")
     layout.statistics.write_text(json.dumps({"ranks": [said], "straggler": said}))
@@ -183,6 +185,20 @@ def test_a_rank_may_write_anything(layout, said):
     assert [rank["rank"] for rank in job["ranks"]] == [0, 1]
     json.dumps(sendable(job), allow_nan=False).encode()
     assert read_communication(layout) is None
+
+
+def test_what_each_rank_takes_of_its_host(layout):
+    told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
+    record(layout, "try-1", 0, started=100.0)
+    record(layout, "try-1", 1, started=100.0, ended=111.0, exit_code=0)
+    record(layout, "try-1", 2, started=100.0)
+    for rank in (0, 1):
+        (layout.state / "try-1" / f"rank-{rank}.usage").write_text(json.dumps(told))
+    assert [one["usage"] for one in read_jobs(layout)[0]["ranks"]] == [
+        {"cores": 1.9, "memory": 2 << 20, "peak": 3 << 20},
+        {"cores": 1.5, "memory": None, "peak": 3 << 20},
+        {"cores": None, "memory": None, "peak": None},
+    ]
 
 
 def test_how_each_rank_spent_its_time(layout):
