@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,10 +34,14 @@ class PostgreSql:
 
     Args:
         folder: for its log. Its data is elsewhere, where its user may go.
+        address: at which it listens. Beside this machine's own: to whoever comes.
+        there: words before each of its commands, which bring it to where that address is.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1", there: Sequence[str] = ()) -> None:
         self._logs = folder
+        self._address = address
+        self._there = there
         self._programs = _programs() or Path()
         self.port = free_port()
         self._folder = Path()
@@ -53,7 +57,7 @@ class PostgreSql:
     @property
     def url(self) -> str:
         """For SQLAlchemy."""
-        return f"postgresql+psycopg2://airflow@127.0.0.1:{self.port}/airflow"
+        return f"postgresql+psycopg2://airflow@{self._address}:{self.port}/airflow"
 
     def start(self) -> None:
         """Makes the database and waits until it answers."""
@@ -65,8 +69,10 @@ class PostgreSql:
             shutil.chown(self._folder, "postgres", "postgres")
         made = ["initdb", "-D", str(self._folder / "data"), "-A", "trust", "-U", "airflow"]
         self._run(*made, "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        with (self._folder / "data" / "pg_hba.conf").open("a") as file:
+            file.write("host all all 0.0.0.0/0 trust\n")
         self._serve()
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "airflow", "airflow")
+        self._run("createdb", "-h", self._address, "-p", str(self.port), "-U", "airflow", "airflow")
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -91,7 +97,7 @@ class PostgreSql:
     def _serve(self) -> None:
         # Fast rather than lasting: the tests keep nothing.
         settings = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self._address,
             "port": self.port,
             "unix_socket_directories": self._folder,
             "fsync": "off",
@@ -102,7 +108,7 @@ class PostgreSql:
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         argv = self._as_user("postgres", "-D", str(self._folder / "data"), *words)
         self._service = Service("postgresql", argv, os.environ, self._logs)
-        ready = self._as_user("pg_isready", "-h", "127.0.0.1", "-p", str(self.port))
+        ready = self._as_user("pg_isready", "-h", self._address, "-p", str(self.port))
         deadline = time.monotonic() + within(START_TIMEOUT_S)
         while subprocess.run(ready, capture_output=True).returncode:
             self._service.check()
@@ -112,10 +118,10 @@ class PostgreSql:
     def _as_user(self, program: str, *words: str) -> list[str]:
         command = [str(self._programs / program), *words]
         if os.geteuid() != 0:
-            return command
+            return [*self._there, *command]
         # It refuses to be root.
         who = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
-        return [*who, *command]
+        return [*self._there, *who, *command]
 
     def _run(self, program: str, *words: str) -> None:
         done = subprocess.run(

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/ddl-test:1"
 NODES = ("node-1", "node-2")
 SPACE = "vision"
+# Of the control plane, as the nodes and their pods reach it.
+CONTROL = "10.98.0.1"
 # Beside what is asked for, what Python and Open MPI of this machine are linked with.
 PROGRAMS = ("sh", "env", "sleep", "ssh", "sshd")
 
@@ -112,6 +114,10 @@ class KubernetesCluster:
     def on(self, place: str, *words: str) -> None:
         """Runs a command on a node, or where the control plane is."""
         self._run("on.sh", place, *words)
+
+    def there(self, place: str) -> list[str]:
+        """Words before a command that is to run there."""
+        return [str(self._scripts / "on.sh"), str(self.folder), place]
 
     def cut_power(self, node: str) -> None:
         """Ends a node at once with all that runs there."""

@@ -175,6 +175,10 @@ def test_bundles_are_the_same_in_compose_and_in_the_chart():
     places = {one["mountPath"] for one in HELM["volumeMounts"]}
     assert bundles[1]["kwargs"]["path"] in places
     assert {one["name"] for one in HELM["volumes"]} == {one["name"] for one in HELM["volumeMounts"]}
+    # The chart's own defaults: tasks in the image that cannot train, and an administrator whose
+    # password everybody knows.
+    assert set(HELM["config"]["kubernetes_executor"].values()) == {""}
+    assert HELM["createUserJob"] == {"enabled": False}
 
 
 def test_files_hold_no_secret_and_prepare_makes_each(prepared):
