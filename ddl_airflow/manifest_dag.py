@@ -18,16 +18,18 @@ from ddl_airflow.airflow_internals import (
     collecting,
     executors,
     leave_out,
+    made_task,
     set_params,
 )
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
-from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, confined, plan
+from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
+from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -90,7 +92,7 @@ def dag_from(
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps, (rights and rights.launchers) or ())
-        _tasks(steps, list(fields), manifest)
+        _tasks(dag, steps, list(fields), manifest)
     # After the tasks: each would make its own copy, and a run takes the DAG's.
     set_params(dag, fields)
     return dag
@@ -212,31 +214,26 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
     }
 
 
-def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
-    common: dict[str, Any] = {"settings": settings, "experiment": steps.experiment}
+def _tasks(dag: ManifestDag, steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
+    common = {"settings": settings, "experiment": steps.experiment}
+
+    def task(operator: type[StepOperator], step: Step, name: str, **more: Any) -> StepOperator:
+        return made_task(operator, dag, _named(steps, name) | more, {**common, "step": step})
+
+    shown = "task_display_name"
     road: list[BaseOperator] = [
-        StageDataOperator(
-            **_named(steps, "stage_data"),
-            **common,
-            task_display_name="stage-data",
-            step=steps.stage_data,
-        ),
-        TrainOperator(**_named(steps, "train"), **common, step=steps.train),
-        TransformOperator(**_named(steps, "transform"), **common, step=steps.transform),
+        task(StageDataOperator, steps.stage_data, "stage_data", **{shown: "stage-data"}),
+        task(TrainOperator, steps.train, "train"),
+        task(TransformOperator, steps.transform, "transform"),
     ]
     if steps.evaluate is not None:
-        evaluate = EvaluateOperator(**_named(steps, "evaluate"), **common, step=steps.evaluate)
-        road.append(evaluate)
+        road.append(task(EvaluateOperator, steps.evaluate, "evaluate"))
     if steps.approve is not None:
         road.append(_approved(steps, steps.approve, manifest))
-    upload = UploadResultsOperator(
-        **_named(steps, "upload_results"),
-        **common,
-        task_display_name="upload-results",
-        step=steps.upload_results,
-        on_success_callback=notifiers(manifest, "on_success") or None,
-    )
-    for before, after in pairwise([*road, upload]):
+    told = notifiers(manifest, "on_success")
+    more = {shown: "upload-results", "on_success_callback": told or None}
+    road.append(task(UploadResultsOperator, steps.upload_results, "upload_results", **more))
+    for before, after in pairwise(road):
         before >> after
 
 
