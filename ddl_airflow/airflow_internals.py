@@ -15,6 +15,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -71,15 +72,59 @@ class DagShownAs(DAG):
     def relative_fileloc(self, value: str | None) -> None:
         self._relative_fileloc = value
 
+    def __hash__(self) -> int:
+        """Equal DAGs have one id. Airflow's goes through all that may differ, eight times a DAG."""
+        return hash((type(self), self.dag_id))
+
     def validate(self) -> None:
         """Beside Airflow's own checks: has the ``DagBag`` that asks take the code along."""
-        super().validate()  # type: ignore[no-untyped-call]
+        with _checked_before(self):
+            super().validate()  # type: ignore[no-untyped-call]
         bag: Any = collecting()
         if self.shown_as_code is None or not hasattr(bag, "dag_source_codes"):
             return
         if not isinstance(bag.dag_source_codes, _Codes):
             bag.dag_source_codes = _Codes(bag.dag_source_codes)
         bag.dag_source_codes.shown_as[self.dag_id] = self.shown_as_code
+
+
+@contextmanager
+def _checked_before(dag: DAG) -> Iterator[None]:
+    """Has Airflow check a cron expression once in a process: thousands of DAGs have some dozens.
+
+    Only what it makes of a text is known by that text. Seen in 3.3 and 3.4.0b2: ``validate`` in
+    ``airflow/sdk/definitions/dag.py`` and ``timetables/_cron.py``. Without it each DAG of a parse
+    has croniter read the expression once more.
+    """
+    timetable, state = dag.timetable, vars(dag)
+    kind = (type(timetable), dag.schedule)
+    by_text = isinstance(dag.schedule, str) and state.get("timetable") is timetable
+    if by_text and kind in _checked:
+        state["timetable"] = _Checked(timetable)
+    try:
+        yield
+    finally:
+        if by_text:
+            state["timetable"] = timetable
+    if by_text and len(_checked) < _MOST_CHECKED:
+        _checked.add(kind)
+
+
+_checked: set[Hashable] = set()
+_MOST_CHECKED = 1000
+
+
+class _Checked:
+    """A timetable, but for its check."""
+
+    def __init__(self, timetable: Any) -> None:
+        self._timetable = timetable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timetable, name)
+
+    def validate(self) -> None:
+        """It has passed."""
 
 
 class _Codes(dict[str, Any]):
@@ -221,6 +266,20 @@ def yaml_importer() -> Any | None:
     except ImportError:
         return None
     return YamlDagImporter()
+
+
+_LOOKED_UP = ("max_active_tasks", "max_consecutive_failed_dag_runs", "disable_bundle_versioning")
+
+
+def looked_up_by_dags() -> dict[str, Any]:
+    """The arguments that a DAG looks up in Airflow's configuration where it is not given them.
+
+    They are asked of one that is given nothing, so whatever Airflow does to them was done. Seen in
+    3.3 and 3.4.0b2: ``airflow/sdk/definitions/dag.py``. Without it each DAG looks them up.
+    """
+    sample = DAG("sample")
+    arguments = inspect.signature(DAG).parameters
+    return {name: getattr(sample, name) for name in _LOOKED_UP if name in arguments}
 
 
 class MouldedOperator(BaseOperator):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from ddl_airflow.airflow_internals import (
     collecting,
     executors,
     leave_out,
+    looked_up_by_dags,
     made_task,
     set_params,
 )
@@ -60,8 +62,42 @@ class ManifestDag(DagShownAs):
             leave_out(bag, error.source, str(error))
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What Airflow's configuration says that is the same for all manifests of a parse.
+
+    A look-up takes as long as a page of documentation, and each DAG would make half a dozen.
+
+    Attributes:
+        compute: ``[ddl] compute``.
+        rights: ``[ddl] manifest_rights``.
+        dag: arguments of ``DAG`` that it would else look up.
+    """
+
+    compute: str
+    rights: str
+    dag: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, *, for_many: bool = False) -> Settings:
+        """As they are now.
+
+        Args:
+            for_many: whether many DAGs are made with them, so that their own are worth reading.
+        """
+        return cls(
+            conf.get("ddl", "compute", fallback=""),
+            conf.get("ddl", "manifest_rights", fallback=""),
+            looked_up_by_dags() if for_many else {},
+        )
+
+
 def dag_from(
-    manifest: Manifest, path: Path, text: str = "", shown_as_code: Path | None = None
+    manifest: Manifest,
+    path: Path,
+    text: str = "",
+    shown_as_code: Path | None = None,
+    settings: Settings | None = None,
 ) -> ManifestDag:
     """The DAG of one manifest.
 
@@ -71,9 +107,11 @@ def dag_from(
         text: the manifest as written, shown (without keys) in the DAG's documentation where the
             Code tab does not show it.
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
+        settings: the site's; by default as they are now.
     """
+    settings = settings or Settings.read()
     steps = plan(manifest, path)
-    rights = rights_of(conf.get("ddl", "manifest_rights", fallback=""), path.parent)
+    rights = rights_of(settings.rights, path.parent)
     _check_rights(manifest, path, rights)
     _check_executors(steps, manifest)
     if rights is not None:
@@ -89,6 +127,7 @@ def dag_from(
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=documentation(manifest, steps, path, "" if shown_as_code else text),
         default_args={"on_failure_callback": [say_error, *failed] if failed else None},
+        **settings.dag,
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps, (rights and rights.launchers) or ())

@@ -33,8 +33,11 @@ _WRITTEN_SECRET = re.compile(
     re.IGNORECASE,
 )
 # What stands before the = then, in small ASCII letters.
-_SECRET_ENDS = ("secret", "token", "password", "passwd", "pwd", "credential", "credentials", "key")
-_SECRET_ENDS += tuple(f"{name}{dash}id" for name in _SECRET_ENDS for dash in ("", "_", "-"))
+_SECRET_ENDS = tuple(
+    f"{name}{more}"
+    for name in ("secret", "token", "password", "passwd", "pwd", "credential", "credentials", "key")
+    for more in ("", "id", "_id", "-id")
+)
 
 
 def _may_have_written_secret(text: str) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, TaskGroup
+from airflow.sdk import DAG, BaseOperator, CronTriggerTimetable, TaskGroup
+from airflow.sdk.exceptions import AirflowTimetableInvalid
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import airflow_internals
@@ -219,3 +220,66 @@ def test_manifests_with_any_tries_leave_so_many_moulds(moulds, monkeypatch):
     for retries in range(5):
         assert [task.retries for task in made(retries=retries)] == [retries] * 3
     assert len(moulds) == 2
+
+
+# --- the check of a DAG -------------------------------------------------------------------------
+
+
+def dag_with(schedule: Any, dag_id: str = "a") -> airflow_internals.DagShownAs:
+    return airflow_internals.DagShownAs(dag_id, schedule=schedule)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cron expressions that Airflow has checked, in order."""
+    monkeypatch.setattr(airflow_internals, "_checked", set())
+    found: list[str] = []
+    real = CronTriggerTimetable.validate
+
+    def validate(self: CronTriggerTimetable) -> None:
+        found.append(self.expression)
+        real(self)
+
+    monkeypatch.setattr(CronTriggerTimetable, "validate", validate)
+    return found
+
+
+def test_a_cron_expression_is_checked_once(checks):
+    dags = [dag_with(schedule) for schedule in ("0 3 * * *", "@daily", "0 3 * * *", "@daily")]
+    before = [dag.timetable for dag in dags]
+    for dag in dags:
+        dag.validate()
+    assert checks == ["0 3 * * *", "0 0 * * *"]
+    assert all(dag.timetable is timetable for dag, timetable in zip(dags, before, strict=True))
+
+
+def test_one_that_is_wrong_is_checked_each_time(checks):
+    for _ in range(2):
+        dag = dag_with("61 3 * * *")
+        with pytest.raises(AirflowTimetableInvalid):
+            dag.validate()
+        assert isinstance(dag.timetable, CronTriggerTimetable)
+    assert len(checks) == 2
+
+
+def test_a_timetable_of_a_site_is_checked_each_time(checks):
+    for _ in range(2):
+        dag_with(CronTriggerTimetable("0 3 * * *", timezone="UTC")).validate()
+    assert len(checks) == 2
+
+
+def test_the_rest_of_a_dag_is_checked_each_time(checks):
+    dag_with("@daily").validate()
+    dag = dag_with("@daily")
+    dag.owner_links["someone"] = "no address"
+    with pytest.raises(ValueError, match="no address"):
+        dag.validate()
+
+
+def test_dags_are_hashed_by_what_is_equal_of_equal_ones():
+    one, same, other = dag_with("@daily"), dag_with("@daily"), dag_with("@daily", "b")
+    assert one == same and hash(one) == hash(same)
+    assert len({one, same, other}) == 2
+    with one:
+        BaseOperator(task_id="a")  # which Airflow's hash is of
+    assert one != same and one in {one}
