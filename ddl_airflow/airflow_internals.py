@@ -11,15 +11,19 @@ only, and a parse must stay small.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from airflow.configuration import conf
 from airflow.exceptions import AirflowClusterPolicySkipDag
-from airflow.sdk import DAG, Asset
+from airflow.sdk import DAG, Asset, BaseOperator
 from airflow.sdk.definitions.param import ParamsDict
 
 if TYPE_CHECKING:
@@ -68,15 +72,59 @@ class DagShownAs(DAG):
     def relative_fileloc(self, value: str | None) -> None:
         self._relative_fileloc = value
 
+    def __hash__(self) -> int:
+        """Equal DAGs have one id. Airflow's goes through all that may differ, eight times a DAG."""
+        return hash((type(self), self.dag_id))
+
     def validate(self) -> None:
         """Beside Airflow's own checks: has the ``DagBag`` that asks take the code along."""
-        super().validate()  # type: ignore[no-untyped-call]
+        with _checked_before(self):
+            super().validate()  # type: ignore[no-untyped-call]
         bag: Any = collecting()
         if self.shown_as_code is None or not hasattr(bag, "dag_source_codes"):
             return
         if not isinstance(bag.dag_source_codes, _Codes):
             bag.dag_source_codes = _Codes(bag.dag_source_codes)
         bag.dag_source_codes.shown_as[self.dag_id] = self.shown_as_code
+
+
+@contextmanager
+def _checked_before(dag: DAG) -> Iterator[None]:
+    """Has Airflow check a cron expression once in a process: thousands of DAGs have some dozens.
+
+    Only what it makes of a text is known by that text. Seen in 3.3 and 3.4.0b2: ``validate`` in
+    ``airflow/sdk/definitions/dag.py`` and ``timetables/_cron.py``. Without it each DAG of a parse
+    has croniter read the expression once more.
+    """
+    timetable, state = dag.timetable, vars(dag)
+    kind = (type(timetable), dag.schedule)
+    by_text = isinstance(dag.schedule, str) and state.get("timetable") is timetable
+    if by_text and kind in _checked:
+        state["timetable"] = _Checked(timetable)
+    try:
+        yield
+    finally:
+        if by_text:
+            state["timetable"] = timetable
+    if by_text and len(_checked) < _MOST_CHECKED:
+        _checked.add(kind)
+
+
+_checked: set[Hashable] = set()
+_MOST_CHECKED = 1000
+
+
+class _Checked:
+    """A timetable, but for its check."""
+
+    def __init__(self, timetable: Any) -> None:
+        self._timetable = timetable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timetable, name)
+
+    def validate(self) -> None:
+        """It has passed."""
 
 
 class _Codes(dict[str, Any]):
@@ -218,6 +266,165 @@ def yaml_importer() -> Any | None:
     except ImportError:
         return None
     return YamlDagImporter()
+
+
+_LOOKED_UP = ("max_active_tasks", "max_consecutive_failed_dag_runs", "disable_bundle_versioning")
+
+
+def looked_up_by_dags() -> dict[str, Any]:
+    """The arguments that a DAG looks up in Airflow's configuration where it is not given them.
+
+    They are asked of one that is given nothing, so whatever Airflow does to them was done. Seen in
+    3.3 and 3.4.0b2: ``airflow/sdk/definitions/dag.py``. Without it each DAG looks them up.
+    """
+    sample = DAG("sample")
+    arguments = inspect.signature(DAG).parameters
+    return {name: getattr(sample, name) for name in _LOOKED_UP if name in arguments}
+
+
+class MouldedOperator(BaseOperator):
+    """An operator of which ``made_task`` makes many that are alike."""
+
+    @classmethod
+    def own_state(cls, dag_id: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that are not Airflow's, or that are not as Airflow sets them.
+
+        Args:
+            dag_id: whose task it becomes.
+            own: the arguments that are not Airflow's.
+        """
+        raise NotImplementedError
+
+
+_Task = TypeVar("_Task", bound=MouldedOperator)
+# By class, arguments and their types. Manifests may give their tasks any tries and places.
+_moulds: dict[Hashable, _Mould] = {}
+_MOST_MOULDS = 256
+# What nobody can change, so that tasks may share it; and what each needs its own of.
+_SHARED = (type(None), bool, int, float, str, bytes, datetime, timedelta, Enum)
+_OWN = (list, dict, set, ParamsDict)
+_KWARGS = "_BaseOperator__init_kwargs"
+_CONTEXTS = "airflow.sdk.definitions._internal.contextmanager"
+_OF_THE_DAG = ("_dag", "task_group", "start_date", "end_date", _KWARGS)
+
+
+def made_task(
+    operator: type[_Task], dag: DAG, airflows: Mapping[str, Any], own: Mapping[str, Any]
+) -> _Task:
+    """The task ``operator(**airflows, **own)``, made of what such tasks have had in common before.
+
+    Airflow's constructor is a quarter of a parse: a wrapper for each class, and a ``__setattr__``
+    that looks for a converter for each of fifty attributes, which come out the same in every DAG.
+    So the first task of a kind leaves a mould. The second is made by the constructor as well; only
+    if a copy of the mould is all the same as that, attribute by attribute, are the next ones
+    copies. Where an Airflow does anything else, its constructor makes all of them.
+
+    Seen in 3.3 and 3.4.0b2: ``airflow/sdk/bases/operator.py``. Without it DAGs are parsed more
+    slowly: ``operator(**airflows, **own)``.
+
+    Args:
+        operator: its class.
+        dag: the current one, as a context manager.
+        airflows: arguments of ``BaseOperator``, without dag, group, dates, params and defaults.
+        own: the operator's own, in which no other task is referred to.
+    """
+
+    def normally() -> _Task:
+        return operator(**airflows, **own)
+
+    if not _is_alone(dag):
+        return normally()
+    try:
+        given = (*airflows.items(), *dag.default_args.items())
+        kind = (operator, given, tuple(type(value) for _, value in given))
+        mould = _moulds.get(kind)
+    except TypeError:  # callbacks, which are those of one manifest
+        return normally()
+    if mould is not None and mould.fits:
+        return mould.task(operator, dag, own)
+    task = normally()
+    if mould is not None:
+        mould.check(task, dag, own)
+    elif len(_moulds) < _MOST_MOULDS:
+        _moulds[kind] = _Mould(task, own)
+    return task
+
+
+def _is_alone(dag: DAG) -> bool:
+    """Whether the DAG's tasks get nothing of it but their place."""
+    try:
+        current = importlib.import_module(_CONTEXTS).TaskGroupContext.get_current(dag)
+    except (ImportError, AttributeError):
+        return False
+    group = dag.task_group
+    return current is group and not group.default_args and not dag.params
+
+
+class _Mould:
+    """What the tasks of a kind have in common.
+
+    Attributes:
+        fits: whether copies are known to be what Airflow's constructor makes.
+    """
+
+    def __init__(self, task: MouldedOperator, own: Mapping[str, Any]) -> None:
+        """Takes it off a task, to which nothing has been done since it was made."""
+        self.fits = False
+        self._checked = False
+        state = vars(task)
+        names = {*task.own_state("", own), *_OF_THE_DAG}
+        common = {name: None if name in names else value for name, value in state.items()}
+        self._empty: list[tuple[str, Callable[[], Any]]]
+        self._empty = [(n, type(v)) for n, v in common.items() if type(v) in _OWN and not v]
+        self._common = common | {name: None for name, _ in self._empty}
+        kwargs = state.get(_KWARGS, {})
+        self._kwargs = {n: None if n in own else value for n, value in kwargs.items()}
+        self._kwargs |= {"dag": None, "task_group": None}
+        values = (*self._common.values(), *self._kwargs.values())
+        self._all_known = all(isinstance(value, _SHARED) for value in values)
+
+    def check(self, task: MouldedOperator, dag: DAG, own: Mapping[str, Any]) -> None:
+        """Compares what a copy would be with a task that Airflow's constructor has just made."""
+        if self._checked or not self._all_known:
+            return
+        self._checked = True
+        copy = self._state(type(task), dag, own)
+        copy |= {"start_date": dag.start_date, "end_date": dag.end_date}
+        self.fits = _same(vars(task), copy) and _same(vars(task)[_KWARGS], copy[_KWARGS])
+
+    def _state(
+        self, operator: type[MouldedOperator], dag: DAG, own: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        state = self._common.copy()
+        for name, kind in self._empty:
+            state[name] = kind()
+        state.update(operator.own_state(dag.dag_id, own))
+        kwargs = self._kwargs.copy()
+        kwargs.update(own, dag=dag, task_group=dag.task_group)
+        state.update({"_dag": dag, "task_group": dag.task_group, _KWARGS: kwargs})
+        return state
+
+    def task(self, operator: type[_Task], dag: DAG, own: Mapping[str, Any]) -> _Task:
+        """A copy, which belongs to the DAG."""
+        task = operator.__new__(operator)
+        state = vars(task)
+        state.update(self._state(operator, dag, own))
+        # As in the constructor: what is set meanwhile is not noted as an argument, and the group
+        # replaces itself by a weak reference first.
+        kwargs, state[_KWARGS] = state[_KWARGS], {}
+        dag.task_group.add(task)
+        state["task_group"] = dag.task_group
+        dag.add_task(task)
+        state[_KWARGS] = kwargs
+        return task
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two tasks have the same attributes, in the same order, of the same types."""
+    if list(one) != list(other):
+        return False
+    pairs = ((one[name], other[name]) for name in one if name != _KWARGS)
+    return all(a is b or (type(a) is type(b) and a == b) for a, b in pairs)
 
 
 def set_params(dag: DAG, fields: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from ddl_airflow.core.manifest import (
     may_have_dag_id,
     redacted_text,
 )
-from ddl_airflow.manifest_dag import ManifestDag
+from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
 
 _log = logging.getLogger(__name__)
@@ -84,11 +84,13 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
     wanted = get_parsing_context().dag_id
     loaded: dict[str, list[ManifestFile]] = defaultdict(list)
     broken: list[ManifestError] = []
+    settings = Settings.read(for_many=wanted is None)
     for path, content in manifests_in(folder):
         if isinstance(content, bytes) and wanted and not may_have_dag_id(content, wanted):
             continue
         try:
-            file = ManifestFile.of(path, label(path.relative_to(folder).as_posix()), content)
+            source = label(path.relative_to(folder).as_posix())
+            file = ManifestFile.of(path, source, content, settings)
         except ManifestError as error:
             broken.append(error)
             continue

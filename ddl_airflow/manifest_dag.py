@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +19,19 @@ from ddl_airflow.airflow_internals import (
     collecting,
     executors,
     leave_out,
+    looked_up_by_dags,
+    made_task,
     set_params,
 )
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
 from ddl_airflow.core.manifest import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
-from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, confined, plan
+from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan
 from ddl_airflow.documentation import documentation
 from ddl_airflow.form import form
 from ddl_airflow.notifications import notifiers, say_error
+from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.evaluate import EvaluateOperator
 from ddl_airflow.operators.stage import StageDataOperator
 from ddl_airflow.operators.train import TrainOperator
@@ -58,8 +62,42 @@ class ManifestDag(DagShownAs):
             leave_out(bag, error.source, str(error))
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What Airflow's configuration says that is the same for all manifests of a parse.
+
+    A look-up takes as long as a page of documentation, and each DAG would make half a dozen.
+
+    Attributes:
+        compute: ``[ddl] compute``.
+        rights: ``[ddl] manifest_rights``.
+        dag: arguments of ``DAG`` that it would else look up.
+    """
+
+    compute: str
+    rights: str
+    dag: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, *, for_many: bool = False) -> Settings:
+        """As they are now.
+
+        Args:
+            for_many: whether many DAGs are made with them, so that their own are worth reading.
+        """
+        return cls(
+            conf.get("ddl", "compute", fallback=""),
+            conf.get("ddl", "manifest_rights", fallback=""),
+            looked_up_by_dags() if for_many else {},
+        )
+
+
 def dag_from(
-    manifest: Manifest, path: Path, text: str = "", shown_as_code: Path | None = None
+    manifest: Manifest,
+    path: Path,
+    text: str = "",
+    shown_as_code: Path | None = None,
+    settings: Settings | None = None,
 ) -> ManifestDag:
     """The DAG of one manifest.
 
@@ -69,9 +107,11 @@ def dag_from(
         text: the manifest as written, shown (without keys) in the DAG's documentation where the
             Code tab does not show it.
         shown_as_code: the file that Airflow's Code tab shows; by default the one that calls this.
+        settings: the site's; by default as they are now.
     """
+    settings = settings or Settings.read()
     steps = plan(manifest, path)
-    rights = rights_of(conf.get("ddl", "manifest_rights", fallback=""), path.parent)
+    rights = rights_of(settings.rights, path.parent)
     _check_rights(manifest, path, rights)
     _check_executors(steps, manifest)
     if rights is not None:
@@ -87,10 +127,11 @@ def dag_from(
         tags={"ddl", manifest.model_definition.framework.name},
         doc_md=documentation(manifest, steps, path, "" if shown_as_code else text),
         default_args={"on_failure_callback": [say_error, *failed] if failed else None},
+        **settings.dag,
     ) as dag:
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps, (rights and rights.launchers) or ())
-        _tasks(steps, list(fields), manifest)
+        _tasks(dag, steps, list(fields), manifest)
     # After the tasks: each would make its own copy, and a run takes the DAG's.
     set_params(dag, fields)
     return dag
@@ -212,31 +253,26 @@ def _named(steps: Plan, step: str) -> dict[str, Any]:
     }
 
 
-def _tasks(steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
-    common: dict[str, Any] = {"settings": settings, "experiment": steps.experiment}
+def _tasks(dag: ManifestDag, steps: Plan, settings: Sequence[str], manifest: Manifest) -> None:
+    common = {"settings": settings, "experiment": steps.experiment}
+
+    def task(operator: type[StepOperator], step: Step, name: str, **more: Any) -> StepOperator:
+        return made_task(operator, dag, _named(steps, name) | more, {**common, "step": step})
+
+    shown = "task_display_name"
     road: list[BaseOperator] = [
-        StageDataOperator(
-            **_named(steps, "stage_data"),
-            **common,
-            task_display_name="stage-data",
-            step=steps.stage_data,
-        ),
-        TrainOperator(**_named(steps, "train"), **common, step=steps.train),
-        TransformOperator(**_named(steps, "transform"), **common, step=steps.transform),
+        task(StageDataOperator, steps.stage_data, "stage_data", **{shown: "stage-data"}),
+        task(TrainOperator, steps.train, "train"),
+        task(TransformOperator, steps.transform, "transform"),
     ]
     if steps.evaluate is not None:
-        evaluate = EvaluateOperator(**_named(steps, "evaluate"), **common, step=steps.evaluate)
-        road.append(evaluate)
+        road.append(task(EvaluateOperator, steps.evaluate, "evaluate"))
     if steps.approve is not None:
         road.append(_approved(steps, steps.approve, manifest))
-    upload = UploadResultsOperator(
-        **_named(steps, "upload_results"),
-        **common,
-        task_display_name="upload-results",
-        step=steps.upload_results,
-        on_success_callback=notifiers(manifest, "on_success") or None,
-    )
-    for before, after in pairwise([*road, upload]):
+    told = notifiers(manifest, "on_success")
+    more = {shown: "upload-results", "on_success_callback": told or None}
+    road.append(task(UploadResultsOperator, steps.upload_results, "upload_results", **more))
+    for before, after in pairwise(road):
         before >> after
 
 

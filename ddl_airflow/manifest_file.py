@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from airflow.configuration import conf
-
-from ddl_airflow.core.compute import Compute
 from ddl_airflow.core.errors import (
     ManifestError,
     ManifestInvalid,
@@ -24,7 +21,7 @@ from ddl_airflow.core.manifest import (
     shared_dag_id,
 )
 from ddl_airflow.core.manifest.site import compute_table
-from ddl_airflow.manifest_dag import ManifestDag, dag_from
+from ddl_airflow.manifest_dag import ManifestDag, Settings, dag_from
 
 _log = logging.getLogger(__name__)
 
@@ -38,16 +35,29 @@ class ManifestFile:
         source: how messages name it.
         text: as written.
         manifest: what it says.
+        settings: the site's, as they were then.
     """
 
     path: Path
     source: str
     text: str
     manifest: Manifest
+    settings: Settings
 
     @classmethod
-    def of(cls, path: Path, source: str, content: bytes | OSError) -> ManifestFile:
+    def of(
+        cls,
+        path: Path,
+        source: str,
+        content: bytes | OSError,
+        settings: Settings | None = None,
+    ) -> ManifestFile:
         """Reads its bytes.
+
+        Args:
+            path, source: as above.
+            content: the bytes, or why there are none.
+            settings: the site's; by default as they are now.
 
         Raises:
             ManifestError: they are no manifest, or there are none: then the OSError says why.
@@ -55,7 +65,8 @@ class ManifestFile:
         if isinstance(content, OSError):
             raise _unreadable(source, str(content.strerror))
         try:
-            manifest = load_manifest_text(content, source, _site_compute())
+            settings = settings or Settings.read()
+            manifest = load_manifest_text(content, source, compute_table(settings.compute))
         except ManifestError:
             raise
         except Exception as error:  # the boundary: one manifest must not take the others along
@@ -63,7 +74,7 @@ class ManifestFile:
             message = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
             fix = "Report this; the traceback is in the log of Airflow's DAG processor."
             raise ManifestInvalid(source, [ManifestIssue(0, "", message, fix)]) from error
-        return cls(path, source, content.decode(), manifest)
+        return cls(path, source, content.decode(), manifest, settings)
 
     @property
     def warnings(self) -> list[str]:
@@ -82,7 +93,7 @@ class ManifestFile:
         """
         try:
             text = self.text if in_documentation else ""
-            return dag_from(self.manifest, self.path, text, shown_as_code)
+            return dag_from(self.manifest, self.path, text, shown_as_code, self.settings)
         except ManifestError:
             raise
         except Exception as error:  # the boundary: one manifest must not take the others along
@@ -111,12 +122,3 @@ def _unreadable(source: str, reason: str) -> ManifestError:
     if reason == KEYS_FORGOTTEN:
         fix = "Start another run; and use conn_id, with which manifests are kept for a month."
     return ManifestSyntaxError(source, [ManifestIssue(0, "", f"cannot be read: {reason}", fix)])
-
-
-def _site_compute() -> Mapping[str, Compute]:
-    """The kinds of node that manifests may name: ``[ddl] compute`` over the built-in ones.
-
-    Raises:
-        ManifestError: the table cannot be read, or says what cannot be.
-    """
-    return compute_table(conf.get("ddl", "compute", fallback=""))

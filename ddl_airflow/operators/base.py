@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from airflow.configuration import AIRFLOW_HOME, conf
-from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
-from ddl_airflow.airflow_internals import is_supervised, tries_before_cleared
+from ddl_airflow.airflow_internals import (
+    MouldedOperator,
+    is_supervised,
+    tries_before_cleared,
+)
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.beneath import write_beneath
 from ddl_airflow.core.errors import CommandInvalid, DdlError, SubmitFailed, TimedOut
@@ -132,7 +136,7 @@ def _end_with_supervisor() -> None:
         end_with_parent()
 
 
-class StepOperator(BaseOperator):
+class StepOperator(MouldedOperator):
     """A step of a training as a task. Not for use by itself.
 
     It maps Airflow's context to the step's, has the step do its work (``ddl_airflow.steps``), and
@@ -146,8 +150,16 @@ class StepOperator(BaseOperator):
 
     # Who does the work.
     work: ClassVar[type[StepTry[Any]]]
+    step: Step
+    settings: list[str] | None
+    experiment: str
     # Of a step that runs scripts.
     parameters: Mapping[str, Any]
+    _context: StepContext | None
+    _killed: bool
+    # Of the try that runs in this process; for what is told of it (OpenLineage).
+    _airflow: Any
+    _done: dict[str, Any] | None
 
     def __init__(
         self,
@@ -158,17 +170,24 @@ class StepOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.step = step
-        self.settings = None if settings is None else list(settings)
-        self.experiment = experiment
-        self._context: StepContext | None = None
-        self._killed = False
-        # Of the try that runs in this process; for what is told of it (OpenLineage).
-        self._airflow: Any = None
-        self._done: dict[str, Any] | None = None
-        # As Airflow shows them. Past its __setattr__, which looks for earlier tasks at each field,
-        # and once more for all when this has returned.
-        vars(self).update({name: _shown(getattr(step, name)) for name in self.template_fields})
+        # Past Airflow's __setattr__, which looks for earlier tasks at each field, and once more for
+        # all when this has returned.
+        own = {"step": step, "settings": settings, "experiment": experiment}
+        vars(self).update(self.own_state(self.dag_id, own))
+
+    @classmethod
+    def own_state(cls, dag_id: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that are not Airflow's; the step's fields are as Airflow shows them."""
+        step, settings = own["step"], own["settings"]
+        return {
+            **own,
+            "settings": None if settings is None else list(settings),
+            "_context": None,
+            "_killed": False,
+            "_airflow": None,
+            "_done": None,
+            **{name: _shown(getattr(step, name)) for name in cls.template_fields},
+        }
 
     def asked(self) -> Any:
         """The step, with what has been rendered, and set for this run."""

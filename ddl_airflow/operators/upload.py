@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ddl_airflow.airflow_internals import asset_of
@@ -26,6 +27,8 @@ class UploadResultsOperator(StepOperator):
     ui_color = "#d9efd5"
     operator_extra_links = (ResultsLink(),)
 
-    def __init__(self, *, step: UploadResultsStep, **kwargs: Any) -> None:
-        super().__init__(step=step, **kwargs)
-        self.outlets = [asset_of(f"{step.results.uri}/{self.dag_id}")]
+    @classmethod
+    def own_state(cls, dag_id: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Besides, the asset."""
+        outlets = [asset_of(f"{own['step'].results.uri}/{dag_id}")]
+        return {**super().own_state(dag_id, own), "outlets": outlets}

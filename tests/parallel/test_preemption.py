@@ -22,8 +22,16 @@ _MOST_JOBS = 6
 class Training:
     """The same command, again and again in one folder, each time a job with records of its own."""
 
-    def __init__(self, run: Callable[..., object], folder: Path, ranks: int, *words: str) -> None:
+    def __init__(
+        self,
+        run: Callable[..., object],
+        folder: Path,
+        ranks: int,
+        *words: str,
+        script: str = "preempted.py",
+    ) -> None:
         self._run = run
+        self._script = str(SCRIPTS / script)
         self._ranks = ranks
         self._words = words
         self.folder = folder
@@ -35,7 +43,7 @@ class Training:
         records = self.folder / f"try-{number}"
         records.mkdir()
         way, *rest = self._words
-        script = [sys.executable, str(SCRIPTS / "preempted.py"), way, str(self.folder), *rest]
+        script = [sys.executable, self._script, way, str(self.folder), *rest]
         shim = (sys.executable, "-m", "ddl_ops.rank", "--", *script)
         environment = {
             "DDL_OPTIONS": "-mode p",

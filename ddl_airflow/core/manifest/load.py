@@ -37,7 +37,7 @@ from ddl_airflow.core.manifest.rules import RULES
 from ddl_airflow.core.manifest.sections.base import ByKind, Section
 from ddl_airflow.core.manifest.sections.launcher import compute_rules
 from ddl_airflow.core.manifest.sections.places import REFERENCE, SECRET_FIELDS
-from ddl_airflow.core.manifest.values import WRITTEN_SECRET
+from ddl_airflow.core.manifest.values import without_written_secrets
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.ffdl.translate import Translation
@@ -183,7 +183,7 @@ def redacted_text(text: str) -> str:
     Raises:
         ManifestSyntaxError: not YAML, so nobody knows where the keys are.
     """
-    text = WRITTEN_SECRET.sub(r"\1***", text)
+    text = without_written_secrets(text)
     names = (*SECRET_FIELDS, *FFDL_SECRET_FIELDS)
     if "\\" not in text and not any(name in text for name in names):
         return text  # without a backslash a name can be written in one way only
@@ -256,12 +256,12 @@ def _findings(
 ) -> Iterator[tuple[Finding, bool]]:
     """Runs every rule whose fields are sound, from the manifest or else from the raw values."""
     for rule in rules:
-        paths = [field.split(".") for field in rule.fields]
+        values: Sequence[Any]
         if manifest is not None:
-            values = [reduce(getattr, path, manifest) for path in paths]
+            values = rule.values(manifest)
         else:
             try:
-                values = [_part(root, value, path) for path in paths]
+                values = [_part(root, value, field.split(".")) for field in rule.fields]
             except (ValidationError, KeyError):
                 continue
         for finding in rule.check(rule.fields[-1], *values):

@@ -8,7 +8,9 @@ one look at a manifest shows everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 
 class Finding(NamedTuple):
@@ -28,6 +30,15 @@ class Rule(NamedTuple):
     fields: tuple[str, ...]
     check: Callable[..., Findings]
     warning: bool
+
+    def values(self, whole: Any) -> tuple[Any, ...]:
+        """The values of its fields in something that has them all."""
+        return tuple([getter(whole) for getter in _getters(self.fields)])
+
+
+@cache  # the fields of rules are few, and each manifest is asked for all of them
+def _getters(fields: tuple[str, ...]) -> tuple[Callable[[Any], Any], ...]:
+    return tuple(map(attrgetter, fields))
 
 
 _Check = TypeVar("_Check", bound=Callable[..., Findings])

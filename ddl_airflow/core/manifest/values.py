@@ -26,12 +26,37 @@ _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
 # NAME=value and --name=value of a secret in a command; what a shell or a template puts in is none.
-WRITTEN_SECRET = re.compile(
+_WRITTEN_SECRET = re.compile(
     r"((?:secret|token|password|passwd|pwd|credentials?|(?:api|access|secret)[_-]?key)"
     r"(?:[_-]?id)?=[\"']?)"
     r"(?![\s$\"'{]|\Z)[^\s\"';]+",
     re.IGNORECASE,
 )
+# What stands before the = then, in small ASCII letters.
+_SECRET_ENDS = tuple(
+    f"{name}{more}"
+    for name in ("secret", "token", "password", "passwd", "pwd", "credential", "credentials", "key")
+    for more in ("", "id", "_id", "-id")
+)
+
+
+def _may_have_written_secret(text: str) -> bool:
+    """Whether the search, which tries twelve words at each character, could find one."""
+    if not text.isascii():
+        return True  # to a search without regard to case, K is also the sign of Kelvin
+    before = text.lower().split("=")
+    before.pop()
+    return any(piece.endswith(_SECRET_ENDS) for piece in before)
+
+
+def has_written_secret(text: str) -> bool:
+    """Returns whether a secret's value is written out in a command, or in a text with commands."""
+    return _may_have_written_secret(text) and _WRITTEN_SECRET.search(text) is not None
+
+
+def without_written_secrets(text: str) -> str:
+    """Returns the text with ``***`` for each such value."""
+    return _WRITTEN_SECRET.sub(r"\1***", text) if _may_have_written_secret(text) else text
 
 
 def regex(text: str) -> re.Pattern[str]:

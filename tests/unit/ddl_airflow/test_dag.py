@@ -6,11 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from airflow.configuration import AirflowConfigParser
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
@@ -603,3 +605,46 @@ print([m for m in heavy if m in sys.modules])
         "'mpi-collectives', 'parameter-server']",
         "[]",
     ]
+
+
+# --- what is read once for all manifests of a parse -----------------------------------------------
+
+
+def test_settings_are_read_once_for_all_manifests_and_at_each_parse(
+    tmp_path, write_manifest, monkeypatch
+):
+    for name in ("a", "b", "c"):
+        write_manifest(tmp_path / name, name=name)
+    asked = Counter()
+    real = AirflowConfigParser.get
+
+    def get(self, section, key, *args, **kwargs):
+        asked[section, key] += 1
+        return real(self, section, key, *args, **kwargs)
+
+    monkeypatch.setattr(AirflowConfigParser, "get", get)
+    assert good_in(dags_from(tmp_path)) == ["a", "b", "c"]
+    assert asked["ddl", "compute"] == asked["ddl", "manifest_rights"] == 1
+    # A change of them is seen by the next parse.
+    table = {"compute": {"cpu": {"slots": 5}}}
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", json.dumps(table))
+    monkeypatch.setenv("AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG", "7")
+    for dag in dags_from(tmp_path).values():
+        assert dag.get_task("train").slots == 5
+        assert dag.max_active_tasks == 7
+
+
+def test_dags_of_a_folder_are_those_of_their_manifests_alone(tmp_path, write_manifest):
+    """What a DAG looks up of Airflow's settings is looked up once for a folder's."""
+    paths = [write_manifest(tmp_path / name, name=name) for name in ("a", "b")]
+    for path, dag in zip(paths, dags_from(tmp_path).values(), strict=True):
+        alone = dag_from(load_manifest(path), path, "", path)
+        dag.also_claimed_by = None
+        dag.fileloc = alone.fileloc
+        assert stored(dag) == stored(alone)
+        ours, its = vars(dag).copy(), vars(alone).copy()
+        for one in (ours, its):
+            for name in ("task_dict", "task_group", "also_claimed_by", "params"):
+                one.pop(name, None)
+            one["timetable"] = type(one["timetable"])
+        assert ours == its and [*map(type, ours.values())] == [*map(type, its.values())]

@@ -12,7 +12,7 @@ from pydantic import Field
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.templates import command_findings
-from ddl_airflow.core.manifest.values import WRITTEN_SECRET, AnyText, Text, Whole
+from ddl_airflow.core.manifest.values import AnyText, Text, Whole, has_written_secret
 
 MAX_DAG_ID = 200
 RULES: list[Rule] = []
@@ -173,8 +173,14 @@ def command_can_be_split(at: str, command: str) -> Findings:
     except ValueError as error:
         yield Finding(at, str(error), "Close it, or put \\ before a character meant as it is.")
         return
-    if not commands or not all(shlex.split(one)[0] for one in commands):
+    if not commands or not all(map(_names_a_program, commands)):
         yield Finding(at, "is empty", 'Write for example "python train.py".')
+
+
+def _names_a_program(command: str) -> bool:
+    """Whether the first word of a command, which begins with no space, has a character."""
+    quoted = "'" in command or '"' in command or "\\" in command
+    return bool(shlex.split(command)[0]) if quoted else True
 
 
 @_rule("model_definition.execution.command")
@@ -188,6 +194,6 @@ def command_has_values_as_words_only(at: str, command: str) -> Findings:
 
 @_rule("model_definition.execution.command", warning=True)
 def command_has_no_secret(at: str, command: str) -> Findings:
-    if WRITTEN_SECRET.search(command):
+    if has_written_secret(command):
         message = "may hold a secret; what a command sets is in logs and in the list of processes"
         yield Finding(at, message, "Have the script read it where only it may.")

@@ -1,10 +1,30 @@
-"""State that ranks share, save and go back to. Imports no framework."""
+"""State that ranks share, save and go back to, also in the next start of the job.
+
+Imports no framework.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from ddl_ops import arrays, preemption
+from ddl_ops.environment import PLACEMENT
+
+from horovod.common.commits import Commit, Commits
+
+
+class _Script:
+    """How many states of this script run() has been given. The same on all ranks."""
+
+    states = 0
 
 
 class State:
@@ -19,6 +39,9 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits: Commits | None = None  # from run() on
+        self._checks = 0
+        self._committed = False  # just now
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """To be called when a training goes on after a restart, before its function is."""
@@ -35,12 +58,96 @@ class State:
         del timestamp, update_res
 
     def commit(self) -> None:
-        """Saves, so that restore() and a restart of the job go on from here. All ranks."""
+        """Saves, so that restore() and a later start of the job go on from here. Collective.
+
+        In the function of run(), and with CHECKPOINT_DIR, rank 0 writes a file, and all ranks
+        return when it is on disk. Raises OSError on rank 0 if it cannot be written.
+        """
         self.save()
-        self.check_host_updates()
+        self._write(0, self._checks + 1)
+        self._committed = True
+        try:
+            self.check_host_updates()
+        finally:
+            self._committed = False
 
     def check_host_updates(self) -> None:
-        """Where all ranks end together, if one was asked to."""
+        """Where all ranks commit and end by SystemExit, if any was asked to. Collective.
+
+        Raises RuntimeError if ranks are to end and have not called it equally often.
+        """
+        if self._commits is None:
+            return
+        self._checks += 1
+        if threading.current_thread() is threading.main_thread():
+            preemption.save_by(self._make_room)  # of several states, the one that is at it
+        if preemption.wanted(self._checks):
+            preemption.end(self._checks)
+
+    def _make_room(self, step: int, saver: int) -> None:
+        if not self._committed:
+            self.save()
+            self._write(saver, step)
+
+    def _write(self, writer: int, checks: int) -> None:
+        if self._commits is None:
+            return
+        self._commits.number += 1
+        if self._rank() == writer:
+            attributes, values = self._kept()
+            self._commits.write(self._commits.number, Commit(checks, attributes, values))
+
+    def go_on(self) -> None:
+        """Goes on from what an earlier start of the job has committed, once. Collective.
+
+        Raises ValueError on rank 0 if that is of other variables; else as Commits.newest.
+        """
+        if self._commits is not None or not self._outlives():
+            return
+        _Script.states += 1
+        folder = os.environ.get("CHECKPOINT_DIR")
+        if not folder:
+            if self._rank() == 0 and PLACEMENT.launched:
+                print(
+                    "ddl: rank 0: hvd.elastic: CHECKPOINT_DIR is not set, which a manifest does: "
+                    "what is committed ends with the job",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
+        commits = Commits(Path(folder), _Script.states, os.environ.get("TRAINING_ID", ""))
+        found = commits.newest() if self._rank() == 0 else None
+        told = np.zeros(4, np.int64)
+        if self._rank() == 0:
+            told[0] = commits.number
+        if found is not None:
+            told[1:] = 1, found.checks, len(found.arrays)
+        if PLACEMENT.size > 1:
+            arrays.broadcast([told], 0)
+        commits.number, again, self._checks, variables = map(int, told)
+        self._commits = commits
+        if again:
+            self._prepare(variables)
+            if found is not None:
+                self._take(found)
+                self.restore()
+            self.sync()  # so that callbacks find on all ranks what was committed
+            self.on_reset()
+
+    def _outlives(self) -> bool:
+        """Whether what save() keeps is known here: else it is for the subclass to write it."""
+        return False
+
+    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
+        """What save() keeps: attributes, and values of variables."""
+        raise NotImplementedError
+
+    def _prepare(self, variables: int) -> None:
+        """Makes variables that are not there yet, if a commit has so many. On all ranks."""
+
+    def _take(self, commit: Commit) -> None:
+        """Keeps what was committed, as if save() had just been called then."""
+        raise NotImplementedError
 
     def save(self) -> None:
         """Keeps the state in memory."""
@@ -89,6 +196,33 @@ class ObjectState(State):
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
 
+    def _outlives(self) -> bool:
+        return True
+
+    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
+        return self._saved_state, ()
+
+    def _take(self, commit: Commit) -> None:
+        # The script may have been mended meanwhile: attributes are those that it has now.
+        known = {name: commit.attributes.get(name, one) for name, one in self._saved_state.items()}
+        self._saved_state = known
+
     def _set_attrs(self) -> None:
         for name, value in self._saved_state.items():
             setattr(self, name, copy.deepcopy(value))
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None] | None = None) -> Callable[..., Any]:
+    """Decorates the function that trains: its first argument, a state, is the same on all ranks.
+
+    It is that of the last commit, where the job was started again. `reset` has no effect.
+    """
+    del reset
+
+    @functools.wraps(func)
+    def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
+        state.go_on()
+        state.sync()
+        return func(state, *args, **kwargs)
+
+    return wrapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -121,3 +122,17 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def pickled(obj: Any) -> bytes:
+    """An object for another process; functions, too, where cloudpickle is installed."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle.dumps(obj)
+    return bytes(cloudpickle.dumps(obj))
+
+
+def unpickled(data: bytes | memoryview) -> Any:
+    """What `pickled` has made. It may run anything: of the job's own ranks only."""
+    return pickle.loads(data)  # noqa: S301

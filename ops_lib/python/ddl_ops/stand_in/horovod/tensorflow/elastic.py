@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from horovod._keras.callbacks import variables_of
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState
+from horovod.common.commits import Commit
+from horovod.common.elastic import ObjectState, run_fn
 from horovod.tensorflow.functions import broadcast_object, broadcast_variables
 
 v1 = tf.compat.v1
@@ -39,11 +40,13 @@ class _WithVariables(ObjectState):
     def save(self) -> None:
         """Keeps copies of the attributes and of the variables' values."""
         super().save()
+        self._saved_values = self._values()
+
+    def _values(self) -> list[np.ndarray[Any, Any]]:
         variables = self._variables()
         if tf.executing_eagerly():
-            self._saved_values = [np.array(one.numpy()) for one in variables]
-        else:
-            self._saved_values = self._run(variables)
+            return [np.array(one.numpy()) for one in variables]
+        return [np.asarray(one) for one in self._run(variables)]
 
     def restore(self) -> None:
         """Sets attributes and variables to what was kept; new variables stay as they are."""
@@ -54,6 +57,13 @@ class _WithVariables(ObjectState):
                 variable.assign(value)
             else:
                 variable.load(value, session)
+
+    def _kept(self) -> tuple[dict[str, Any], Sequence[np.ndarray[Any, Any]]]:
+        return self._saved_state, self._saved_values
+
+    def _take(self, commit: Commit) -> None:
+        super()._take(commit)
+        self._saved_values = _that_fit(commit.arrays, self._values())
 
     def sync(self) -> None:
         """Gives all ranks rank 0's attributes and variables, and saves them. Collective."""
@@ -84,7 +94,7 @@ class TensorFlowState(_WithVariables):
 
 
 class TensorFlowKerasState(_WithVariables):
-    """State of a model of Keras, built or not, and its optimizer.
+    """State of a model of Keras, which is built, and its optimizer. Else ValueError.
 
     Args:
         model: whose weights.
@@ -97,21 +107,52 @@ class TensorFlowKerasState(_WithVariables):
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
     ) -> None:
         del backend
+        if not getattr(model, "built", True):
+            raise ValueError(
+                "The model of a state must be built, so that its weights are there to be kept. "
+                "Call model.build(input_shape), or the model on a batch."
+            )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         super().__init__(None, kwargs)
 
     def _variables(self) -> list[Any]:
-        weights = list(self.model.weights) if self.model.built else []
-        return [*weights, *(variables_of(self.optimizer) if self.optimizer is not None else [])]
+        of_optimizer = [] if self.optimizer is None else variables_of(self.optimizer)
+        return [*self.model.weights, *of_optimizer]
+
+    def _prepare(self, variables: int) -> None:
+        # An optimizer has its variables from its first step on, and a state may be made before.
+        if len(self._variables()) >= variables or self.optimizer is None:
+            return
+        names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
+        of_optimizer = (getattr(self.optimizer, name, None) for name in names)
+        if (build := next(filter(None, of_optimizer), None)) is not None:
+            build(self.model.trainable_variables)
+
+
+def _that_fit(
+    committed: Sequence[np.ndarray[Any, Any]], now: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Those committed; ValueError unless they are of the variables there are now, or the first."""
+    cure = "Remove horovod-*.commit in CHECKPOINT_DIR to begin from the start."
+    if len(committed) > len(now):
+        raise ValueError(
+            f"hvd.elastic: what was committed has {len(committed)} variables, and the state has "
+            f"{len(now)}: it is of another model or optimizer. {cure}"
+        )
+    for number, (one, other) in enumerate(zip(committed, now, strict=False)):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"hvd.elastic: variable {number} is {one.dtype.name}{list(one.shape)} in what was "
+                f"committed, and {other.dtype.name}{list(other.shape)} in the state: it is of "
+                f"another model. {cure}"
+            )
+    return list(committed)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the function that trains: its first argument, a state, is the same on all ranks."""
+    """Decorates the function that trains: its first argument, a state, is the same on all ranks.
 
-    @functools.wraps(func)
-    def wrapped(state: Any, *args: Any, **kwargs: Any) -> Any:
-        state.sync()
-        return func(state, *args, **kwargs)
-
-    return wrapped
+    It is that of the last commit, where the job was started again: see docs/coming-from-horovod.md.
+    """
+    return run_fn(func)

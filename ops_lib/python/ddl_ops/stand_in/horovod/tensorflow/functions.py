@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from ddl_ops.equal_weights import mark_equal
 
+from horovod.common.util import pickled, unpickled
 from horovod.tensorflow.mpi_ops import (
     ProcessSet,
     allgather,
@@ -64,15 +64,11 @@ def _session_of(session: Any) -> Any:
 
 
 def _from_bytes(data: Any) -> Any:
-    return pickle.loads(np.asarray(data).tobytes())  # noqa: S301  of the job's own ranks
+    return unpickled(np.asarray(data).tobytes())
 
 
 def _to_bytes(obj: Any) -> np.ndarray[Any, Any]:
-    try:
-        import cloudpickle  # takes functions, too
-    except ImportError:
-        return np.frombuffer(pickle.dumps(obj), np.uint8)
-    return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
+    return np.frombuffer(pickled(obj), np.uint8)
 
 
 def _runs(session: Any) -> Callable[[Any], Any]:

@@ -1,0 +1,165 @@
+"""A script for Horovod with elastic states, which is lost, asked to end, and started again.
+
+Arguments: WAY FOLDER. WAY is `phases`: a loop of its own with one state, then fit() with another;
+or `session`: a state of TensorFlow 1, alone. Rank 0 appends each step that it has done to
+FOLDER/steps. What is to happen is at the places that call `once`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+WAY, FOLDER = sys.argv[1], Path(sys.argv[2])
+EPOCHS, BATCHES = 2, 4
+
+
+def once(what: str) -> bool:
+    """Whether this is the first time in all starts of the job."""
+    if (path := FOLDER / what).exists():
+        return False
+    path.touch()
+    return True
+
+
+def rows(step: int, rank: int):
+    generator = np.random.default_rng([step, rank])
+    x = generator.normal(size=(4, 3)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+
+
+def phases() -> None:
+    import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras as hvd_keras
+    import keras
+    import tensorflow as tf
+
+    hvd.init()
+    rank = hvd.rank()
+
+    def done(step: int) -> None:
+        if rank == 0:
+            with (FOLDER / "steps").open("a") as file:
+                file.write(f"{step}\n")
+
+    def model_of(seed: int):
+        keras.utils.set_random_seed(seed)  # by rank: what they begin with is rank 0's
+        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((3,)), *layers])
+
+    def step_of(model, optimizer, step: int) -> None:
+        x, y = rows(step, rank)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    # The optimizer has no variables before its first step, in no start of the job.
+    model, optimizer = model_of(rank), keras.optimizers.Adam(0.01)
+    start = [np.array(one) for one in hvd.broadcast_object(model.get_weights())]
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0, seen=[])
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append((state.epoch, state.batch))])
+
+    @hvd.elastic.run
+    def train(state, batches):
+        while state.epoch < EPOCHS:
+            while state.batch < batches:
+                step = state.epoch * batches + state.batch + 1
+                step_of(state.model, state.optimizer, step)
+                state.batch += 1
+                state.seen.append({"step": step})
+                done(step)
+                # Between two commits, and of one rank.
+                if step == 5 and rank == 1 and once("asked"):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if state.batch % 2 == 0:
+                    state.commit()
+            state.batch, state.epoch = 0, state.epoch + 1
+            state.commit()
+        return state
+
+    assert train(state, BATCHES) is state
+    steps = EPOCHS * BATCHES
+    assert [one["step"] for one in state.seen] == list(range(1, steps + 1)), state.seen
+    # The first start was asked to end after step 6; the third one finds this phase done.
+    lost = (FOLDER / "lost").exists()
+    assert resets == ([(2, 0)] if lost else [(1, 2)]), resets
+
+    second = model_of(9)
+    second.compile(hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    fitted = hvd_keras.elastic.KerasState(second, epoch=0, batch=0)
+    x, y = (np.concatenate(part) for part in zip(*(rows(n, rank) for n in range(3)), strict=True))
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            done(100 + int(self.model.optimizer.iterations))
+            if fitted.epoch == 1 and batch == 1 and rank == 0 and once("lost"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @hvd_keras.elastic.run
+    def fit(state):
+        elastic = hvd_keras.elastic
+        callbacks = [
+            elastic.UpdateEpochStateCallback(state),
+            elastic.UpdateBatchStateCallback(state),
+            elastic.CommitStateCallback(state, batches_per_commit=0),
+            Watch(),
+        ]
+        epochs = 3 - state.epoch
+        state.model.fit(x, y, 4, epochs, verbose=0, shuffle=False, callbacks=callbacks)
+
+    fit(fitted)
+    assert fitted.epoch == 3
+
+    # The same without any state, by ranks that nobody interrupts.
+    plain, optimizer = model_of(rank), keras.optimizers.Adam(0.01)
+    plain.set_weights(start)
+    for step in range(1, steps + 1):
+        step_of(plain, optimizer, step)
+    of_state = state.model.weights + state.optimizer.variables
+    pairs = zip(plain.weights + optimizer.variables, of_state, strict=True)
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
+    plain = model_of(9)
+    plain.compile(hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    plain.fit(x, y, 4, 3, verbose=0, shuffle=False)
+    pairs = zip(plain.weights, second.weights, strict=True)
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
+    print(f"rank {rank}: the weights are the same", flush=True)
+
+
+def session() -> None:
+    import horovod.tensorflow as hvd
+    import tensorflow.compat.v1 as tf
+    from horovod.common import elastic
+
+    hvd.init()
+    for again in (False, True):
+        elastic._Script.states = 0  # another start of the job
+        with tf.Graph().as_default(), tf.Session() as at:
+            number = tf.get_variable("number", initializer=1.5)
+            words = tf.get_variable("words", initializer=tf.constant(["a", "bc"]))
+            at.run(tf.global_variables_initializer())
+            state = hvd.elastic.TensorFlowState([number, words], at, batch=0)
+
+            @hvd.elastic.run
+            def train(state, again=again, at=at, number=number, words=words):
+                assert state.batch == (7 if again else 0)
+                values = at.run([number, words])
+                assert values[0] == (2.5 if again else 1.5), values
+                assert values[1].tolist() == ([b"x", b""] if again else [b"a", b"bc"]), values
+                number.load(2.5, at)
+                words.load(["x", ""], at)
+                state.batch = 7
+                state.commit()
+
+            train(state)
+    print("gone on", flush=True)
+
+
+{"phases": phases, "session": session}[WAY]()

@@ -1,0 +1,43 @@
+"""What is looked for in a text before a slow search finds all that the search would find."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddl_airflow.core.manifest import values
+
+_PIECES = st.sampled_from(
+    [
+        *("secret", "TOKEN", "password", "Passwd", "pwd", "credential", "credentials", "key"),
+        *("api", "access", "_", "-", "id", "Id", "=", "==", "'", '"', "$", "{", " ", "\n", ";"),
+        *("x", "abc/DEF", "\u212aey", "\u017fecret", "\u0130d", "ı", "é"),
+    ]
+)
+
+
+@given(st.lists(_PIECES, max_size=12).map("".join))
+@example("\u017fecret=x")
+@example("api\u212aey=x")
+@example("credent\u0130als=x")
+@example("api-key-ID=x")
+def test_the_first_test_lets_no_written_secret_pass(text):
+    written = values._WRITTEN_SECRET
+    assert values.has_written_secret(text) is (written.search(text) is not None)
+    assert values.without_written_secrets(text) == written.sub(r"\1***", text)
+
+
+@pytest.mark.parametrize("name", ["token", "API_KEY", "secret-key_id", "credentials", "PwdId"])
+@pytest.mark.parametrize("before", ["", "python train.py --seed=3 --", "export X=1; "])
+def test_a_written_secret_is_found(name, before):
+    text = f"{before}{name}=abc7 --epochs=3"
+    assert values.has_written_secret(text)
+    assert values.without_written_secrets(text) == text.replace("abc7", "***")
+
+
+def test_most_texts_are_not_searched(monkeypatch):
+    monkeypatch.setattr(values, "_WRITTEN_SECRET", None)
+    text = "command: python train.py --seed=3 --monkey 4\nregex: 'loss= ([0-9.]+)'\nkey: =\n"
+    assert not values.has_written_secret(text)
+    assert values.without_written_secrets(text) is text
