@@ -282,7 +282,7 @@ def looked_up_by_dags() -> dict[str, Any]:
     return {name: getattr(sample, name) for name in _LOOKED_UP if name in arguments}
 
 
-class MouldedOperator(BaseOperator):
+class PrototypedOperator(BaseOperator):
     """An operator of which ``made_task`` makes many that are alike."""
 
     @classmethod
@@ -296,10 +296,10 @@ class MouldedOperator(BaseOperator):
         raise NotImplementedError
 
 
-_Task = TypeVar("_Task", bound=MouldedOperator)
+_Task = TypeVar("_Task", bound=PrototypedOperator)
 # By class, arguments and their types. Manifests may give their tasks any tries and places.
-_moulds: dict[Hashable, _Mould] = {}
-_MOST_MOULDS = 256
+_prototypes: dict[Hashable, _Prototype] = {}
+_MOST_PROTOTYPES = 256
 # What nobody can change, so that tasks may share it; and what each needs its own of.
 _SHARED = (type(None), bool, int, float, str, bytes, datetime, timedelta, Enum)
 _OWN = (list, dict, set, ParamsDict)
@@ -315,9 +315,9 @@ def made_task(
 
     Airflow's constructor is a quarter of a parse: a wrapper for each class, and a ``__setattr__``
     that looks for a converter for each of fifty attributes, which come out the same in every DAG.
-    So the first task of a kind leaves a mould. The second is made by the constructor as well; only
-    if a copy of the mould is all the same as that, attribute by attribute, are the next ones
-    copies. Where an Airflow does anything else, its constructor makes all of them.
+    So the first task of a kind leaves a prototype. The second is made by the constructor as well;
+    only if a copy of the prototype is all the same as that, attribute by attribute, are the next
+    ones copies. Where an Airflow does anything else, its constructor makes all of them.
 
     Seen in 3.3 and 3.4.0b2: ``airflow/sdk/bases/operator.py``. Without it DAGs are parsed more
     slowly: ``operator(**airflows, **own)``.
@@ -337,16 +337,16 @@ def made_task(
     try:
         given = (*airflows.items(), *dag.default_args.items())
         kind = (operator, given, tuple(type(value) for _, value in given))
-        mould = _moulds.get(kind)
+        prototype = _prototypes.get(kind)
     except TypeError:  # callbacks, which are those of one manifest
         return normally()
-    if mould is not None and mould.fits:
-        return mould.task(operator, dag, own)
+    if prototype is not None and prototype.fits:
+        return prototype.task(operator, dag, own)
     task = normally()
-    if mould is not None:
-        mould.check(task, dag, own)
-    elif len(_moulds) < _MOST_MOULDS:
-        _moulds[kind] = _Mould(task, own)
+    if prototype is not None:
+        prototype.check(task, dag, own)
+    elif len(_prototypes) < _MOST_PROTOTYPES:
+        _prototypes[kind] = _Prototype(task, own)
     return task
 
 
@@ -360,14 +360,14 @@ def _is_alone(dag: DAG) -> bool:
     return current is group and not group.default_args and not dag.params
 
 
-class _Mould:
+class _Prototype:
     """What the tasks of a kind have in common.
 
     Attributes:
         fits: whether copies are known to be what Airflow's constructor makes.
     """
 
-    def __init__(self, task: MouldedOperator, own: Mapping[str, Any]) -> None:
+    def __init__(self, task: PrototypedOperator, own: Mapping[str, Any]) -> None:
         """Takes it off a task, to which nothing has been done since it was made."""
         self.fits = False
         self._checked = False
@@ -383,7 +383,7 @@ class _Mould:
         values = (*self._common.values(), *self._kwargs.values())
         self._all_known = all(isinstance(value, _SHARED) for value in values)
 
-    def check(self, task: MouldedOperator, dag: DAG, own: Mapping[str, Any]) -> None:
+    def check(self, task: PrototypedOperator, dag: DAG, own: Mapping[str, Any]) -> None:
         """Compares what a copy would be with a task that Airflow's constructor has just made."""
         if self._checked or not self._all_known:
             return
@@ -393,7 +393,7 @@ class _Mould:
         self.fits = _same(vars(task), copy) and _same(vars(task)[_KWARGS], copy[_KWARGS])
 
     def _state(
-        self, operator: type[MouldedOperator], dag: DAG, own: Mapping[str, Any]
+        self, operator: type[PrototypedOperator], dag: DAG, own: Mapping[str, Any]
     ) -> dict[str, Any]:
         state = self._common.copy()
         for name, kind in self._empty:

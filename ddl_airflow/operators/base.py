@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, Tas
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.airflow_internals import (
-    MouldedOperator,
+    PrototypedOperator,
     is_supervised,
     tries_before_cleared,
 )
@@ -136,7 +136,7 @@ def _end_with_supervisor() -> None:
         end_with_parent()
 
 
-class StepOperator(MouldedOperator):
+class StepOperator(PrototypedOperator):
     """A step of a training as a task. Not for use by itself.
 
     It maps Airflow's context to the step's, has the step do its work (``ddl_airflow.steps``), and

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowTimetableInvalid
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import airflow_internals
-from ddl_airflow.airflow_internals import MouldedOperator, made_task
+from ddl_airflow.airflow_internals import PrototypedOperator, made_task
 from ddl_airflow.core.manifest import Manifest, load_manifest
 from ddl_airflow.manifest_dag import dag_from
 
@@ -27,10 +27,10 @@ KWARGS = "_BaseOperator__init_kwargs"
 
 
 @pytest.fixture
-def moulds(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+def prototypes(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """Those of this test alone; ``clear`` to begin anew."""
     of_this_test: dict[Any, Any] = {}
-    monkeypatch.setattr(airflow_internals, "_moulds", of_this_test)
+    monkeypatch.setattr(airflow_internals, "_prototypes", of_this_test)
     return of_this_test
 
 
@@ -55,20 +55,20 @@ def tasks_in_full(dag: DAG) -> list[Any]:
     ]
 
 
-def both_ways(manifest: Manifest, path: Path, moulds: dict[Any, Any]) -> tuple[DAG, DAG]:
+def both_ways(manifest: Manifest, path: Path, prototypes: dict[Any, Any]) -> tuple[DAG, DAG]:
     """A DAG as Airflow's constructor makes its tasks, and one of copies where there are some."""
-    moulds.clear()
+    prototypes.clear()
     normal = dag_from(manifest, path)
     dag_from(manifest, path)  # which is compared
     return normal, dag_from(manifest, path)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_copied_tasks_are_those_of_airflows_constructor(path, moulds):
+def test_copied_tasks_are_those_of_airflows_constructor(path, prototypes):
     # Of those notifiers not every site has every provider; and they are left to Airflow anyway.
     nobody = {"notifications": Manifest.model_fields["notifications"].default}
     manifest = load_manifest(path).model_copy(update=nobody)
-    normal, quick = both_ways(manifest, path, moulds)
+    normal, quick = both_ways(manifest, path, prototypes)
     assert tasks_in_full(quick) == tasks_in_full(normal)
     assert DagSerialization.to_dict(quick) == DagSerialization.to_dict(normal)
     assert quick == normal and hash(quick) == hash(normal)
@@ -80,20 +80,20 @@ def test_copied_tasks_are_those_of_airflows_constructor(path, moulds):
         assert repr(one) == repr(other)
 
 
-def test_the_tasks_of_a_manifest_are_copies(moulds):
+def test_the_tasks_of_a_manifest_are_copies(prototypes):
     """Else all of the above compares Airflow with itself."""
     path = ROOT / "dags/mnist-keras/manifest.yml"
-    both_ways(load_manifest(path), path, moulds)
-    assert [mould.fits for mould in moulds.values()] == [True] * len(moulds)
-    assert {kind[0].__name__ for kind in moulds} >= {
+    both_ways(load_manifest(path), path, prototypes)
+    assert [prototype.fits for prototype in prototypes.values()] == [True] * len(prototypes)
+    assert {kind[0].__name__ for kind in prototypes} >= {
         *("StageDataOperator", "TrainOperator", "TransformOperator", "UploadResultsOperator")
     }
 
 
-def test_copied_tasks_share_nothing_that_can_be_changed(moulds):
+def test_copied_tasks_share_nothing_that_can_be_changed(prototypes):
     path = ROOT / "dags/mnist-keras/manifest.yml"
     manifest = load_manifest(path)
-    both_ways(manifest, path, moulds)
+    both_ways(manifest, path, prototypes)
     one, other = (dag_from(manifest, path) for _ in range(2))
     for task, twin in zip(one.tasks, other.tasks, strict=True):
         state, of_twin = vars(task), vars(twin)
@@ -106,10 +106,10 @@ def test_copied_tasks_share_nothing_that_can_be_changed(moulds):
         assert task.params is not twin.params
 
 
-def test_copied_tasks_can_be_changed_and_copied(moulds):
+def test_copied_tasks_can_be_changed_and_copied(prototypes):
     """As a site's task_policy and Airflow's task runner do."""
     path = ROOT / "dags/mnist-keras/manifest.yml"
-    normal, quick = both_ways(load_manifest(path), path, moulds)
+    normal, quick = both_ways(load_manifest(path), path, prototypes)
     for dag in (normal, quick):
         task = dag.get_task("train")
         task.retries, task.retry_delay, task.queue = "7", 11, "gpu"
@@ -125,7 +125,7 @@ def test_copied_tasks_can_be_changed_and_copied(moulds):
     assert DagSerialization.to_dict(again) == DagSerialization.to_dict(quick)
 
 
-class Plain(MouldedOperator):
+class Plain(PrototypedOperator):
     """Has one argument of its own."""
 
     template_fields = ("said",)
@@ -149,17 +149,17 @@ def made(operator: type[Any] = Plain, times: int = 3, **airflows: Any) -> list[A
     return tasks
 
 
-def test_each_kind_of_arguments_has_its_mould(moulds):
+def test_each_kind_of_arguments_has_its_prototype(prototypes):
     assert [task.said for task in made()] == [f"dag-{n}: {n}" for n in range(3)]
     assert [task.retries for task in made(retries=4)] == [4] * 3
-    # 1 == 1.0 == True, and a mould of one is none of the other.
+    # 1 == 1.0 == True, and a prototype of one is none of the other.
     kinds = [made(retry_exponential_backoff=value)[-1] for value in (1, 1.0, True)]
     found = [task.retry_exponential_backoff for task in kinds]
     assert [type(value) for value in found] == [int, float, bool]
-    assert len(moulds) == 5 and all(mould.fits for mould in moulds.values())
+    assert len(prototypes) == 5 and all(prototype.fits for prototype in prototypes.values())
 
 
-def test_an_operator_that_does_more_when_it_is_made_is_always_made(moulds):
+def test_an_operator_that_does_more_when_it_is_made_is_always_made(prototypes):
     numbers = itertools.count()
 
     class Counted(Plain):
@@ -170,7 +170,7 @@ def test_an_operator_that_does_more_when_it_is_made_is_always_made(moulds):
     assert [task.number for task in made(Counted, 5)] == [0, 1, 2, 3, 4]
 
 
-def test_what_nobody_knows_how_to_copy_is_always_made(moulds):
+def test_what_nobody_knows_how_to_copy_is_always_made(prototypes):
     class WithLock(Plain):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
@@ -180,16 +180,18 @@ def test_what_nobody_knows_how_to_copy_is_always_made(moulds):
 
 
 def test_an_airflow_that_keeps_a_tasks_arguments_elsewhere_is_left_to_its_constructor(
-    moulds, monkeypatch
+    prototypes, monkeypatch
 ):
     monkeypatch.setattr(airflow_internals, "_KWARGS", "_arguments")
     tasks = made(times=4)
-    assert [mould.fits for mould in moulds.values()] == [False]
+    assert [prototype.fits for prototype in prototypes.values()] == [False]
     assert [vars(task)[KWARGS]["said"] for task in tasks] == ["0", "1", "2", "3"]
     assert [task.dag.dag_id for task in tasks] == [f"dag-{n}" for n in range(4)]
 
 
-def test_an_airflow_without_groups_in_their_context_is_left_to_its_constructor(moulds, monkeypatch):
+def test_an_airflow_without_groups_in_their_context_is_left_to_its_constructor(
+    prototypes, monkeypatch
+):
     from airflow.sdk.definitions._internal import contextmanager
 
     made(times=2)
@@ -197,7 +199,7 @@ def test_an_airflow_without_groups_in_their_context_is_left_to_its_constructor(m
     assert [task.said for task in made()] == [f"dag-{n}: {n}" for n in range(3)]
 
 
-def test_groups_defaults_and_callbacks_are_left_to_airflows_constructor(moulds):
+def test_groups_defaults_and_callbacks_are_left_to_airflows_constructor(prototypes):
     assert [task.queue for task in made(queue="a")] == ["a"] * 3
 
     def hears(context: Any) -> None:
@@ -215,11 +217,11 @@ def test_groups_defaults_and_callbacks_are_left_to_airflows_constructor(moulds):
             assert inside.task_group.group_id == "group"
 
 
-def test_manifests_with_any_tries_leave_so_many_moulds(moulds, monkeypatch):
-    monkeypatch.setattr(airflow_internals, "_MOST_MOULDS", 2)
+def test_manifests_with_any_tries_leave_so_many_prototypes(prototypes, monkeypatch):
+    monkeypatch.setattr(airflow_internals, "_MOST_PROTOTYPES", 2)
     for retries in range(5):
         assert [task.retries for task in made(retries=retries)] == [retries] * 3
-    assert len(moulds) == 2
+    assert len(prototypes) == 2
 
 
 # --- the check of a DAG -------------------------------------------------------------------------
