@@ -58,14 +58,15 @@ def _states(site, run_id):
     return {name: t["state"] for name, t in site.task_instances("approved", run_id).items()}
 
 
-def _has_asked(site, run_id):
+def has_asked(site, dag_id, run_id):
     """Whether the task waits, and Airflow's scheduler has seen its first process end.
 
     Airflow 3.3 takes an answer that comes in the second between for the end of a killed task, and
     asks again: ``process_executor_events`` in ``airflow/jobs/scheduler_job_runner.py``.
     """
     seen = f"Received executor event .*task_id='approve', run_id='{re.escape(run_id)}'"
-    return _states(site, run_id)["approve"] == "awaiting_input" and re.search(
+    task = site.task_instances(dag_id, run_id)["approve"]
+    return task["state"] == "awaiting_input" and re.search(
         seen, site.service("scheduler").log.read_text("utf-8", "replace")
     )
 
@@ -73,7 +74,7 @@ def _has_asked(site, run_id):
 def _answer(site, run_id, option):
     """What the form in Airflow's UI sends; returns what it shows."""
     deadline = time.monotonic() + within(180)
-    while not _has_asked(site, run_id):
+    while not has_asked(site, "approved", run_id):
         assert time.monotonic() < deadline, _states(site, run_id)
         time.sleep(0.5)
     path = f"/dags/approved/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"

@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from ddl_airflow.demo.show import DATA_BUCKET
-from ddl_airflow.demo.site import USER
 from ddl_airflow.links import TAB
-from tests.limits import within
+from tests.ui.conftest import shot
 
 pytestmark = pytest.mark.integration
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-# Without these a headless Chromium looks for hosts that a closed network does not have.
-_QUIET = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-
-
-@pytest.fixture(scope="module")
-def browsed(site):
-    if CHROMIUM is None:
-        pytest.skip("no browser: apt-get install -y chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
-        page = browser.new_page(viewport={"width": 1400, "height": 900})
-        page.set_default_timeout(within(30_000))
-        page.goto(site.url)
-        page.locator("input[name=username]").fill(USER)
-        page.locator("input[name=password]").fill(site.password)
-        page.locator("button[type=submit]").click()
-        # Its own way to the first page would break off the next one's.
-        expect(page.get_by_text("Home", exact=True).first).to_be_visible(timeout=within(30_000))
-        yield page
-        browser.close()
-
-
-@pytest.fixture
-def page(browsed):
-    """Whoever looks waits for as long as this machine takes now; by default 5 s."""
-    browsed.set_default_timeout(within(30_000))
-    expect.set_options(timeout=within(30_000))
-    return browsed
-
-
-def _shot(page, name):
-    """Keeps a picture where DDL_SCREENSHOTS says, for people to look at."""
-    if folder := os.environ.get("DDL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def test_dag_shows_the_four_steps_in_order(page, site, finished):
@@ -64,7 +21,7 @@ def test_dag_shows_the_four_steps_in_order(page, site, finished):
     page.goto(site.run_url("mnist-tf1", run_id))
     for name in ("stage-data", "train", "transform", "upload-results"):
         expect(page.get_by_text(name, exact=True).first).to_be_visible()
-    _shot(page, "run")
+    shot(page, "run")
 
 
 def test_training_tab_draws_the_loss(page, site, finished):
@@ -92,7 +49,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
     expect(frame.locator("#now")).to_contain_text("the output")
     expect(frame.locator("#lanes tbody tr")).to_have_count(2)
     expect(frame.locator("#tries")).to_contain_text("2 ranks ended well")
-    _shot(page, "training")
+    shot(page, "training")
     # The chips stand as the steps run.
     chips = [
         f"✓ {name}: success" for name in ("stage-data", "train", "transform", "upload-results")
@@ -108,7 +65,7 @@ def test_training_tab_draws_the_loss(page, site, finished):
     expect(frame.locator(".node.model")).to_be_visible()
     # The manifest has its keys from variables of the workers, which the api-server has not.
     expect(frame.get_by_text("Whether it is in production is not known")).to_be_visible()
-    _shot(page, "lineage")
+    shot(page, "lineage")
 
 
 def test_trainings_are_in_the_navigation_and_on_the_dag(page, site, finished):
@@ -119,11 +76,11 @@ def test_trainings_are_in_the_navigation_and_on_the_dag(page, site, finished):
         row = frame.locator("#trainings tr", has_text=dag_id).filter(has_text=finished[dag_id][0])
         expect(row).to_contain_text("published")
         expect(row.get_by_text("published", exact=True).last).to_be_visible()
-    _shot(page, "trainings")
+    shot(page, "trainings")
     # Of its connection the api-server asks the store which model is the newest.
     row.get_by_role("link", name="published").first.click()
     expect(frame.locator(".node.pointer", has_text="latest")).to_be_visible()
-    _shot(page, "lineage-keras")
+    shot(page, "lineage-keras")
     page.goto(f"{site.url}/dags/mnist-tf1/plugin/ddl-dag")
     expect(frame.locator("#trainings tbody tr").first).to_contain_text("mnist-tf1")
     expect(frame.locator("#trainings tr", has_text="mnist-keras")).to_have_count(0)
@@ -140,7 +97,7 @@ def test_training_tab_has_airflows_theme(page, site, finished, theme):
     expect(frame.locator("body")).to_have_css("color", ink)
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     expect(frame.locator("body")).to_have_css("background-color", paper)
-    _shot(page, f"training-{theme}")
+    shot(page, f"training-{theme}")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +113,7 @@ def test_links_of_a_task_open(page, site, object_store, finished, task, names):
         page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/{task}/details")
         link = page.get_by_role("link", name=name)
         expect(link).to_be_visible()
-        _shot(page, f"links-{task}")
+        shot(page, f"links-{task}")
         address = link.get_attribute("href")
         if name.startswith("Training"):
             link.click()
@@ -185,7 +142,7 @@ def test_connection_form_asks_for_the_store_and_test_asks_the_store(page, site, 
     for text in ("Endpoint", "Access key ID", "Secret access key"):
         expect(form.get_by_text(text, exact=True)).to_be_visible()
     assert form.locator("input[name=password]").get_attribute("type") == "password"
-    _shot(page, "connection-form")
+    shot(page, "connection-form")
     form.get_by_text("Extra Fields", exact=True).click()
     form.locator("input[name=element_bucket]").fill(DATA_BUCKET)
     expect(form.get_by_text("CA certificates", exact=True)).to_be_visible()
@@ -197,7 +154,7 @@ def test_connection_form_asks_for_the_store_and_test_asks_the_store(page, site, 
         "status": True,
         "message": f"{object_store.endpoint_url} takes the keys: s3://{DATA_BUCKET} is there",
     }
-    _shot(page, "connection-tested")
+    shot(page, "connection-tested")
 
 
 def test_train_task_shows_its_settings(page, site, finished):
@@ -205,7 +162,7 @@ def test_train_task_shows_its_settings(page, site, finished):
     page.goto(f"{site.run_url('mnist-tf1', run_id)}/tasks/train/rendered_templates")
     for text in ("python train.py", "tensorflow-ddl 1.13", "nodes"):
         expect(page.get_by_text(text, exact=False).first).to_be_visible()
-    _shot(page, "rendered")
+    shot(page, "rendered")
 
 
 def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
@@ -218,7 +175,7 @@ def test_trigger_form_asks_for_the_manifests_parameters(page, site, finished):
     dialog.get_by_text("This run").first.click()
     for text in ("Nodes", "Checkpoint", "Attempts", "Dry run"):
         expect(dialog.get_by_text(text).first).to_be_visible()
-    _shot(page, "trigger-form")
+    shot(page, "trigger-form")
 
 
 def test_what_is_of_a_training_is_for_those_who_may_read_the_run(site, finished):

@@ -73,10 +73,8 @@ def call(folder, *words):
     )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of the manifest, with one training published in .ddl-run/results."""
-    folder = tmp_path_factory.mktemp("dags")
+def write_example(folder):
+    """The example with seeds, its data, and the file `.hidden`."""
     write_digits(folder / "data")
     script = EXAMPLE.read_text()
     script = script.replace("\nmodel = keras.Sequential(", f"{SEEDS}\nmodel = keras.Sequential(")
@@ -87,6 +85,19 @@ def trained(tmp_path_factory):
     (folder / "train.py").write_text(script)
     (folder / "manifest.yml").write_text(MANIFEST)
     (folder / ".hidden").write_text("0")
+
+
+def publication_in(folder):
+    """Where its one model was published."""
+    (found,) = (folder / ".ddl-run" / "results").glob("digits-*/*/lineage.json")
+    return found.parent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of the manifest, with one training published in .ddl-run/results."""
+    folder = tmp_path_factory.mktemp("dags")
+    write_example(folder)
     done = call(folder, "run", "manifest.yml", "--set", "epochs=2")
     assert done.returncode == 0, done.stderr
     return folder
@@ -95,8 +106,7 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def place(trained):
     """The publication."""
-    (found,) = (trained / ".ddl-run" / "results").glob("digits-*/*/lineage.json")
-    return found.parent
+    return publication_in(trained)
 
 
 @pytest.fixture
