@@ -27,6 +27,7 @@ constexpr char kSplitsAreFree[] = "first dimension and splits are free";
 constexpr char kScatterOption[] = "scattered ";
 constexpr char kOpOption[] = "op=";
 constexpr char kAverage[] = "avg";
+constexpr char kAdasum[] = "adasum";
 constexpr char kRootOption[] = "root=";
 constexpr char kUnfusedOption[] = " mpi=true";
 constexpr char kCheckOption[] = " check=";
@@ -52,7 +53,8 @@ std::string OptionsOf(const Request& request) {
   if (request.kind == Request::Kind::kBroadcast) return kRootOption + std::to_string(request.root);
   if (request.kind == Request::Kind::kAllToAll) return kSplitsAreFree;
   std::string text = request.kind == Request::Kind::kReduceScatter ? kScatterOption : "";
-  text += std::string(kOpOption) + (request.average ? kAverage : ReduceOpName(request.op));
+  text += kOpOption;
+  text += request.average ? kAverage : request.adasum ? kAdasum : ReduceOpName(request.op);
   if (request.unfused) text += kUnfusedOption;
   if (request.tolerance > 0) text += kCheckOption + std::to_string(request.tolerance);
   return text;
@@ -145,7 +147,10 @@ Status Parse(const std::string& description, Request* request) {
     const size_t op = sizeof(kOpOption) - 1;
     const std::string how = options.substr(std::min(op, options.size()), options.find(' ') - op);
     request->average = how == kAverage;
-    if (!request->average && !FindReduceOp(how, &request->op)) return unreadable;
+    request->adasum = how == kAdasum;
+    if (!request->average && !request->adasum && !FindReduceOp(how, &request->op)) {
+      return unreadable;
+    }
     request->unfused = options.find(kUnfusedOption) != std::string::npos;
     const size_t check = options.find(kCheckOption);
     if (check != std::string::npos) {

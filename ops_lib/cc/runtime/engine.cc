@@ -555,6 +555,9 @@ Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
       return Gather(communicator_.get(), gpus_.get(), request, nbytes);
     default: break;
   }
+  if (request.adasum) {
+    return Status(Code::kFailedPrecondition, "NCCL has no Adasum. Put the op on /CPU:0.");
+  }
   std::vector<NcclCommunicator::Tensor> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
   return gpus_->AllReduce(*request.gpu, tensors, request.dtype, request.average,

@@ -11,7 +11,7 @@ namespace ddl {
 
 bool FusedAllReduce::Pack(const Request& request, InlineTensor* tensor) {
   if (!communicator_->ReducesInline() || request.kind != Request::Kind::kAllReduce ||
-      request.unfused || request.tolerance > 0 || request.gpu != nullptr) {
+      request.unfused || request.adasum || request.tolerance > 0 || request.gpu != nullptr) {
     return false;
   }
   const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
@@ -81,13 +81,19 @@ Status FusedAllReduce::RunUnfused(const Request& request) {
 }
 
 Status FusedAllReduce::RunFused(const Request& request) {
-  if (request.tensors.size() == 1) {
+  if (!request.adasum && request.tensors.size() == 1) {
     const TensorBuffer& only = request.tensors[0];
     return communicator_->AllReduce(only.in, only.out, only.count, request.dtype,
                                     ReductionOf(request));
   }
   std::vector<TensorSpan> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
+  if (request.adasum) {
+    const Status status = adasum_.Run(tensors, request.dtype);
+    if (status.code() != Code::kInvalidInput) return status;
+    return Status(status.code(),
+                  request.op_name + " \"" + request.name + "\": " + status.message());
+  }
   return communicator_->AllReduceN(tensors, request.dtype, ReductionOf(request));
 }
 

@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/adasum.h"
 #include "comm/communicator.h"
 #include "runtime/agreement.h"
 #include "runtime/request.h"
 
 namespace ddl {
 
-// Reduces the tensors of one request as one, or by the baseline.
+// Reduces the tensors of one request as one, by Adasum, or by the baseline.
 //
 // float16 and bfloat16 are added and divided in float32 and rounded once, at the end (twice where
 // several hosts have several ranks each). MPI_Allreduce
@@ -18,7 +19,8 @@ namespace ddl {
 class FusedAllReduce {
  public:
   // `communicator` must outlive this object.
-  explicit FusedAllReduce(Communicator* communicator) : communicator_(communicator) {}
+  explicit FusedAllReduce(Communicator* communicator)
+      : communicator_(communicator), adasum_(communicator) {}
 
   // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
   // and once it is summed, Unpack fills every `out`. Else Run does the work.
@@ -28,7 +30,7 @@ class FusedAllReduce {
   // How the request reduces, among the ranks that contribute.
   Reduction ReductionOf(const Request& request) const;
 
-  // Fills every `out`. Internal if the request asks for a check and the result deviates.
+  // Fills every `out`. InvalidInput as Adasum::Run. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
 
  private:
@@ -38,6 +40,7 @@ class FusedAllReduce {
   Status ReduceBaseline(const Request& request, const void* in, void* out, int64_t count);
 
   Communicator* communicator_;
+  Adasum adasum_;
   std::vector<char> buffer_;  // small tensors, side by side
   std::vector<float> wide_;  // halves of the baseline
 };

@@ -65,6 +65,7 @@ struct Request {
   int root = 0;            // whose values are broadcast
   ReduceOp op = ReduceOp::kSum;
   bool average = false;    // divide the sum by the number of ranks that contribute
+  bool adasum = false;     // in place of a sum: see comm/adasum.h
   bool unfused = false;    // the baseline: one MPI_Allreduce for each tensor
   double tolerance = 0.0;  // > 0: compare with the baseline
   std::vector<TensorBuffer> tensors;

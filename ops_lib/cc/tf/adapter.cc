@@ -262,7 +262,8 @@ DType ToDType(tf::DataType dtype) {
 
 void SetReduction(const std::string& op, Request* request) {
   request->average = op == "avg";
-  if (!request->average) (void)FindReduceOp(op, &request->op);
+  request->adasum = op == "adasum";
+  if (!request->average && !request->adasum) (void)FindReduceOp(op, &request->op);
 }
 
 TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {

@@ -148,6 +148,8 @@ inline constexpr char kReducedTypes[] =
 
 // How they can be.
 inline constexpr char kReduceOps[] = "op: {'sum', 'avg', 'min', 'max', 'prod'}";
+// Of ops that every rank has the whole result of.
+inline constexpr char kAllReduceOps[] = "op: {'sum', 'avg', 'min', 'max', 'prod', 'adasum'}";
 
 // What a value of the attribute `op` means.
 void SetReduction(const std::string& op, Request* request);

@@ -42,7 +42,8 @@ AllReduceKernel::AllReduceKernel(tf::OpKernelConstruction* construction)
     SetReduction(op_, &request);
     OP_REQUIRES(construction,
                 (!unfused_ && tolerance_ == 0) ||
-                    (request.op == ReduceOp::kSum && HasBaseline(ToDType(output_type(0)))),
+                    (request.op == ReduceOp::kSum && !request.adasum &&
+                     HasBaseline(ToDType(output_type(0)))),
                 absl::InvalidArgumentError(
                     "AllReduceN: mpi and check are for sums and averages of float16, bfloat16, "
                     "float32, float64, int32 and int64. Leave them out."));

@@ -11,7 +11,7 @@ namespace tf = tensorflow;
 REGISTER_OP("AllReduce")
     .Input("input: T")
     .Output("output: T")
-    .Attr(kReduceOps)
+    .Attr(kAllReduceOps)
     .Attr(kReducedTypes)
     .Attr(kOrderedAttribute)
     .Attr(kRequestAttribute)
@@ -30,7 +30,8 @@ input: Any shape, the same on every rank.
 output: The sum over the ranks; for avg divided once by their number, integers toward zero; or the
   product, or the smallest or largest, NaN where a rank has a NaN. Integers wrap around.
   float16 and bfloat16 are summed, multiplied and divided as float32 and rounded once, or twice where several
-  hosts have several ranks each. On a GPU
+  hosts have several ranks each. adasum, of floating-point tensors on a power of two of ranks, adds what is
+  orthogonal and averages what is parallel (comm/adasum.h). On a GPU
   NCCL adds, in its own way.
 ordered: All ranks reach this op at the same place among the ordered collectives of its stream, so a
   difference is an error at once. Else the ranks know it by its name and agree whose turn it is.

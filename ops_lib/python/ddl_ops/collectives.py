@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ def _identity(what: str, name: str | None, process_set: int = 0) -> dict[str, An
 # Where ranks differ, the error is one of these: see allgather.
 Mismatch = Literal["invalid_argument", "failed_precondition"]
 # What becomes of the values of all ranks. "avg": the sum, divided by their number.
-ReduceOp = Literal["sum", "avg", "min", "max", "prod"]
+ReduceOp = Literal["sum", "avg", "min", "max", "prod", "adasum"]
 
 
 def _one_dtype(what: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -330,7 +331,9 @@ def allreduce(
         name: of the op.
         mismatch: of a dense tensor, see allgather.
         op: see ReduceOp, in place of `average`. The smallest and largest are NaN where a rank has a
-            NaN.
+            NaN. "adasum": gradients of different directions are added, those of the same averaged
+            (Maleki et al., 2020); of floating-point tensors, each for itself, on a number of ranks
+            that is a power of two, else InvalidArgumentError on every rank.
         prescale: a factor of `value`; integers are multiplied as float64 and truncated, halves as
             float32.
         postscale: a factor of the result, alike.
@@ -338,7 +341,7 @@ def allreduce(
     All ranks get the same bits. Errors as bcast; TypeError for an average of integer IndexedSlices,
     which would be wrong where slices meet: they are added after the division; ValueError for
     IndexedSlices with another op or a factor. Sums and averages have a gradient, and so have the
-    smallest and largest, in equal parts to the ranks that have it; products have none.
+    smallest and largest, in equal parts to the ranks that have it; products and adasum have none.
     """
     _require_initialised("ddl.allreduce()")
     how: ReduceOp = op or ("avg" if average else "sum")
@@ -350,7 +353,7 @@ def allreduce(
                 "tensor: tf.convert_to_tensor(slices)."
             )
         return _allreduce_slices(value, how == "avg", name, process_set)
-    with device_of_collectives(process_set):
+    with _device_of(how, process_set):
         reduced = operations().all_reduce(
             _scaled(tf.convert_to_tensor(value), prescale),
             op=how,
@@ -358,6 +361,11 @@ def allreduce(
             **_identity("ddl.allreduce()", name, process_set),
         )
     return _scaled(reduced, postscale)
+
+
+def _device_of(how: ReduceOp, process_set: int) -> contextlib.AbstractContextManager[object]:
+    """Where a reduction is made: NCCL has no adasum."""
+    return tf.device("/CPU:0") if how == "adasum" else device_of_collectives(process_set)
 
 
 def _allreduce_slices(
@@ -440,12 +448,13 @@ def allreduce_n(
     tensors = _one_dtype("ddl.allreduce_n()", tensors)
     if not tensors:
         return []
+    how: ReduceOp = op or ("avg" if average else "sum")
     attributes = {
-        "op": op or ("avg" if average else "sum"),
+        "op": how,
         "mismatch": mismatch,
         **_identity("ddl.allreduce_n()", name, process_set),
     }
-    with device_of_collectives(process_set):
+    with _device_of(how, process_set):
         scaled = [_scaled(tensor, prescale) for tensor in tensors]
         if step is None:
             reduced = operations().all_reduce_n(scaled, **attributes)

@@ -71,11 +71,12 @@ def _sums_over_ranks(op: tf.Operation, upstreams: Sequence[tf.Tensor]) -> list[t
 
 
 def _linear_or_extreme(op: tf.Operation) -> str:
-    """The op's way to reduce. Raises LookupError for a product."""
+    """The op's way to reduce. Raises LookupError for a product, and for adasum."""
     how: str = op.get_attr("op").decode()
-    if how == "prod":
+    if how in ("prod", "adasum"):
         raise LookupError(
-            f"{op.type} has no gradient for op=prod. Sum logarithms, or take tf.stop_gradient."
+            f"{op.type} has no gradient for op={how}. Sum (logarithms, for a product), or take "
+            "tf.stop_gradient."
         )
     return how
 

@@ -30,7 +30,7 @@ TESTED = [
     *(
         SOURCES / "comm" / f"{name}.cc"
         for name in (
-            *("dissemination_barrier", "host_memory", "hosts_communicator"),
+            *("adasum", "dissemination_barrier", "host_memory", "hosts_communicator"),
             "shm_communicator",
         )
     ),

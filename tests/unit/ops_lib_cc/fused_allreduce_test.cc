@@ -4,6 +4,7 @@
 
 #include "algorithms/packed_allreduce.h"
 #include "ranks.h"
+#include "runtime/description.h"
 #include "thread_communicator.h"
 
 namespace {
@@ -57,6 +58,33 @@ TEST(SmallAndLargeTensorsOfAGroupAreSummed) {
     const Status status = fused.Run(tensors.request);
     CHECK(status.ok(), status.message());
     CHECK(tensors.AreSums(3), "");
+  });
+}
+
+TEST(AdasumIsOfEachTensorAndKnownByItsDescription) {
+  RunThreads(2, [](ddl::HostGroup& group) {
+    ThreadCommunicator communicator(&group, nullptr, true);
+    FusedAllReduce fused(&communicator);
+    Tensors tensors(group.rank(), {4, 5});
+    tensors.request.adasum = true;
+    ddl::InlineTensor together;
+    CHECK(!fused.Pack(tensors.request, &together), "its coefficients are of whole tensors");
+    const Status status = fused.Run(tensors.request);
+    CHECK(status.ok(), status.message());
+    // Zeros and ones; tens and elevens, which are parallel.
+    CHECK(tensors.values[0][3] == 1.0f && tensors.values[1][4] == 10.5f,
+          std::to_string(tensors.values[1][4]));
+    Request parsed;
+    CHECK(ddl::Parse(ddl::Describe(tensors.request), &parsed).ok() && parsed.adasum, "");
+    tensors.request.adasum = false;
+    CHECK(ddl::Parse(ddl::Describe(tensors.request), &parsed).ok() && !parsed.adasum, "");
+  });
+  RunThreads(3, [](ddl::HostGroup& group) {
+    ThreadCommunicator communicator(&group, nullptr, true);
+    Tensors tensors(group.rank(), {4});
+    tensors.request.adasum = true;
+    const Status status = FusedAllReduce(&communicator).Run(tensors.request);
+    CHECK(status.message().rfind("AllReduceN \"group\": Adasum", 0) == 0, status.message());
   });
 }
 

@@ -132,3 +132,16 @@ def test_attributes_that_cannot_be_made_again_name_the_file(commits, tmp_path: P
     monkeypatch.setattr(commits, "unpickled", missing)
     with pytest.raises(RuntimeError, match=r"horovod-1-1\.commit.*No module named 'gone'"):
         of.newest()
+
+
+def test_who_commits_too_often_is_told_once(commits, tmp_path: Path, monkeypatch, capfd):
+    seconds = iter(range(0, 1000, 30))  # of each look at the clock, so half is spent writing
+    monkeypatch.setattr(commits.time, "monotonic", lambda: next(seconds))
+    of = commits.Commits(tmp_path, 1, "t")
+    for number in range(1, 5):
+        of.write(number, commits.Commit(1, {}, []))
+    said = capfd.readouterr().err
+    assert said == (
+        "ddl: rank 0: hvd.elastic: commits have taken 30 s of 90 s. Commit less often: a start "
+        "after a loss goes on from the last one.\n"
+    )

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ddl_ops.arrays import say
 
 from horovod.common.util import pickled, unpickled
 
@@ -92,9 +92,9 @@ class Commits:
             try:
                 found = self._read(path)
             except CommitUnusable as error:
-                _say(f"{path} is passed over: {error}")
+                say(f"hvd.elastic: {path} is passed over: {error}")
                 continue
-            _say(f"goes on from {path.name}")
+            say(f"hvd.elastic: goes on from {path.name}")
             return found
         return None
 
@@ -195,9 +195,9 @@ class Commits:
         if self._told or passed_s < _OFTEN_AFTER_S or self._writing_s < _OFTEN * passed_s:
             return
         self._told = True
-        _say(
-            f"commits have taken {self._writing_s:.0f} s of {passed_s:.0f} s. Commit less often: "
-            "a start after a loss goes on from the last one."
+        say(
+            f"hvd.elastic: commits have taken {self._writing_s:.0f} s of {passed_s:.0f} s. Commit "
+            "less often: a start after a loss goes on from the last one."
         )
 
 
@@ -219,7 +219,3 @@ def _own_bytes(path: Path) -> bytes:
         if known.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise CommitUnusable("others than its owner may write it")
         return file.read()
-
-
-def _say(sentence: str) -> None:
-    print(f"ddl: rank 0: hvd.elastic: {sentence}", file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,11 +107,9 @@ class State:
         folder = os.environ.get("CHECKPOINT_DIR")
         if not folder:
             if self._rank() == 0 and PLACEMENT.launched:
-                print(
-                    "ddl: rank 0: hvd.elastic: CHECKPOINT_DIR is not set, which a manifest does: "
-                    "what is committed ends with the job",
-                    file=sys.stderr,
-                    flush=True,
+                arrays.say(
+                    "hvd.elastic: CHECKPOINT_DIR is not set, which a manifest does: what is "
+                    "committed ends with the job"
                 )
             return
         commits = Commits(Path(folder), _Script.states, os.environ.get("TRAINING_ID", ""))

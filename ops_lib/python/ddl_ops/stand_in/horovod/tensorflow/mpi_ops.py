@@ -108,7 +108,14 @@ __all__ = [
 # The error of Horovod where ranks differ.
 _MISMATCH: Any = "failed_precondition"
 _basics = basics
-_OPS: dict[int, Any] = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
+_OPS: dict[int, Any] = {
+    Average: "avg",
+    Sum: "sum",
+    Min: "min",
+    Max: "max",
+    Product: "prod",
+    Adasum: "adasum",
+}
 
 check_num_rank_power_of_2 = num_rank_is_power_2
 
@@ -134,11 +141,11 @@ def _members(process_set: ProcessSet) -> int:
     return process_set.size() or 1
 
 
-def _how(op: int, what: str) -> Any:
-    if op not in _OPS:
+def _how(op: int, what: str, process_set: ProcessSet) -> Any:
+    if op == Adasum and not num_rank_is_power_2(_members(process_set)):
         raise NotImplementedError(
-            f"{what} with op=hvd.Adasum is not here yet. Pass hvd.Average, with the learning rate "
-            "scaled by the number of ranks and warmed up."
+            f"{what} with op=hvd.Adasum goes pair by pair: the number of ranks has to be a power "
+            f"of two, and is {_members(process_set)}. Start another number, or pass hvd.Average."
         )
     return _OPS[op]
 
@@ -204,7 +211,7 @@ def _allreduce(
 ) -> tf.Tensor:
     """One dense tensor reduced over the ranks."""
     group = number_of(process_set)
-    how = _how(op, "hvd.allreduce()")
+    how = _how(op, "hvd.allreduce()", process_set)
     tensor = tf.convert_to_tensor(tensor)
     if _alone():
         return scaled(scaled(tf.identity(tensor, name), prescale_factor), postscale_factor)
@@ -231,7 +238,7 @@ def _grouped_allreduce(
 ) -> list[tf.Tensor]:
     """Dense tensors reduced over the ranks: those of one dtype travel together."""
     group = number_of(process_set)
-    how = _how(op, "hvd.grouped_allreduce()")
+    how = _how(op, "hvd.grouped_allreduce()", process_set)
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]
@@ -379,7 +386,11 @@ def _grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """This rank's rows of each reduction; those of one dtype travel together."""
     group = number_of(process_set)
-    how = _how(op, "hvd.reducescatter()")
+    if op == Adasum:
+        raise NotImplementedError(
+            "hvd.reducescatter() with op=hvd.Adasum is not there, as in Horovod. Take allreduce."
+        )
+    how = _how(op, "hvd.reducescatter()", process_set)
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if _alone():
         return [scaled(scaled(one, prescale_factor), postscale_factor) for one in given]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 from ddl_ops.gradients import mark_reduced, note_explicit_averages
 
-from horovod.common.basics import Average
+from horovod.common.basics import Adasum, Average
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction, groups_of
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+from horovod.tensorflow.reductions import grouped_allreduce
 
 v1 = tf.compat.v1
 
@@ -77,6 +79,97 @@ class _DistributedOptimizer(v1.train.Optimizer):
         return self._optimizer.variables(*args, **kwargs)
 
 
+class _DistributedAdasumOptimizer(v1.train.Optimizer):
+    """The optimizer within updates each rank's variables by that rank's gradients alone.
+
+    What has become of them since the ranks last had the same is combined by Adasum, every
+    `passes` updates, and added to what they were then.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        compression: Any,
+        name: str | None,
+        use_locking: bool,
+        passes: int,
+        process_set: ProcessSet,
+    ) -> None:
+        super().__init__(use_locking, name or f"DistributedDelta{type(optimizer).__name__}")
+        self._optimizer = optimizer
+        self._compression = compression
+        self._passes = passes
+        self._process_set = process_set
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer within."""
+        pairs: list[tuple[Any, Any]] = self._optimizer.compute_gradients(*args, **kwargs)
+        note_explicit_averages("hvd.DistributedOptimizer")
+        return pairs
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """As the optimizer within, and then combined. Variables without a gradient stay."""
+        pairs = list(grads_and_vars)
+        for gradient, _ in pairs:
+            mark_reduced(gradient)  # `import ddl` shall not average what is combined after it
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        with tf.init_scope() if tf.executing_eagerly() else contextlib.nullcontext():
+            starts = [self._zeros_slot(one, "delta_start", self._name) for one in variables]
+            updates = self._create_non_slot_variable(0, "updates", variables[0])
+        begun = [
+            start.assign(tf.where(tf.equal(updates, 0), one.read_value(), start.read_value()))
+            for one, start in zip(variables, starts, strict=True)
+        ]
+        with tf.control_dependencies(_operations(begun)):
+            updated = self._optimizer.apply_gradients(pairs, global_step, name)
+
+        def combine() -> Any:
+            deltas = [
+                one.read_value() - start.read_value()
+                for one, start in zip(variables, starts, strict=True)
+            ]
+            combined = grouped_allreduce(
+                deltas,
+                compression=self._compression,
+                op=Adasum,
+                process_set=self._process_set,
+                name=self._name,
+            )
+            done = []
+            for one, start, delta in zip(variables, starts, combined, strict=True):
+                new = start.read_value() + delta
+                done += [start.assign(new), one.assign(new)]
+            return tf.group(*_operations(done))
+
+        with tf.control_dependencies(_operations([updated])):
+            due = tf.equal((updates.read_value() + 1) % self._passes, 0)
+            together = combine() if self._passes == 1 else tf.cond(due, combine, tf.no_op)
+        with tf.control_dependencies(_operations([together])):
+            return tf.group(*_operations([updates.assign_add(1)]))
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """As the optimizer within, and of what the variables were."""
+        own = super().get_slot(var, name)
+        return self._optimizer.get_slot(var, name) if own is None else own
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """As get_slot."""
+        return [*super().get_slot_names(), *self._optimizer.get_slot_names(*args, **kwargs)]
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+def _operations(of: Iterable[Any]) -> list[Any]:
+    """What to wait for; nothing in eager code, where all is done."""
+    if tf.executing_eagerly():
+        return []
+    return [getattr(one, "op", one) for one in of if one is not None]
+
+
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -106,7 +199,8 @@ def DistributedOptimizer(
         compression: Compression.fp16 sends gradients as float16.
         sparse_as_dense: whether IndexedSlices are made dense before.
         backward_passes_per_step: gradients of so many passes are added up before.
-        op: hvd.Average, or another.
+        op: hvd.Average, or another. hvd.Adasum combines gradients for Keras, and for optimizers of
+            tf.compat.v1.train, as Horovod, what updates by each rank's own gradients have made.
         gradient_predivide_factor: of an average: gradients are divided by it before the sum, and
             multiplied by gradient_predivide_factor / size after it.
         average_aggregated_gradients: whether the sums over passes are divided by their number.
@@ -128,6 +222,12 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    if op == Adasum and average_aggregated_gradients:
+        raise ValueError("average_aggregated_gradients is part of an average: not for hvd.Adasum.")
+    if op == Adasum and isinstance(optimizer, v1.train.Optimizer):
+        return _DistributedAdasumOptimizer(
+            optimizer, compression, name, use_locking, backward_passes_per_step, process_set
+        )
     if isinstance(optimizer, v1.train.Optimizer):
         if backward_passes_per_step > 1 and v1.executing_eagerly_outside_functions():
             raise ValueError(
