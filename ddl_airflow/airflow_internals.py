@@ -340,11 +340,12 @@ def made_task(
         mould = _moulds.get(kind)
     except TypeError:  # callbacks, which are those of one manifest
         return normally()
-    if mould is not None and mould.fits:
+    if mould is not None and mould.fits and airflows["task_id"] not in dag.task_group.children:
         return mould.task(operator, dag, own)
+    before = _places(dag) if mould is not None else {}
     task = normally()
     if mould is not None:
-        mould.check(task, dag, own)
+        mould.check(task, dag, own, before)
     elif len(_moulds) < _MOST_MOULDS:
         _moulds[kind] = _Mould(task, own)
     return task
@@ -383,14 +384,34 @@ class _Mould:
         values = (*self._common.values(), *self._kwargs.values())
         self._all_known = all(isinstance(value, _SHARED) for value in values)
 
-    def check(self, task: MouldedOperator, dag: DAG, own: Mapping[str, Any]) -> None:
-        """Compares what a copy would be with a task that Airflow's constructor has just made."""
+    def check(
+        self,
+        task: MouldedOperator,
+        dag: DAG,
+        own: Mapping[str, Any],
+        before: Mapping[str, Any],
+    ) -> None:
+        """Compares what a copy would be with a task that Airflow's constructor has just made.
+
+        Args:
+            task: the task.
+            dag: its DAG.
+            own: the arguments that are not Airflow's.
+            before: ``_places`` of the DAG before the task was made; it is put there.
+        """
         if self._checked or not self._all_known:
             return
         self._checked = True
-        copy = self._state(type(task), dag, own)
-        copy |= {"start_date": dag.start_date, "end_date": dag.end_date}
-        self.fits = _same(vars(task), copy) and _same(vars(task)[_KWARGS], copy[_KWARGS])
+        places: list[Any] = [before.get(name) for name in _PLACES]
+        if [*map(type, places)] != [dict, dict, set]:
+            return
+        _put(task, *places)
+        would_be = self._state(type(task), dag, own)
+        self.fits = (
+            _same(vars(task), would_be)
+            and _same(vars(task)[_KWARGS], would_be[_KWARGS])
+            and _same(_places(dag), before)
+        )
 
     def _state(
         self, operator: type[MouldedOperator], dag: DAG, own: Mapping[str, Any]
@@ -401,22 +422,39 @@ class _Mould:
         state.update(operator.own_state(dag.dag_id, own))
         kwargs = self._kwargs.copy()
         kwargs.update(own, dag=dag, task_group=dag.task_group)
-        state.update({"_dag": dag, "task_group": dag.task_group, _KWARGS: kwargs})
+        state["_dag"], state["task_group"], state[_KWARGS] = dag, dag.task_group, kwargs
+        state["start_date"], state["end_date"] = dag.start_date, dag.end_date
         return state
 
     def task(self, operator: type[_Task], dag: DAG, own: Mapping[str, Any]) -> _Task:
         """A copy, which belongs to the DAG."""
         task = operator.__new__(operator)
-        state = vars(task)
-        state.update(self._state(operator, dag, own))
-        # As in the constructor: what is set meanwhile is not noted as an argument, and the group
-        # replaces itself by a weak reference first.
-        kwargs, state[_KWARGS] = state[_KWARGS], {}
-        dag.task_group.add(task)
-        state["task_group"] = dag.task_group
-        dag.add_task(task)
-        state[_KWARGS] = kwargs
+        vars(task).update(self._state(operator, dag, own))
+        _put(task, dag.task_dict, dag.task_group.children, dag.task_group.used_group_ids)
         return task
+
+
+# Where a DAG of no other groups has its tasks.
+_PLACES = ("dag.task_dict", "group.children", "group.used_group_ids")
+
+
+def _put(
+    task: MouldedOperator, tasks: dict[str, Any], children: dict[str, Any], ids: set[str]
+) -> None:
+    tasks[task.task_id] = children[task.task_id] = task
+    ids.add(task.task_id)
+
+
+def _places(dag: DAG) -> dict[str, Any]:
+    """Everything that a DAG and its group have, with copies of what a new task may be put into."""
+    group = dag.task_group
+    found = {f"dag.{name}": value for name, value in vars(dag).items()}
+    names = [one.name for one in getattr(type(group), "__attrs_attrs__", ())]
+    found |= {f"group.{name}": getattr(group, name) for name in names}
+    return {
+        name: value.copy() if isinstance(value, (dict, list, set)) else value
+        for name, value in found.items()
+    }
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
