@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -354,11 +355,16 @@ def made_task(
 def _is_alone(dag: DAG) -> bool:
     """Whether the DAG's tasks get nothing of it but their place."""
     try:
-        current = importlib.import_module(_CONTEXTS).TaskGroupContext.get_current(dag)
+        current = _groups(_CONTEXTS).get_current(dag)
     except (ImportError, AttributeError):
         return False
     group = dag.task_group
     return current is group and not group.default_args and not dag.params
+
+
+@cache
+def _groups(module: str) -> Any:
+    return importlib.import_module(module).TaskGroupContext
 
 
 class _Mould:
