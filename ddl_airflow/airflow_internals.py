@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -340,11 +341,16 @@ def made_task(
         prototype = _prototypes.get(kind)
     except TypeError:  # callbacks, which are those of one manifest
         return normally()
-    if prototype is not None and prototype.fits:
+    if (
+        prototype is not None
+        and prototype.fits
+        and airflows["task_id"] not in dag.task_group.children
+    ):
         return prototype.task(operator, dag, own)
+    before = _places(dag) if prototype is not None else {}
     task = normally()
     if prototype is not None:
-        prototype.check(task, dag, own)
+        prototype.check(task, dag, own, before)
     elif len(_prototypes) < _MOST_PROTOTYPES:
         _prototypes[kind] = _Prototype(task, own)
     return task
@@ -353,11 +359,16 @@ def made_task(
 def _is_alone(dag: DAG) -> bool:
     """Whether the DAG's tasks get nothing of it but their place."""
     try:
-        current = importlib.import_module(_CONTEXTS).TaskGroupContext.get_current(dag)
+        current = _groups(_CONTEXTS).get_current(dag)
     except (ImportError, AttributeError):
         return False
     group = dag.task_group
     return current is group and not group.default_args and not dag.params
+
+
+@cache
+def _groups(module: str) -> Any:
+    return importlib.import_module(module).TaskGroupContext
 
 
 class _Prototype:
@@ -383,14 +394,34 @@ class _Prototype:
         values = (*self._common.values(), *self._kwargs.values())
         self._all_known = all(isinstance(value, _SHARED) for value in values)
 
-    def check(self, task: PrototypedOperator, dag: DAG, own: Mapping[str, Any]) -> None:
-        """Compares what a copy would be with a task that Airflow's constructor has just made."""
+    def check(
+        self,
+        task: PrototypedOperator,
+        dag: DAG,
+        own: Mapping[str, Any],
+        before: Mapping[str, Any],
+    ) -> None:
+        """Compares what a copy would be with a task that Airflow's constructor has just made.
+
+        Args:
+            task: the task.
+            dag: its DAG.
+            own: the arguments that are not Airflow's.
+            before: ``_places`` of the DAG before the task was made; it is put there.
+        """
         if self._checked or not self._all_known:
             return
         self._checked = True
-        copy = self._state(type(task), dag, own)
-        copy |= {"start_date": dag.start_date, "end_date": dag.end_date}
-        self.fits = _same(vars(task), copy) and _same(vars(task)[_KWARGS], copy[_KWARGS])
+        places: list[Any] = [before.get(name) for name in _PLACES]
+        if [*map(type, places)] != [dict, dict, set]:
+            return
+        _put(task, *places)
+        would_be = self._state(type(task), dag, own)
+        self.fits = (
+            _same(vars(task), would_be)
+            and _same(vars(task)[_KWARGS], would_be[_KWARGS])
+            and _same(_places(dag), before)
+        )
 
     def _state(
         self, operator: type[PrototypedOperator], dag: DAG, own: Mapping[str, Any]
@@ -401,22 +432,39 @@ class _Prototype:
         state.update(operator.own_state(dag.dag_id, own))
         kwargs = self._kwargs.copy()
         kwargs.update(own, dag=dag, task_group=dag.task_group)
-        state.update({"_dag": dag, "task_group": dag.task_group, _KWARGS: kwargs})
+        state["_dag"], state["task_group"], state[_KWARGS] = dag, dag.task_group, kwargs
+        state["start_date"], state["end_date"] = dag.start_date, dag.end_date
         return state
 
     def task(self, operator: type[_Task], dag: DAG, own: Mapping[str, Any]) -> _Task:
         """A copy, which belongs to the DAG."""
         task = operator.__new__(operator)
-        state = vars(task)
-        state.update(self._state(operator, dag, own))
-        # As in the constructor: what is set meanwhile is not noted as an argument, and the group
-        # replaces itself by a weak reference first.
-        kwargs, state[_KWARGS] = state[_KWARGS], {}
-        dag.task_group.add(task)
-        state["task_group"] = dag.task_group
-        dag.add_task(task)
-        state[_KWARGS] = kwargs
+        vars(task).update(self._state(operator, dag, own))
+        _put(task, dag.task_dict, dag.task_group.children, dag.task_group.used_group_ids)
         return task
+
+
+# Where a DAG of no other groups has its tasks.
+_PLACES = ("dag.task_dict", "group.children", "group.used_group_ids")
+
+
+def _put(
+    task: PrototypedOperator, tasks: dict[str, Any], children: dict[str, Any], ids: set[str]
+) -> None:
+    tasks[task.task_id] = children[task.task_id] = task
+    ids.add(task.task_id)
+
+
+def _places(dag: DAG) -> dict[str, Any]:
+    """Everything that a DAG and its group have, with copies of what a new task may be put into."""
+    group = dag.task_group
+    found = {f"dag.{name}": value for name, value in vars(dag).items()}
+    names = [one.name for one in getattr(type(group), "__attrs_attrs__", ())]
+    found |= {f"group.{name}": getattr(group, name) for name in names}
+    return {
+        name: value.copy() if isinstance(value, (dict, list, set)) else value
+        for name, value in found.items()
+    }
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

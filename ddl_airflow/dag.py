@@ -154,7 +154,7 @@ def dag_of_stub(
     source = label(path)
     try:
         content = OSError(0, unreadable) if unreadable else place.read_bytes()
-        file = ManifestFile.of(Path(folder, path), source, content)
+        file = ManifestFile.of(Path(folder, path), source, content, Settings.of_this_parse())
         if was:  # no run begins by itself
             manual = file.manifest.model_copy(update={"schedule": None})
             file = replace(file, manifest=manual)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from airflow.configuration import conf
 from airflow.sdk import Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
@@ -90,6 +91,23 @@ class Settings:
             conf.get("ddl", "manifest_rights", fallback=""),
             looked_up_by_dags() if for_many else {},
         )
+
+    @classmethod
+    def of_this_parse(cls) -> Settings:
+        """As they were when the ``DagBag`` that calls came to its first stub, if one calls."""
+        bag = collecting()
+        if bag is None:
+            return cls.read()
+        known = _of_bags.get(bag)
+        if known is None:
+            known = cls.read()  # most have one stub alone
+        elif not known.dag:
+            known = cls.read(for_many=True)
+        _of_bags[bag] = known
+        return known
+
+
+_of_bags: WeakKeyDictionary[Any, Settings] = WeakKeyDictionary()
 
 
 def dag_from(

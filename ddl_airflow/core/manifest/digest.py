@@ -62,11 +62,13 @@ def earlier_digests(said: Mapping[str, Any]) -> tuple[str, ...]:
 def _filled(said: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     full = {**defaults, **said}
     for name, default in defaults.items():
-        if isinstance(default, Mapping):
+        if isinstance(default, dict) and name in said:
             full[name] = _filled(full[name], default)
     return full
 
 
 def _sha256(content: Mapping[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

@@ -196,7 +196,8 @@ def _read_plainly(text: str) -> Document | None:
             if name in table:
                 raise _NotPlain
             at = child(path, name)
-            lines[at] = event.start_mark.line + 1
+            started: Any = event.start_mark
+            lines[at] = started.line + 1
             table[name] = read(next_event(), at, depth - 1)
         return table
 

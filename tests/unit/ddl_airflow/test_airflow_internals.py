@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator, CronTriggerTimetable, TaskGroup
-from airflow.sdk.exceptions import AirflowTimetableInvalid
+from airflow.sdk.exceptions import AirflowTimetableInvalid, DuplicateTaskIdFound
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import airflow_internals
@@ -197,6 +197,36 @@ def test_an_airflow_without_groups_in_their_context_is_left_to_its_constructor(
     made(times=2)
     monkeypatch.setattr(airflow_internals, "_CONTEXTS", f"{contextmanager.__name__}_of_old")
     assert [task.said for task in made()] == [f"dag-{n}: {n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("places", [("dag.task_dict",), ("dag.task_dict", "group.x", "group.y")])
+def test_an_airflow_whose_dags_have_tasks_elsewhere_is_left_to_its_constructor(
+    prototypes, monkeypatch, places
+):
+    monkeypatch.setattr(airflow_internals, "_PLACES", places)
+    for task in made(times=4):
+        assert task.dag.task_dict == task.task_group.children == {"a": task}
+    assert [prototype.fits for prototype in prototypes.values()] == [False]
+
+
+def test_an_airflow_that_does_more_to_a_dag_is_left_to_its_constructor(prototypes, monkeypatch):
+    real = DAG.add_task
+
+    def add_task(self: DAG, task: Any) -> None:
+        self.edge_info.setdefault(task.task_id, {})
+        real(self, task)
+
+    monkeypatch.setattr(DAG, "add_task", add_task)
+    assert all("a" in task.dag.edge_info for task in made(times=4))
+    assert [prototype.fits for prototype in prototypes.values()] == [False]
+
+
+def test_two_tasks_of_one_id_are_refused(prototypes):
+    made()
+    with DAG("twice") as dag:
+        made_task(Plain, dag, {"task_id": "a"}, {"said": ""})
+        with pytest.raises(DuplicateTaskIdFound):
+            made_task(Plain, dag, {"task_id": "a"}, {"said": ""})
 
 
 def test_groups_defaults_and_callbacks_are_left_to_airflows_constructor(prototypes):

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.configuration import AirflowConfigParser
+from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
+from ddl_airflow.bundle import ManifestBundle
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
 from ddl_airflow.lineage.production import PRODUCTION, point
@@ -632,6 +634,35 @@ def test_settings_are_read_once_for_all_manifests_and_at_each_parse(
     for dag in dags_from(tmp_path).values():
         assert dag.get_task("train").slots == 5
         assert dag.max_active_tasks == 7
+
+
+def test_stubs_that_one_bag_collects_read_settings_once(tmp_path, write_manifest, monkeypatch):
+    """The DAG processor collects one in each process; `airflow dags reserialize` all in one."""
+    for name in ("a", "b", "c", "d"):
+        write_manifest(tmp_path / "manifests" / name, name=name)
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH", str(tmp_path / "bundles"))
+    bundle = ManifestBundle(name="of-this-test", path=str(tmp_path / "manifests"))
+    bundle.initialize()
+    asked = Counter()
+    real = AirflowConfigParser.get
+
+    def get(self, section, key, *args, **kwargs):
+        asked[section, key] += 1
+        return real(self, section, key, *args, **kwargs)
+
+    monkeypatch.setattr(AirflowConfigParser, "get", get)
+
+    def collected() -> dict[str, DAG]:
+        found = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
+        assert found.import_errors == {}
+        return found.dags
+
+    assert sorted(collected()) == ["a", "b", "c", "d"]
+    assert asked["ddl", "compute"] == asked["ddl", "manifest_rights"] == 2  # by the first two
+    monkeypatch.setenv("AIRFLOW__DDL__COMPUTE", json.dumps({"compute": {"cpu": {"slots": 5}}}))
+    monkeypatch.setenv("AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG", "7")
+    for dag in collected().values():
+        assert (dag.get_task("train").slots, dag.max_active_tasks) == (5, 7)
 
 
 def test_dags_of_a_folder_are_those_of_their_manifests_alone(tmp_path, write_manifest):
