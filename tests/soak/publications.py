@@ -33,8 +33,9 @@ from ddl_airflow.lineage.production import (
     read_pointer,
     rollback,
 )
-from ddl_airflow.storage.s3 import PART_SIZE, S3Store
+from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.s3_put import PART_SIZE
 from ddl_airflow.storage.transfer import missing_from, publish
 from tests.integration.ceph import CephObjectStore, available
 

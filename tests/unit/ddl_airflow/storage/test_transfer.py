@@ -30,7 +30,7 @@ class BreakingFolder(FolderStore):
             time.sleep(0.01)
         return super().get(obj, path, advance)
 
-    def put(self, path, key, sha256, advance):
+    def put(self, path, key, sha256, advance, left=()):
         if "bad" in key:
             raise StagingError(f"{self.uri}/{key}: lost")
         return super().put(path, key, sha256, advance)
@@ -327,7 +327,7 @@ def test_publish_whose_files_all_fail_half_way_leaves_no_folder(tmp_path, result
         def at(self, prefix):
             return Garbles(self.path, f"{self.prefix}/{prefix}")
 
-        def put(self, path, key, sha256, advance):
+        def put(self, path, key, sha256, advance, left=()):
             return super().put(path, key, "0" * 64, advance)
 
     with pytest.raises(TransferCorrupt, match="changed while it was copied"):
