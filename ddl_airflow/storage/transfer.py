@@ -40,6 +40,8 @@ Progress = Callable[[int, int, int, int], None]
 
 COMPLETE = ".complete"  # in a staged folder: what it holds
 REPORT_INTERVAL_S = 0.25
+_MOST_UNANSWERED = 2  # deletions, until nothing more is tried to be taken back
+_MOST_NAMED = 5
 PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
 
 _log = logging.getLogger(__name__)
@@ -565,17 +567,25 @@ def _upload(
 
 
 def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
-    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot."""
-    left = []
+    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot.
+
+    A store that has gone is not asked for each of maybe thousands.
+    """
+    left, unanswered = [], 0
     for key in keys:
+        if unanswered == _MOST_UNANSWERED:
+            left.append(key)
+            continue
         try:
             target.delete([key])  # also one that never came to be: its folder did
         except StagingError as exc:
+            unanswered += type(exc) is StagingError and exc.retryable
             if _may_exist(target, key):
                 left.append(f"{key} ({exc})")
     if left and isinstance(cause, StagingError):
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         raise type(cause)(
-            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left)}",
+            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left[:_MOST_NAMED])}{more}",
             retryable=cause.retryable,
         ) from cause
 

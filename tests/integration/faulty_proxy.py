@@ -168,6 +168,8 @@ class FaultyProxy:
         while block := near.rfile.read(min(_BLOCK, length - len(body))):
             body += block
             self._slow_down(began, len(body))
+        if len(body) < length:
+            raise ConnectionError("the client has gone")
         if fault == "sent changed" and body:
             body[length // 2] ^= 1
         return bytes(body)

@@ -345,6 +345,25 @@ def test_publish_names_what_it_could_not_take_back(tmp_path, results):
         publish(results, Keeps(tmp_path / "out"), workers=1)
 
 
+def test_a_store_that_has_gone_is_not_asked_to_take_back_each_of_many(tmp_path, results):
+    asked = []
+
+    class Goes(BreakingFolder):
+        def at(self, prefix):
+            gone = Goes(self.path, f"{self.prefix}/{prefix}")
+            gone.breaks_marker = True
+            return gone
+
+        def delete(self, keys):
+            asked.extend(keys)
+            raise StagingError("nobody answers")
+
+    files = {f"{key} {n}": path for key, path in results.items() for n in range(10)}
+    with pytest.raises(StagingError, match=r"lost Could not remove.*nobody answers.* more$"):
+        publish(files, Goes(tmp_path / "out"))
+    assert len(asked) == 2
+
+
 def test_publish_of_a_file_that_is_missing_writes_nothing(tmp_path, results):
     results["gone"] = tmp_path / "gone"
     with pytest.raises(SourceMissing, match="gone"):
