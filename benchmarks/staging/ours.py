@@ -1,4 +1,4 @@
-"""Stages data once, for `benchmarks.staging`, and prints what that took as JSON."""
+"""Stages or publishes once, for `benchmarks.staging`, and prints what that took as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.transfer import publish, stage
 
 
 def cpu_s(who: int) -> float:
@@ -27,19 +28,30 @@ def most_mib() -> int:
     return int(said[1]) // 1024
 
 
+def down(store: S3Store, folder: Path) -> dict[str, Any]:
+    """Brings all, through a cache in the folder."""
+    done = stage(store, Cache(folder / "cache"), folder / "data")
+    return {
+        "fetched": done.fetched,
+        "checked": sorted({file.checked for file in done.files}),
+    }
+
+
+def up(store: S3Store, folder: Path) -> dict[str, Any]:
+    """Publishes all files of the folder, whose digests nobody knows yet."""
+    done = publish({path.name: path for path in folder.iterdir()}, store)
+    return {"sent": len(done.files)}
+
+
 def main() -> None:
-    bucket, prefix, folder = sys.argv[1:]
+    way, bucket, prefix, folder = sys.argv[1:]
     S3Store.client_of_environment().close()  # imports boto3, as every task has by then
     began, used = time.monotonic(), cpu_s(resource.RUSAGE_SELF)
     client = S3Store.client_of_environment()
-    done = stage(
-        S3Store(client, bucket, prefix, "key"), Cache(Path(folder, "cache")), Path(folder, "data")
-    )
-    answer = {
+    answer = {"up": up, "down": down}[way](S3Store(client, bucket, prefix, "key"), Path(folder))
+    answer |= {
         "wall_s": time.monotonic() - began,
         "cpu_s": cpu_s(resource.RUSAGE_SELF) - used,
-        "fetched": done.fetched,
-        "checked": sorted({file.checked for file in done.files}),
         "most_mib": most_mib(),
     }
     client.close()

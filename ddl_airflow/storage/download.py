@@ -2,8 +2,7 @@
 
 A part is a ``PIECE``. Which ones are there is in a journal beside the file: whoever goes on, after
 the process was killed, reads them back, and fetches what is missing or is not what it was. Each
-byte is digested while it is in memory, for its piece and, in the order of the parts, for the whole;
-at most ``_AT_ONCE`` parts are in memory, of all objects of the process together.
+byte is digested while it is in memory, for its piece and, in the order of the parts, for the whole.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ import hashlib
 import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ddl_airflow.core.errors import TransferCorrupt
+from ddl_airflow.storage import lanes
 from ddl_airflow.storage.fingerprint import Digest
+from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.store import CHUNK, PIECE, Advance, Fetched
 
-_AT_ONCE = 8  # parts in memory, and under way of one object
-_SMALL = CHUNK  # objects up to this size have memory of their own
-_LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -123,7 +119,7 @@ def read_through(source: Source, size: int, take: Callable[[bytes], object]) -> 
         TransferCorrupt: they are wrong: what ``take`` has is worth nothing.
     """
     check = source.check() if size > PIECE else None
-    with _buffers.one(min(size, PIECE), _nothing) as buffer:
+    with lanes.buffers.one(min(size, PIECE), _nothing) as buffer:
         for start in range(0, max(1, size), PIECE):
             part = buffer[: size - start]
             source.read(start, part, _nothing)
@@ -151,7 +147,7 @@ def journal_of(path: Path) -> Path:
 def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
     """Brings all parts and their digests. Raises ValueError if the whole is not right."""
     if file.count == 1:
-        with _buffers.one(file.size, advance) as part:
+        with lanes.buffers.one(file.size, advance) as part:
             source.read(0, part, advance)
             fetched[0] = hashlib.sha256(part).hexdigest()
             file.write(0, part)
@@ -162,108 +158,20 @@ def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance
                 check.digest.update(part)
             return check.result()
     check = source.check()
-    _Lanes(source, file, fetched, check, advance).run()
-    return check.result()
 
-
-class _Ended(Exception):
-    """Ends a lane because another one has failed."""
-
-
-class _Lanes:
-    """Threads that bring the parts of one file.
-
-    A part is begun only by who has memory for it, in their order. So the first that the digest of
-    the whole waits for is always under way, and who waits for memory gets it.
-    """
-
-    def __init__(
-        self, source: Source, file: _PartFile, fetched: list[str], check: Check, advance: Advance
-    ) -> None:
-        self._source, self._file, self._fetched = source, file, fetched
-        self._digest, self._advance = check.digest, advance
-        self._numbers = iter(range(file.count))
-        self._failed = False
-        self._lock = threading.Lock()
-        self._came: dict[int, bytearray] = {}  # not yet in the digest of the whole
-        self._next, self._digesting = 0, False
-
-    def run(self) -> None:
-        count = min(_AT_ONCE, self._file.count)
-        try:
-            with ThreadPoolExecutor(count, thread_name_prefix="ddl-transfer-part") as pool:
-                lanes = [pool.submit(self._lane) for _ in range(count)]
-                try:
-                    errors = [lane.exception() for lane in lanes]
-                except BaseException:  # a signal: no thread goes on alone
-                    self._failed = True
-                    raise
-            for error in sorted(filter(None, errors), key=lambda one: isinstance(one, _Ended)):
-                raise error
-        finally:
-            for buffer in self._came.values():
-                _buffers.give(buffer)
-
-    def _proceed(self, nbytes: int) -> None:
-        if self._failed:
-            raise _Ended
-        self._advance(nbytes)
-
-    def _lane(self) -> None:
-        try:
-            while self._bring_next():
-                pass
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _bring_next(self) -> bool:
-        """Whether there was one."""
-        buffer = _buffers.take(self._proceed)
-        try:
-            number = next(self._numbers, None)
-            if number is not None:
-                self._bring(number, self._file.of(number, buffer))
-        except BaseException:
-            _buffers.give(buffer)
-            raise
-        if number is None:
-            _buffers.give(buffer)
-            return False
-        self._digest_in_turn(number, buffer)
-        return True
-
-    def _bring(self, number: int, part: memoryview) -> None:
-        digest = self._file.restore(number, part)
+    def bring(number: int, part: memoryview, proceed: Advance) -> None:
+        digest = file.restore(number, part)
         if digest:
-            self._proceed(len(part))
+            proceed(len(part))
         else:
-            self._source.read(number * PIECE, part, self._proceed)
+            source.read(number * PIECE, part, proceed)
             digest = hashlib.sha256(part).hexdigest()
-            self._file.write(number, part)
-            self._file.note(number, digest)
-        self._fetched[number] = digest
+            file.write(number, part)
+            file.note(number, digest)
+        fetched[number] = digest
 
-    def _digest_in_turn(self, number: int, buffer: bytearray) -> None:
-        """Digests the parts whose turn it is, if no other lane does."""
-        with self._lock:
-            self._came[number] = buffer
-            if self._digesting:
-                return
-            self._digesting = True
-        while True:
-            with self._lock:
-                turn = self._next
-                ready = self._came.pop(turn, None)
-                if ready is None:
-                    self._digesting = False
-                    return
-                self._next += 1
-            try:
-                if self._digest:
-                    self._digest.update(self._file.of(turn, ready))
-            finally:
-                _buffers.give(ready)
+    Lanes(file.size, PIECE, bring, check.digest, advance).run()
+    return check.result()
 
 
 class _PartFile:
@@ -297,10 +205,6 @@ class _PartFile:
         os.close(self._file)
         if self._journal >= 0:
             os.close(self._journal)
-
-    def of(self, number: int, buffer: bytearray) -> memoryview:
-        """The bytes of a buffer that a part fills."""
-        return memoryview(buffer)[: min(PIECE, self.size - number * PIECE)]
 
     def restore(self, number: int, part: memoryview) -> str:
         """Reads a part back. Returns its SHA-256; empty if it is not there, or not what it was."""
@@ -344,47 +248,3 @@ def _noted(journal: int) -> dict[int, str]:
                 number, digest = json.loads(line)
                 there[number] = digest
     return there
-
-
-class _Buffers:
-    """Memory for parts, of all files together. What nobody uses any more is given back."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._left = threading.BoundedSemaphore(count)
-        self._lock = threading.Lock()
-        self._free: list[bytearray] = []
-        self._taken = 0
-
-    def take(self, advance: Advance) -> bytearray:
-        """One of ``PIECE`` bytes, waited for until ``advance`` raises."""
-        while not self._left.acquire(timeout=_LOOK_S):
-            advance(0)
-        with self._lock:
-            self._taken += 1
-            if self._free:
-                return self._free.pop()
-        return bytearray(PIECE)
-
-    def give(self, buffer: bytearray) -> None:
-        with self._lock:
-            self._taken -= 1
-            self._free.append(buffer)
-            if not self._taken:
-                self._free.clear()
-        self._left.release()
-
-    @contextmanager
-    def one(self, size: int, advance: Advance) -> Iterator[memoryview]:
-        """Memory for an object of one part."""
-        if size <= _SMALL:
-            yield memoryview(bytearray(size))
-            return
-        buffer = self.take(advance)
-        try:
-            yield memoryview(buffer)[:size]
-        finally:
-            self.give(buffer)
-
-
-_buffers = _Buffers(_AT_ONCE)

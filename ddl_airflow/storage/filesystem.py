@@ -42,6 +42,7 @@ from ddl_airflow.storage.store import (
     Access,
     Advance,
     Fetched,
+    Left,
     StoredObject,
     Unfinished,
     check_keys,
@@ -417,7 +418,9 @@ class FolderStore:
                     f"{source} changed while it was read. Try again when it is complete."
                 )
 
-    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
+    def put(
+        self, path: Path, key: str, sha256: str, advance: Advance, left: Sequence[Left] = ()
+    ) -> StoredObject:
         """Copies under another name in the same folder, then renames."""
 
         def write(writer: BinaryIO) -> None:

@@ -6,14 +6,13 @@ by default: several compatible services refuse those (Ceph 16 answers 411).
 
 from __future__ import annotations
 
-import base64
 import builtins
 import hashlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, partial
@@ -23,24 +22,14 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from ddl_airflow.core.errors import (
-    ConnectionInvalid,
-    FileChanged,
-    SourceMissing,
-    StagingError,
-    TransferCorrupt,
-)
+from ddl_airflow.core.errors import ConnectionInvalid, SourceMissing, StagingError
 from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.fingerprint import PartsMd5
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
-from ddl_airflow.storage.s3_get import SHA256_FIELD, Retries, S3Source, etag_is_md5
+from ddl_airflow.storage.s3_get import Retries, S3Source
 from ddl_airflow.storage.s3_http import Connections, connections_of
-from ddl_airflow.storage.store import CHUNK, Access, Advance, Fetched, StoredObject, Unfinished
-
-PART_SIZE = 16 * CHUNK  # a file of this size or more goes up in parts
-MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
-PARTS_AT_ONCE = 4  # of one file
+from ddl_airflow.storage.s3_put import Earlier, S3Target
+from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
 
 _log = logging.getLogger(__name__)
 _PROBE = ".conditions"  # an empty object beside one that is written on conditions
@@ -208,7 +197,7 @@ class S3Store:
 
     @cached_property
     def _direct(self) -> Connections | None:
-        """Made when the first object is read: the certificates of https take a while."""
+        """Made when the first object comes or goes: the certificates of https take a while."""
         return connections_of(self._client)
 
     def _source(self, obj: StoredObject) -> S3Source:
@@ -223,84 +212,38 @@ class S3Store:
             self._direct,
         )
 
-    def _corrupt(self, key: str, why: str) -> TransferCorrupt:
-        return TransferCorrupt(f"{self._where(key)}: {why}. Transfer it again.")
-
     def _where(self, key: str) -> str:
         return f"{self.uri}/{key} at {self._said or self.endpoint}"
 
-    def _changed(self, key: str, path: Path) -> FileChanged:
-        return FileChanged(f"{path} changed while it was uploaded to {self.uri}/{key}")
-
-    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
-        """Uploads, in parts when large, and compares the ETag with the file's."""
-        with os_errors(path):
-            size = path.stat().st_size
-            if size < PART_SIZE:
-                body = path.read_bytes()
-                if hashlib.sha256(body).hexdigest() != sha256:
-                    raise self._changed(key, path)
-                stored = self._put_small(key, body, sha256)
-                advance(size)
-                return stored
-            with self._errors(key, size):
-                return self._put_parts(path, size, key, sha256, advance)
-
-    def _put_parts(
-        self, path: Path, size: int, key: str, sha256: str, advance: Advance
+    def put(
+        self, path: Path, key: str, sha256: str, advance: Advance, left: Sequence[Left] = ()
     ) -> StoredObject:
-        from boto3.s3.transfer import TransferConfig
-
-        part_size = PART_SIZE
-        while size > part_size * MAX_PARTS:
-            part_size *= 2
-        digest, etag = hashlib.sha256(), PartsMd5(part_size)
-        with open(path, "rb") as source:
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                etag.update(chunk)
-                advance(0)
-            if digest.hexdigest() != sha256:
-                raise self._changed(key, path)
-            source.seek(0)
-            self._client.upload_fileobj(
-                source,
-                self.bucket,
-                self._key(key),
-                ExtraArgs={"Metadata": {SHA256_FIELD: sha256}},
-                Callback=advance,
-                Config=TransferConfig(
-                    multipart_threshold=part_size,
-                    multipart_chunksize=part_size,
-                    max_concurrency=PARTS_AT_ONCE,
-                    # The other client ignores endpoint_url and talks to AWS.
-                    preferred_transfer_client="classic",
-                ),
-            )
-        answer = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
-        return self._stored(key, size, answer, etag.hexdigest())
+        """Uploads, in parts when large; the service checks each MD5, and so is what it answers."""
+        earlier = [
+            Earlier(one.store._key(one.found.key), upload=one.found.token)
+            if isinstance(one.found, Unfinished)
+            else Earlier(one.store._key(one.found.key), etag=one.found.etag)
+            for one in left
+            if isinstance(one.store, S3Store) and one.store.bucket == self.bucket
+        ]
+        with os_errors(path):
+            etag, size = self._target(key).put(path, sha256, advance, earlier)
+        return StoredObject(key, size, etag)
 
     def put_bytes(self, key: str, body: bytes) -> StoredObject:
         """Stores a small object in one request; the service checks its MD5."""
-        return self._put_small(key, body, hashlib.sha256(body).hexdigest())
+        return StoredObject(key, len(body), self._target(key).put_bytes(body))
 
-    def _put_small(self, key: str, body: bytes, sha256: str) -> StoredObject:
-        md5 = hashlib.md5(body, usedforsecurity=False)
-        with self._errors(key, len(body)):
-            answer = self._client.put_object(
-                Bucket=self.bucket,
-                Key=self._key(key),
-                Body=body,
-                ContentMD5=base64.b64encode(md5.digest()).decode(),
-                Metadata={SHA256_FIELD: sha256},
-            )
-        return self._stored(key, len(body), answer, md5.hexdigest())
-
-    def _stored(self, key: str, size: int, answer: Any, expected: str) -> StoredObject:
-        etag = answer["ETag"].strip('"')
-        if answer.get("ContentLength", size) != size or (etag_is_md5(answer) and etag != expected):
-            raise self._corrupt(key, f"stored with ETag {etag}, not {expected}")
-        return StoredObject(key, size, etag)
+    def _target(self, key: str) -> S3Target:
+        return S3Target(
+            self._client,
+            self.bucket,
+            self._key(key),
+            self._where(key),
+            partial(self._errors, key),
+            self._retries,
+            self._direct,
+        )
 
     def read_bytes(self, key: str) -> bytes:
         """A small object's content."""

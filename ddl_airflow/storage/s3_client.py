@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from botocore.config import Config
 
 _MISSING = {"NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NotFound", "404"}
-_DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "Forbidden"}
+_DENIED = {
+    "AccessDenied",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "403",
+    "Forbidden",
+}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 _CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "PreconditionFailed", "412"}
 _INVALID = {
@@ -147,6 +155,7 @@ def _without(text: str, endpoint: str, said: str) -> str:
 
 def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
     import botocore.exceptions as aws
+    from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
 
     if isinstance(exc, aws.ClientError):
@@ -158,9 +167,21 @@ def _meaning(exc: Exception, where: str, needed: int) -> StagingError:
         return StagingError(
             f"{where}: {exc}. Check that the service runs and that this host reaches it."
         )
+    if isinstance(exc, ResponseParserError):
+        return StagingError(
+            f"{where}: the answer cannot be read: {exc}. See what the store, or a proxy, sends."
+        )
     return ConnectionInvalid(
         f"{where}: {exc}. Correct endpoint_url, region_name, bucket or keys of the connection."
     )
+
+
+def code_of(error: StagingError) -> str:
+    """What the service called the error; empty if it was not the service's."""
+    from botocore.exceptions import ClientError
+
+    cause = error.__context__
+    return str(cause.response["Error"]["Code"]) if isinstance(cause, ClientError) else ""
 
 
 def _meaning_of_answer(answer: dict[str, Any], where: str, needed: int) -> StagingError:

@@ -23,7 +23,7 @@ USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 1
 STALL_S = 15.0  # without a byte of a body: it is asked for again
 
 _BLOCK = CHUNK // 4  # what is lost of a body that stands still
-_TRIES = 6  # to read one range
+TRIES = 6  # to read one range, or to store one part
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 _MOST_RETRIES = 64
 _LOOK_S = 0.1
@@ -31,9 +31,10 @@ _JITTER = random.SystemRandom()
 
 
 class Retries:
-    """How many more tries there are for all objects of a store: each range that comes adds one.
+    """How many more tries there are for all objects of a store: each range that comes, and each
+    part that is stored, adds one.
 
-    So a store that fails now and then is read on for hours, and one that mostly fails is not.
+    So a store that fails now and then is used on for hours, and one that mostly fails is not.
     """
 
     def __init__(self, most: int = _MOST_RETRIES) -> None:
@@ -47,7 +48,7 @@ class Retries:
             return self._left >= 0
 
     def came(self) -> None:
-        """A range has come."""
+        """A range has come, or gone."""
         with self._lock:
             self._left = min(max(self._left, 0) + 1, self._most)
 
@@ -96,18 +97,18 @@ class S3Source:
             at += nbytes
             advance(nbytes)
 
-        for number in range(1, _TRIES + 1):
+        for number in range(1, TRIES + 1):
             try:
                 self._read_once(start + at, into[at:], took)
             except StagingError as error:
                 advance(0)  # raises if this was no failure, but somebody's wish to stop
                 if not error.retryable or isinstance(error, TransferCorrupt):
                     raise
-                if number == _TRIES or not self._retries.take():
+                if number == TRIES or not self._retries.take():
                     came = f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
                     said = f"{str(error).rstrip('.')}. {came}, in {number} tries."
                     raise StagingError(said) from error
-                _wait(number, advance)
+                wait(number, advance)
             else:
                 self._retries.came()
                 return
@@ -198,7 +199,7 @@ class S3Source:
         return int(answer["ContentLength"])
 
 
-def _wait(number: int, advance: Advance) -> None:
+def wait(number: int, advance: Advance) -> None:
     """Longer after each try, and never as long as others do."""
     wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _LONGEST_WAIT_S) * _JITTER.uniform(0.5, 1.0)
     end = time.monotonic() + wait_s

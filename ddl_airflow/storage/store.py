@@ -67,6 +67,18 @@ class Unfinished:
     token: str
 
 
+class Left(NamedTuple):
+    """What there may be of a file in a store already, which an earlier process put there.
+
+    Attributes:
+        store: that lists it.
+        found: in that store, whole or not.
+    """
+
+    store: ObjectStore
+    found: StoredObject | Unfinished
+
+
 @dataclass(frozen=True)
 class Access:
     """What opens a store; each kind takes of it what it needs.
@@ -109,7 +121,9 @@ class ObjectStore(Protocol):
 
     @property
     def resumes(self) -> bool:
-        """Whether ``get`` goes on with the file that an earlier one left when it was ended."""
+        """Whether ``get`` goes on with the file that an earlier one left when it was ended, and
+        ``put`` with what an earlier one left in the store.
+        """
 
     @property
     def caller(self) -> str:
@@ -162,8 +176,18 @@ class ObjectStore(Protocol):
             TransferCorrupt: the bytes are not those listed: what ``take`` has is worth nothing.
         """
 
-    def put(self, path: Path, key: str, sha256: str, advance: Advance) -> StoredObject:
+    def put(
+        self, path: Path, key: str, sha256: str, advance: Advance, left: Sequence[Left] = ()
+    ) -> StoredObject:
         """Stores a file whose digest (hex) is known, and checks what arrived.
+
+        Args:
+            path, key: what, and where to.
+            sha256: the digest.
+            advance: called from any thread.
+            left: what there may be of it already; what is the same is not sent, where the store
+                ``resumes``. An upload that goes on may be ended by this, and is begun again by
+                whoever it belongs to.
 
         Raises:
             FileChanged: the file has another digest by now; nothing was stored.

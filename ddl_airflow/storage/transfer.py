@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -26,8 +28,10 @@ from ddl_airflow.storage.store import (
     PART_PREFIX,
     RETIRED,
     SUCCESS,
+    Left,
     ObjectStore,
     StoredObject,
+    Unfinished,
     check_keys,
 )
 
@@ -36,8 +40,11 @@ Progress = Callable[[int, int, int, int], None]
 
 COMPLETE = ".complete"  # in a staged folder: what it holds
 REPORT_INTERVAL_S = 0.25
+_MOST_UNANSWERED = 2  # deletions, until nothing more is tried to be taken back
+_MOST_NAMED = 5
 PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
 
+_log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 
 
@@ -329,8 +336,10 @@ def publish(
     The name begins with a digest of keys and contents, and ends with one that no other call has:
     a publication is written once, by one call, and never changed. So whoever reads one that is
     whole goes on reading it, whatever is published meanwhile. The same files published again are
-    found, if they are still whole, and not sent. After an error everything that this call put is
-    gone; what a killed process leaves has no marker, and nobody's publication is in it.
+    found, if they are still whole, and not sent; of others that is not sent which an earlier
+    publication of the prefix has, or a killed process left. After an error everything that this
+    call put is gone; what a killed process leaves has no marker, nobody's publication is in it, and
+    its unfinished uploads are ended by the next call that comes to its end.
 
     The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag,
     under its own digest (``sealed``).
@@ -356,15 +365,17 @@ def publish(
     digests = dict(known or {})
     digests |= _digests({key: files[key] for key in files.keys() - digests.keys()}, workers)
     content = content_of(digests)
-    for name, found in publications(target).items():
+    listed = _listed(target)
+    for name, found in _marked(target, listed).items():
         if name.partition("-")[0] == content and not missing_from(target.at(name)):
             same = tuple(PublishedFile(**entry) for entry in found["files"])
             return PublishedResult(name, target.at(name).uri, same)
+    earlier = _Earlier(target, listed, digests)
     name = f"{content}-{uuid.uuid4().hex[:8]}"
     target = target.at(name)
     put: list[str] = []
     try:
-        stored = _upload(files, digests, target, put, workers, progress)
+        stored = _upload(files, digests, target, put, earlier, workers, progress)
         result = tuple(
             PublishedFile(key, size, sha256, stored[key].etag)
             for key, (sha256, size) in sorted(digests.items())
@@ -375,15 +386,79 @@ def publish(
     except BaseException as exc:  # also a signal that ends the task
         _withdraw(target, put[::-1], exc)  # the marker first
         raise
+    earlier.end()
     return PublishedResult(name, target.uri, result)
+
+
+class _Earlier:
+    """What there is of a training's files already: published, or left by who was killed.
+
+    Args:
+        target: of all publications of the training.
+        listed: its objects.
+        digests: SHA-256 in hex and bytes of the files, by key.
+    """
+
+    def __init__(
+        self,
+        target: ObjectStore,
+        listed: Iterable[StoredObject],
+        digests: Mapping[str, tuple[str, int]],
+    ) -> None:
+        self._target = target
+        self._unfinished: list[Unfinished] = []
+        self._of: dict[str, list[Left]] = {}
+        if not target.resumes:
+            return
+        found: list[tuple[str, Left]] = []
+        for obj in sorted(listed, key=lambda obj: obj.modified, reverse=True):
+            key = _key_in_publication(obj.key)
+            if key in digests and obj.size == digests[key][1]:
+                found.append((key, Left(target, obj)))
+        try:
+            every = list(target.unfinished())
+        except StagingError as error:  # not all have the right, and not all services have the call
+            _log.info("%s What was left unfinished is not looked for", error)
+            every = []
+        for one in every:
+            if key := _key_in_publication(one.key):
+                self._unfinished.append(one)
+                found.append((key, Left(target, one)))
+        for key, left in found:
+            self._of.setdefault(key, []).append(left)
+
+    def of(self, key: str) -> Sequence[Left]:
+        """What there may be of a file, whole objects first."""
+        return self._of.get(key, ())
+
+    def end(self) -> None:
+        """Ends what killed processes began, once all of it is published."""
+        for one in self._unfinished:
+            try:
+                self._target.discard(one)
+            except StagingError as error:
+                _log.warning("%s `ddl-airflow clean` ends this upload", error)
+
+
+def _key_in_publication(key: str) -> str:
+    """The rest of a key that begins with a publication's name; empty: it does not."""
+    name, _, rest = key.partition("/")
+    return rest if re.fullmatch(PUBLICATION, name) else ""
 
 
 def publications(target: ObjectStore) -> dict[str, dict[str, Any]]:
     """What was published under a prefix and has its marker: name -> marker, the newest first."""
+    return _marked(target, _listed(target))
+
+
+def _listed(target: ObjectStore) -> list[StoredObject]:
     try:
-        listed = target.list()
+        return target.list()
     except SourceMissing:  # a folder, that is made when something is published
-        return {}
+        return []
+
+
+def _marked(target: ObjectStore, listed: Iterable[StoredObject]) -> dict[str, dict[str, Any]]:
     marked = [obj for obj in listed if obj.key.endswith(f"/{SUCCESS}") and obj.key.count("/") == 1]
     marked.sort(key=lambda obj: obj.modified, reverse=True)
     names = [obj.key.partition("/")[0] for obj in marked]
@@ -466,6 +541,7 @@ def _upload(
     digests: Mapping[str, tuple[str, int]],
     target: ObjectStore,
     put: list[str],
+    earlier: _Earlier,
     workers: int,
     progress: Progress | None,
 ) -> dict[str, StoredObject]:
@@ -475,7 +551,8 @@ def _upload(
 
     def send(key: str) -> None:
         put.append(key)
-        stored[key] = target.put(files[key], key, digests[key][0], meter.advance)
+        sha256, _ = digests[key]
+        stored[key] = target.put(files[key], key, sha256, meter.advance, earlier.of(key))
         meter.advance(0, files=1)
 
     _for_each(files, send, workers, meter)
@@ -490,17 +567,25 @@ def _upload(
 
 
 def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
-    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot."""
-    left = []
+    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot.
+
+    A store that has gone is not asked for each of maybe thousands.
+    """
+    left, unanswered = [], 0
     for key in keys:
+        if unanswered == _MOST_UNANSWERED:
+            left.append(key)
+            continue
         try:
             target.delete([key])  # also one that never came to be: its folder did
         except StagingError as exc:
+            unanswered += type(exc) is StagingError and exc.retryable
             if _may_exist(target, key):
                 left.append(f"{key} ({exc})")
     if left and isinstance(cause, StagingError):
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         raise type(cause)(
-            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left)}",
+            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left[:_MOST_NAMED])}{more}",
             retryable=cause.retryable,
         ) from cause
 

@@ -79,7 +79,9 @@ rgw enable ops log = false
 rgw gc obj min wait = 1
 rgw gc processor period = 2
 rgw gc processor max time = 60
+rgw multipart min part size = {least_part}
 """
+LEAST_PART = 5 * 1024 * 1024  # as Amazon S3 has it
 
 
 def available() -> str:
@@ -93,9 +95,14 @@ def available() -> str:
 class CephObjectStore:
     """Runs while its context lasts. ``endpoint_url`` is where; users start with ``add_user``."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder``: for its files; made, and removed at the end."""
-        self.folder = folder.resolve()
+    def __init__(self, folder: Path, least_part: int = LEAST_PART) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: for its files; made, and removed at the end.
+            least_part: bytes that each part of an upload must have, but for the last.
+        """
+        self.folder, self._least_part = folder.resolve(), least_part
         self._conf = self.folder / "ceph.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
         self.endpoint_url = ""
@@ -132,7 +139,13 @@ class CephObjectStore:
         fsid, osd_uuid = str(uuid.uuid4()), str(uuid.uuid4())
         mon_port, port = _free_ports(2)
         self._conf.write_text(
-            CONF.format(fsid=fsid, folder=self.folder, mon_port=mon_port, port=port)
+            CONF.format(
+                fsid=fsid,
+                folder=self.folder,
+                mon_port=mon_port,
+                port=port,
+                least_part=self._least_part,
+            )
         )
         keyring, monmap = str(self.folder / "keyring"), str(self.folder / "monmap")
         every = ("mon", "allow *", "osd", "allow *", "mgr", "allow *")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import struct
@@ -20,23 +21,29 @@ _OWN = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _SAID = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>by a test</Message></Error>"
 
 _CODES = {
-    "301": b"PermanentRedirect",
-    "403": b"AccessDenied",
-    "500": b"InternalError",
-    "503": b"SlowDown",
+    "301": (301, b"PermanentRedirect"),
+    "403": (403, b"AccessDenied"),
+    "500": (500, b"InternalError"),
+    "503": (503, b"SlowDown"),
+    "expired": (400, b"ExpiredToken"),
+    "skewed": (403, b"RequestTimeTooSkewed"),
 }
 
 
 class Asked(NamedTuple):
     """A request: its method, the path in plain text, the range in bytes, and what came of it.
 
-    ``sent``: bytes of the body that were passed on to the client.
+    ``sent``: bytes of the body that were passed on to the client. ``query``: of the URL, as it is.
+    ``took``: bytes of a body that came from the client. ``source``: of a copy, in plain text.
     """
 
     method: str
     path: str
     range: str
     sent: int
+    query: str
+    took: int
+    source: str
 
 
 class FaultyProxy:
@@ -44,10 +51,14 @@ class FaultyProxy:
 
     Args:
         endpoint_url: of the service.
-        faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "reset" (in the
-            middle of the body), "cut" (the same, in an orderly way), "half" (of the body, answered
-            as if it were all), "changed" (one byte of it), "error as success" (a body of XML), or
-            "stall 3" (seconds, in the middle). The key None is for all others.
+        faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "expired",
+            "skewed", "reset" (in the middle of the body), "cut" (the same, in an orderly way),
+            "half" (of the body, answered as if it were all), "changed" (one byte of it), "error as
+            success" (a body of XML), "whole" (the range is ignored), or "stall 3" (seconds, in the
+            middle). Of what the client sends: "sent reset", "sent cut" and "sent stall 3" (in the
+            middle of the body, nothing is passed on), "sent changed" (one byte). Of what was passed
+            on and done: "done 500", "done reset", "done cut" (in the head of the answer), "done
+            stall 3" (before it). The key None is for all others.
         counted: whether a request counts, by method and path; what does not gets no fault.
         bytes_per_s: of each body; None: as fast as it goes.
         tls: with what clients are answered by https.
@@ -109,10 +120,16 @@ class FaultyProxy:
         self._thread.join()
         self._server.server_close()
 
+    def begin(self, faults: Mapping[int | None, str]) -> None:
+        """Counts from 0 again, with other faults; when no request is open."""
+        with self._lock:
+            self._faults, self._number = faults, 0
+            self.asked.clear()
+
     def _answer(self, near: BaseHTTPRequestHandler) -> None:
-        body = near.rfile.read(int(near.headers.get("Content-Length", 0)))
-        path = unquote(urlsplit(near.path).path)
-        fault, sent = "", 0
+        url = urlsplit(near.path)
+        path = unquote(url.path)
+        fault, sent, body = "", 0, b""
         counts = self._counted(near.command, path)
         if counts:
             with self._lock:
@@ -120,19 +137,72 @@ class FaultyProxy:
                 self._number += 1
                 self.open += 1
         try:
+            body = self._body(near, fault)
             if fault in _CODES:
-                self._say(near, int(fault), _SAID % _CODES[fault])
+                status, code = _CODES[fault]
+                self._say(near, status, _SAID % code)
             elif fault == "error as success":
                 self._say(near, 200, _SAID % b"InternalError")
+            elif fault.startswith("sent ") and fault != "sent changed":
+                self._break(near, fault.removeprefix("sent "))
+            elif fault.startswith("done "):
+                self._do(near, body, fault.removeprefix("done "))
             else:
                 for now in self._pass(near, body, fault):
                     sent = now
         finally:
             if counts:
-                asked = near.headers.get("Range", "")
+                headers = (near.headers.get(name, "") for name in ("Range", "x-amz-copy-source"))
+                asked, source = headers
+                one = Asked(near.command, path, asked, sent, url.query, len(body), unquote(source))
                 with self._lock:
-                    self.asked.append(Asked(near.command, path, asked, sent))
+                    self.asked.append(one)
                     self.open -= 1
+
+    def _body(self, near: BaseHTTPRequestHandler, fault: str) -> bytes:
+        """What the client sends, as far as the fault lets it."""
+        length = int(near.headers.get("Content-Length", 0))
+        if fault.startswith("sent ") and fault != "sent changed":
+            length //= 2
+        body, began = bytearray(), time.monotonic()
+        while block := near.rfile.read(min(_BLOCK, length - len(body))):
+            body += block
+            self._slow_down(began, len(body))
+        if len(body) < length:
+            raise ConnectionError("the client has gone")
+        if fault == "sent changed" and body:
+            body[length // 2] ^= 1
+        return bytes(body)
+
+    @staticmethod
+    def _break(near: BaseHTTPRequestHandler, how: str) -> None:
+        near.close_connection = True
+        if how.startswith("stall"):
+            time.sleep(float(how.split()[1]))
+        elif how == "reset":
+            linger = struct.pack("ii", 1, 0)  # so that it is a reset, and no end
+            near.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    def _do(self, near: BaseHTTPRequestHandler, body: bytes, fault: str) -> None:
+        """Has the service do it; the client hears of that late, wrongly, half or not."""
+        with closing(self._far()) as far:
+            answer = self._asked(near, far, body)
+            said = answer.read()
+        if fault == "500":
+            status, code = _CODES[fault]
+            self._say(near, status, _SAID % code)
+        elif fault.startswith("stall"):
+            time.sleep(float(fault.split()[1]))
+            near.send_response_only(answer.status)
+            near.send_header("ETag", answer.headers.get("ETag", ""))
+            near.send_header("Content-Length", str(len(said)))
+            near.end_headers()
+            near.wfile.write(said)
+        else:
+            if fault == "cut":
+                near.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETa")
+                near.wfile.flush()
+            self._break(near, fault)
 
     @staticmethod
     def _say(near: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
@@ -144,9 +214,26 @@ class FaultyProxy:
 
     def _pass(self, near: BaseHTTPRequestHandler, body: bytes, fault: str) -> Iterator[int]:
         """Passes on request and answer; yields how many bytes of that were sent."""
-        far = http.client.HTTPConnection(self._target.hostname, self._target.port)
-        with closing(far):
+        with closing(self._far()) as far:
             yield from self._exchanged(near, far, body, fault)
+
+    def _far(self) -> http.client.HTTPConnection:
+        assert self._target.hostname is not None
+        return http.client.HTTPConnection(self._target.hostname, self._target.port)
+
+    @staticmethod
+    def _asked(
+        near: BaseHTTPRequestHandler,
+        far: http.client.HTTPConnection,
+        body: bytes,
+        leave_out: str = "",
+    ) -> http.client.HTTPResponse:
+        far.putrequest(near.command, near.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in near.headers.items():
+            if name.lower() not in {*_OWN, leave_out}:
+                far.putheader(name, value)
+        far.endheaders(body or None)
+        return far.getresponse()
 
     def _exchanged(
         self,
@@ -155,32 +242,22 @@ class FaultyProxy:
         body: bytes,
         fault: str,
     ) -> Iterator[int]:
-        far.putrequest(near.command, near.path, skip_host=True, skip_accept_encoding=True)
-        for name, value in near.headers.items():
-            if name.lower() not in _OWN:
-                far.putheader(name, value)
-        far.endheaders(body or None)
-        answer = far.getresponse()
-        wanted = 0 if near.command == "HEAD" else int(answer.headers.get("Content-Length", 0))
-        middle = wanted // 2
-        near.send_response_only(answer.status)
+        answer = self._asked(near, far, body, "range" if fault == "whole" else "")
         chunked = "Content-Length" not in answer.headers and near.command != "HEAD"
         whole = answer.read() if chunked else b""
+        wanted = len(whole) if chunked else int(answer.headers.get("Content-Length", 0))
+        middle = wanted // 2
+        near.send_response_only(answer.status)
         for name, value in answer.headers.items():
-            if name.lower() == "content-length" and fault == "half":
-                value = str(middle)
-            if name.lower() not in _OWN:
+            if name.lower() not in {*_OWN, "content-length"}:
                 near.send_header(name, value)
-        if chunked:
-            near.send_header("Content-Length", str(len(whole)))
+        near.send_header("Content-Length", str(middle if fault == "half" else wanted))
         near.end_headers()
-        if chunked:
-            near.wfile.write(whole)
-            yield len(whole)
-            return
+        reader = io.BytesIO(whole) if chunked else answer
         sent, began = 0, time.monotonic()
-        while near.command != "HEAD" and (block := answer.read(_BLOCK)):
-            faulty = fault and sent <= middle < sent + len(block)
+        while near.command != "HEAD" and (block := reader.read(_BLOCK)):
+            halts = fault and fault not in ("whole", "sent changed")
+            faulty = halts and sent <= middle < sent + len(block)
             if faulty and fault == "changed":
                 at = middle - sent
                 block = block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]
@@ -191,12 +268,10 @@ class FaultyProxy:
             yield sent
             if faulty and fault != "changed":
                 near.wfile.flush()
-                near.close_connection = True
-                if fault.startswith("stall"):
-                    time.sleep(float(fault.split()[1]))
-                elif fault == "reset":
-                    linger = struct.pack("ii", 1, 0)  # so that it is a reset, and no end
-                    near.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self._break(near, fault)
                 break
-            if self._bytes_per_s:
-                time.sleep(max(0.0, began + sent / self._bytes_per_s - time.monotonic()))
+            self._slow_down(began, sent)
+
+    def _slow_down(self, began: float, nbytes: int) -> None:
+        if self._bytes_per_s:
+            time.sleep(max(0.0, began + nbytes / self._bytes_per_s - time.monotonic()))

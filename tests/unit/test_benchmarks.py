@@ -291,6 +291,21 @@ class Copies:
             (place / f"{number}.bin").write_bytes(bytes(data.nbytes))
         return {"wall_s": 1.0 if again else self._walls.pop(0), "cpu_s": 0.5}
 
+    def up(self, data: staging.Data, folder: Path, prefix: str) -> dict[str, float]:
+        assert (folder, prefix) == (Path("made"), "up-3-of-1024")
+        return {"wall_s": self._walls.pop(0), "cpu_s": 0.25}
+
+
+def test_the_way_up_is_compared_too_and_all_must_be_there() -> None:
+    programs = [Copies("ours", 2.0, 4.0), Copies("a", 1.0, 8.0), Copies("b", 6.0, 4.0)]
+    tiny = staging.TINY[0]
+    rows = staging.measure_up(programs, tiny, Path("made"), 2, lambda prefix: [1024] * 3)
+    assert staging.table(rows).splitlines()[2:] == [
+        "| up, 3 × 1 KiB | 3.00 (0.25) | 4.50 (0.25) | 5.00 (0.25) | 0.75 (0.62–0.88) |"
+    ]
+    with pytest.raises(RuntimeError, match="ours: 2 objects, 2,048 bytes"):
+        staging.measure_up([Copies("ours", 1.0)], tiny, Path("made"), 1, lambda prefix: [1024] * 2)
+
 
 def test_staging_is_compared_with_the_best_peer_of_each_round(tmp_path: Path) -> None:
     programs = [Copies("ours", 2.0, 4.0), Copies("a", 2.0, 16.0), Copies("b", 6.0, 8.0)]

@@ -94,6 +94,7 @@ class WatchedStore:
     def __init__(self, actor, prefix=""):
         self.actor, self.prefix = actor, prefix.strip("/")
         self.uri = f"memory://all/{self.prefix}".rstrip("/")
+        self.resumes = False
 
     def _key(self, key):
         return f"{self.prefix}/{key}".strip("/")
@@ -118,7 +119,7 @@ class WatchedStore:
             )
         )
 
-    def put(self, path, key, sha256, advance):
+    def put(self, path, key, sha256, advance, left=()):
         return self.actor.does(lambda: self._store(key, path.read_bytes()))
 
     def put_bytes(self, key, body):

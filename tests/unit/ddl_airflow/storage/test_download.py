@@ -11,6 +11,7 @@ import pytest
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import download as module
+from ddl_airflow.storage import lanes
 from ddl_airflow.storage.download import Check, download, journal_of, read_through
 
 PIECE = 64 * 1024
@@ -21,7 +22,8 @@ SIZE = 5 * PIECE + 77
 def content(monkeypatch):
     """In smaller parts than the program's, which take less time."""
     monkeypatch.setattr(module, "PIECE", PIECE)
-    monkeypatch.setattr(module, "_SMALL", 1000)
+    monkeypatch.setattr(lanes, "PIECE", PIECE)
+    monkeypatch.setattr(lanes, "_SMALL", 1000)
     return random.Random(17).randbytes(SIZE)
 
 
@@ -86,7 +88,7 @@ def test_all_bytes_are_there_and_digested(content, tmp_path, size, name):
 def test_no_more_parts_are_in_memory_than_there_may_be_whatever_comes_at_once(
     content, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(module, "_buffers", module._Buffers(3))
+    monkeypatch.setattr(lanes, "buffers", lanes.Buffers(3))
     sources = [Memory(content) for _ in range(4)]
     most, count = 0, threading.Lock()
 
@@ -106,7 +108,7 @@ def test_no_more_parts_are_in_memory_than_there_may_be_whatever_comes_at_once(
     assert 1 < most <= 3
     for n in range(4):
         assert (tmp_path / f"{n}.part").read_bytes() == content
-    assert module._buffers._free == []
+    assert lanes.buffers._free == []
 
 
 def test_who_goes_on_fetches_what_is_not_there(content, tmp_path):
@@ -180,7 +182,7 @@ def test_who_is_told_to_stop_leaves_no_thread_and_what_has_come(content, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         download(Memory(content), SIZE, tmp_path / "f.part", stop)
     assert not any(one.name.startswith("ddl-transfer") for one in threading.enumerate())
-    assert module._buffers._taken == 0
+    assert lanes.buffers._taken == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, SIZE])
@@ -191,4 +193,4 @@ def test_what_is_only_read_comes_in_its_order_and_is_checked(content, size):
     if size:
         with pytest.raises(TransferCorrupt, match="memory: sha256 is .*, not "):
             read_through(Memory(content[:size], wrong=1), size, taken.append)
-    assert module._buffers._taken == 0
+    assert lanes.buffers._taken == 0

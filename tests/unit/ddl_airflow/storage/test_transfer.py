@@ -30,7 +30,7 @@ class BreakingFolder(FolderStore):
             time.sleep(0.01)
         return super().get(obj, path, advance)
 
-    def put(self, path, key, sha256, advance):
+    def put(self, path, key, sha256, advance, left=()):
         if "bad" in key:
             raise StagingError(f"{self.uri}/{key}: lost")
         return super().put(path, key, sha256, advance)
@@ -327,7 +327,7 @@ def test_publish_whose_files_all_fail_half_way_leaves_no_folder(tmp_path, result
         def at(self, prefix):
             return Garbles(self.path, f"{self.prefix}/{prefix}")
 
-        def put(self, path, key, sha256, advance):
+        def put(self, path, key, sha256, advance, left=()):
             return super().put(path, key, "0" * 64, advance)
 
     with pytest.raises(TransferCorrupt, match="changed while it was copied"):
@@ -343,6 +343,25 @@ def test_publish_names_what_it_could_not_take_back(tmp_path, results):
     results["bad"] = results["model/v 3"]
     with pytest.raises(StagingError, match="lost Could not remove.*not allowed to delete"):
         publish(results, Keeps(tmp_path / "out"), workers=1)
+
+
+def test_a_store_that_has_gone_is_not_asked_to_take_back_each_of_many(tmp_path, results):
+    asked = []
+
+    class Goes(BreakingFolder):
+        def at(self, prefix):
+            gone = Goes(self.path, f"{self.prefix}/{prefix}")
+            gone.breaks_marker = True
+            return gone
+
+        def delete(self, keys):
+            asked.extend(keys)
+            raise StagingError("nobody answers")
+
+    files = {f"{key} {n}": path for key, path in results.items() for n in range(10)}
+    with pytest.raises(StagingError, match=r"lost Could not remove.*nobody answers.* more$"):
+        publish(files, Goes(tmp_path / "out"))
+    assert len(asked) == 2
 
 
 def test_publish_of_a_file_that_is_missing_writes_nothing(tmp_path, results):
