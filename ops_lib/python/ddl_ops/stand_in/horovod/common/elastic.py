@@ -21,9 +21,11 @@ from horovod.common.commits import Commit, Commits
 
 
 class _Script:
-    """How many states of this script run() has been given. The same on all ranks."""
+    """How many states run() has been given, and how often the ranks have asked each other whether
+    to end, in all starts of the job. The same on all ranks."""
 
     states = 0
+    checks = 0
 
 
 class State:
@@ -39,7 +41,6 @@ class State:
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits: Commits | None = None  # from run() on
-        self._checks = 0
         self._committed = False  # just now
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
@@ -63,7 +64,7 @@ class State:
         return when it is on disk. Raises OSError on rank 0 if it cannot be written.
         """
         self.save()
-        self._write(0, self._checks + 1)
+        self._write(0, _Script.checks + 1)
         self._committed = True
         try:
             self.check_host_updates()
@@ -77,11 +78,11 @@ class State:
         """
         if self._commits is None:
             return
-        self._checks += 1
+        _Script.checks += 1
         if threading.current_thread() is threading.main_thread():
             preemption.save_by(self._make_room)  # of several states, the one that is at it
-        if preemption.wanted(self._checks):
-            preemption.end(self._checks)
+        if preemption.wanted(_Script.checks):
+            preemption.end(_Script.checks)
 
     def _make_room(self, step: int, saver: int) -> None:
         if not self._committed:
@@ -121,7 +122,8 @@ class State:
             told[1:] = 1, found.checks, len(found.arrays)
         if PLACEMENT.size > 1:
             arrays.broadcast([told], 0)
-        commits.number, again, self._checks, variables = map(int, told)
+        commits.number, again, checks, variables = map(int, told)
+        _Script.checks = max(_Script.checks, checks)
         self._commits = commits
         if again:
             self._prepare(variables)
