@@ -38,7 +38,7 @@ from ddl_airflow.storage.store import CHUNK, PIECE, Advance
 
 PART_SIZE = PIECE  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
-PARTS_AT_ONCE = lanes.AT_ONCE  # of one file
+PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 
 _BEGINNINGS = 4  # of one object, which others end
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
@@ -128,7 +128,8 @@ class S3Target:
     def put_bytes(self, body: bytes) -> str:
         """Stores a small object. Returns its ETag."""
         self._size = len(body)
-        return self._put(memoryview(body), hashlib.sha256(body).hexdigest(), _nothing)
+        whole = memoryview(body)
+        return self._put(whole, _md5(whole), hashlib.sha256(body).hexdigest(), _nothing)
 
     def put(
         self, path: Path, sha256: str, advance: Advance, left: Sequence[Earlier]
@@ -154,14 +155,13 @@ class S3Target:
             with lanes.buffers.one(self._size, advance) as body:
                 if not _fill(file, 0, body) or hashlib.sha256(body).hexdigest() != sha256:
                     raise self._changed(path)
-                etag = self._copied_whole(body, sha256, advance, left)
-                etag = etag or self._put(body, sha256, advance)
+                md5 = _md5(body)
+                etag = self._copied_whole(left, md5.hex(), sha256, advance)
+                etag = etag or self._put(body, md5, sha256, advance)
             advance(self._size)
             return etag, self._size
 
-    def _put(self, body: memoryview, sha256: str, advance: Advance) -> str:
-        md5 = _md5(body)
-
+    def _put(self, body: memoryview, md5: bytes, sha256: str, advance: Advance) -> str:
         def send() -> str:
             said = {SHA256_FIELD: sha256}
             answer = self._sent("put_object", body, md5, advance, Metadata=said)
@@ -170,12 +170,11 @@ class S3Target:
         return self._tried(send, "it was not stored", advance)
 
     def _copied_whole(
-        self, body: memoryview, sha256: str, advance: Advance, left: Sequence[Earlier]
+        self, left: Sequence[Earlier], md5: str, sha256: str, advance: Advance
     ) -> str:
         """The ETag of what the service copied; empty if it has nothing to copy."""
         if self._size < _LEAST_COPY:
             return ""
-        md5 = _md5(body).hex()
         for one in left:
             if one.etag == md5:
                 with suppress(StagingError):
