@@ -41,6 +41,7 @@ MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
 PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 
 _BEGINNINGS = 4  # of one object, which others end
+_MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -261,9 +262,9 @@ class S3Target:
         counted = advance
         for _ in range(_BEGINNINGS):
             try:
-                taken = self._taken(left, part_size)
+                source = self._source(left, sha256)
+                taken = None if source else self._taken(left, part_size)
                 if taken is None:
-                    source = self._source(left, sha256)
                     return self._bring(
                         path, file, self._begin(sha256), source, part_size, sha256, counted
                     )
@@ -450,11 +451,10 @@ class S3Target:
         """The upload of somebody who was killed that has most of the parts."""
         found = []
         for one in left:
-            if one.etag:
-                return None  # the service copies it
-            with suppress(StagingError):
-                if there := self._parts(one, part_size):
-                    found.append(_Begun(one.key, one.upload, there))
+            if one.upload:
+                with suppress(StagingError):
+                    if there := self._parts(one, part_size):
+                        found.append(_Begun(one.key, one.upload, there))
         return max(found, key=lambda one: len(one.there), default=None)
 
     def _parts(self, one: Earlier, part_size: int) -> dict[int, str]:
@@ -473,9 +473,7 @@ class S3Target:
 
     def _source(self, left: Sequence[Earlier], sha256: str) -> Earlier | None:
         """A whole object that says to be the same."""
-        for one in left:
-            if not one.etag:
-                continue
+        for one in [one for one in left if one.etag][:_MOST_LOOKED_AT]:
             with suppress(StagingError), self._errors(0):
                 answer = self._client.head_object(
                     Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"'
