@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ddl_airflow.core.errors import TransferCorrupt
+from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import lanes
 from ddl_airflow.storage.fingerprint import Digest
 from ddl_airflow.storage.lanes import Lanes
@@ -58,6 +58,12 @@ class Check:
         return "size"
 
 
+class RangesIgnored(StagingError):
+    """The store sends all of an object where some of its bytes are asked for."""
+
+    retryable = False
+
+
 class Source(Protocol):
     """An object, in the version that was listed. Used by many threads."""
 
@@ -65,7 +71,15 @@ class Source(Protocol):
         """Fills ``into`` with the bytes from ``start`` on, in as many tries as may help.
 
         Raises:
+            RangesIgnored: only ``read_in_order`` can.
             StagingError: it could not.
+        """
+
+    def read_in_order(
+        self, into: memoryview, take: Callable[[int, memoryview], None], advance: Advance
+    ) -> None:
+        """Reads all bytes by one request, and gives them to ``take`` in parts of ``into``, with
+        their numbers. What breaks off begins again, with part 0, as often as may help.
         """
 
     def check(self) -> Check:
@@ -122,13 +136,36 @@ def read_through(source: Source, size: int, take: Callable[[bytes], object]) -> 
     with lanes.buffers.one(min(size, PIECE), _nothing) as buffer:
         for start in range(0, max(1, size), PIECE):
             part = buffer[: size - start]
-            source.read(start, part, _nothing)
+            try:
+                source.read(start, part, _nothing)
+            except RangesIgnored:
+                return _read_in_order(source, buffer, take)
             check = check or source.check()  # of a small object: what its only answer says
             if check.digest:
                 check.digest.update(part)
             for at in range(0, len(part), CHUNK):
                 take(bytes(part[at : at + CHUNK]))
     assert check is not None
+    try:
+        return check.result()
+    except ValueError as error:
+        raise source.corrupt(str(error)) from error
+
+
+def _read_in_order(source: Source, buffer: memoryview, take: Callable[[bytes], object]) -> str:
+    check, given = source.check(), -1
+
+    def give(number: int, part: memoryview) -> None:
+        nonlocal given
+        if number <= given:  # begun again: that has been given
+            return
+        given = number
+        if check.digest:
+            check.digest.update(part)
+        for at in range(0, len(part), CHUNK):
+            take(bytes(part[at : at + CHUNK]))
+
+    source.read_in_order(buffer, give, _nothing)
     try:
         return check.result()
     except ValueError as error:
@@ -157,6 +194,35 @@ def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance
             if check.digest:
                 check.digest.update(part)
             return check.result()
+    try:
+        return _bring_in_lanes(source, file, fetched, advance)
+    except RangesIgnored as ignored:
+        _log.warning("%s It is fetched by one request, which takes longer", ignored)
+        return _bring_in_order(source, file, fetched, advance)
+
+
+def _bring_in_order(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
+    check = source.check()
+    counted: set[int] = set()
+
+    def take(number: int, part: memoryview) -> None:
+        nonlocal check
+        if not number:
+            check = source.check()
+        fetched[number] = hashlib.sha256(part).hexdigest()
+        file.write(number, part)
+        if check.digest:
+            check.digest.update(part)
+        if number not in counted:
+            counted.add(number)
+            advance(len(part))
+
+    with lanes.buffers.one(PIECE, advance) as buffer:
+        source.read_in_order(buffer[:PIECE], take, lambda _: advance(0))
+    return check.result()
+
+
+def _bring_in_lanes(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
     check = source.check()
 
     def bring(number: int, part: memoryview, proceed: Advance) -> None:

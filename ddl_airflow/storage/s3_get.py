@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
-from ddl_airflow.storage.download import Check
+from ddl_airflow.storage.download import Check, RangesIgnored
 from ddl_airflow.storage.fingerprint import PartsMd5
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
 from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
@@ -97,16 +97,48 @@ class S3Source:
             at += nbytes
             advance(nbytes)
 
-        for number in range(1, TRIES + 1):
+        def once() -> None:
+            nonlocal at
             try:
                 self._read_once(start + at, into[at:], took)
+            except RangesIgnored:
+                if len(into) != self._obj.size:
+                    raise
+                at = 0  # the rest cannot be had alone
+                self._read_once(0, into, lambda _: advance(0))
+
+        self._tried(
+            once, advance, lambda: f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
+        )
+
+    def read_in_order(
+        self, into: memoryview, take: Callable[[int, memoryview], None], advance: Advance
+    ) -> None:
+        """Reads all by one request; begins again with what breaks off."""
+        size, came = self._obj.size, 0
+
+        def once() -> None:
+            nonlocal came
+            with self._errors(), self._asked(None) as (answer, body):
+                self._check_answer(answer, None, size)
+                body.set_socket_timeout(STALL_S)
+                for came in range(0, size, len(into)):
+                    part = into[: size - came]
+                    self._fill(body, part, advance)
+                    take(came // len(into), part)
+
+        self._tried(once, advance, lambda: f"{came:,} of {size:,} bytes came")
+
+    def _tried(self, call: Callable[[], None], advance: Advance, came: Callable[[], str]) -> None:
+        for number in range(1, TRIES + 1):
+            try:
+                call()
             except StagingError as error:
                 advance(0)  # raises if this was no failure, but somebody's wish to stop
                 if not error.retryable or isinstance(error, TransferCorrupt):
                     raise
                 if number == TRIES or not self._retries.take():
-                    came = f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
-                    said = f"{str(error).rstrip('.')}. {came}, in {number} tries."
+                    said = f"{str(error).rstrip('.')}. {came()}, in {number} tries."
                     raise StagingError(said) from error
                 wait(number, advance)
             else:
@@ -115,13 +147,17 @@ class S3Source:
 
     def _read_once(self, start: int, into: memoryview, took: Advance) -> None:
         whole = len(into) == self._obj.size
-        byte_range, at = f"bytes={start}-{start + len(into) - 1}", 0
+        byte_range = f"bytes={start}-{start + len(into) - 1}"
         with self._errors(), self._asked(None if whole else byte_range) as (answer, body):
             self._check_answer(answer, None if whole else start, len(into))
             body.set_socket_timeout(STALL_S)
-            while at < len(into) and (count := body.readinto(into[at : at + _BLOCK])):
-                at += count
-                took(count)
+            self._fill(body, into, took)
+
+    def _fill(self, body: Any, into: memoryview, took: Advance) -> None:
+        at = 0
+        while at < len(into) and (count := body.readinto(into[at : at + _BLOCK])):
+            at += count
+            took(count)
         if at < len(into):
             raise StagingError(
                 f"{self._where}: the answer ended {len(into) - at:,} bytes too early"
@@ -162,6 +198,8 @@ class S3Source:
                 raise self.corrupt(f"{length:,} bytes came, {wanted:,} are listed")
             return
         said = answer.get("ContentRange", "")
+        if not said and answer["ContentLength"] == self._obj.size:
+            raise RangesIgnored(f"{self._where}: the store, or a proxy, ignores ranges of bytes.")
         if not re.fullmatch(rf"bytes {start}-\d+/({self._obj.size}|\*)", said):
             raise self.corrupt(f"asked for bytes from {start:,} on, the store sent {said or 'all'}")
 

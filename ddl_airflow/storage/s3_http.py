@@ -18,9 +18,9 @@ from xml.etree import ElementTree
 
 CONNECT_S = 10.0
 ANSWER_S = 60.0
-SEND_S = 15.0  # without that a block of a body can be sent
+SEND_S = 15.0  # without that a byte of a body can be sent
 
-_BLOCK = 256 * 1024  # of a body that is sent
+_BLOCK = 1024 * 1024  # of a body, until somebody may stop it
 _SIGNED_FOR_S = 900  # as long as the clocks of both may differ anyway
 _MOST_OF_AN_ERROR = 64 * 1024
 _METADATA = "x-amz-meta-"
@@ -246,9 +246,10 @@ def _send(
         connection.putheader(name, value)
     try:
         connection.endheaders()
-        for at in range(0, len(body), _BLOCK):
+        at = 0
+        while at < len(body):
             proceed(0)
-            connection.send(body[at : at + _BLOCK])
+            at += connection.sock.send(body[at : at + _BLOCK])
     except TimeoutError:
         raise
     except OSError as error:

@@ -38,9 +38,10 @@ from ddl_airflow.storage.store import CHUNK, PIECE, Advance
 
 PART_SIZE = PIECE  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
-PARTS_AT_ONCE = lanes.AT_ONCE  # of one file
+PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 
 _BEGINNINGS = 4  # of one object, which others end
+_MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -128,7 +129,8 @@ class S3Target:
     def put_bytes(self, body: bytes) -> str:
         """Stores a small object. Returns its ETag."""
         self._size = len(body)
-        return self._put(memoryview(body), hashlib.sha256(body).hexdigest(), _nothing)
+        whole = memoryview(body)
+        return self._put(whole, _md5(whole), hashlib.sha256(body).hexdigest(), _nothing)
 
     def put(
         self, path: Path, sha256: str, advance: Advance, left: Sequence[Earlier]
@@ -154,14 +156,13 @@ class S3Target:
             with lanes.buffers.one(self._size, advance) as body:
                 if not _fill(file, 0, body) or hashlib.sha256(body).hexdigest() != sha256:
                     raise self._changed(path)
-                etag = self._copied_whole(body, sha256, advance, left)
-                etag = etag or self._put(body, sha256, advance)
+                md5 = _md5(body)
+                etag = self._copied_whole(left, md5.hex(), sha256, advance)
+                etag = etag or self._put(body, md5, sha256, advance)
             advance(self._size)
             return etag, self._size
 
-    def _put(self, body: memoryview, sha256: str, advance: Advance) -> str:
-        md5 = _md5(body)
-
+    def _put(self, body: memoryview, md5: bytes, sha256: str, advance: Advance) -> str:
         def send() -> str:
             said = {SHA256_FIELD: sha256}
             answer = self._sent("put_object", body, md5, advance, Metadata=said)
@@ -170,12 +171,11 @@ class S3Target:
         return self._tried(send, "it was not stored", advance)
 
     def _copied_whole(
-        self, body: memoryview, sha256: str, advance: Advance, left: Sequence[Earlier]
+        self, left: Sequence[Earlier], md5: str, sha256: str, advance: Advance
     ) -> str:
         """The ETag of what the service copied; empty if it has nothing to copy."""
         if self._size < _LEAST_COPY:
             return ""
-        md5 = _md5(body).hex()
         for one in left:
             if one.etag == md5:
                 with suppress(StagingError):
@@ -262,9 +262,9 @@ class S3Target:
         counted = advance
         for _ in range(_BEGINNINGS):
             try:
-                taken = self._taken(left, part_size)
+                source = self._source(left, sha256)
+                taken = None if source else self._taken(left, part_size)
                 if taken is None:
-                    source = self._source(left, sha256)
                     return self._bring(
                         path, file, self._begin(sha256), source, part_size, sha256, counted
                     )
@@ -451,11 +451,10 @@ class S3Target:
         """The upload of somebody who was killed that has most of the parts."""
         found = []
         for one in left:
-            if one.etag:
-                return None  # the service copies it
-            with suppress(StagingError):
-                if there := self._parts(one, part_size):
-                    found.append(_Begun(one.key, one.upload, there))
+            if one.upload:
+                with suppress(StagingError):
+                    if there := self._parts(one, part_size):
+                        found.append(_Begun(one.key, one.upload, there))
         return max(found, key=lambda one: len(one.there), default=None)
 
     def _parts(self, one: Earlier, part_size: int) -> dict[int, str]:
@@ -474,9 +473,7 @@ class S3Target:
 
     def _source(self, left: Sequence[Earlier], sha256: str) -> Earlier | None:
         """A whole object that says to be the same."""
-        for one in left:
-            if not one.etag:
-                continue
+        for one in [one for one in left if one.etag][:_MOST_LOOKED_AT]:
             with suppress(StagingError), self._errors(0):
                 answer = self._client.head_object(
                     Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"'

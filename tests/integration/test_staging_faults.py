@@ -163,6 +163,37 @@ def test_what_has_come_is_kept_when_the_store_goes_away(ceph, near, contents, tm
     assert list(folder.glob("blobs/*/*.part")) == []
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_store_that_ignores_ranges_is_read_as_a_whole_and_held_to_its_digest(
+    ceph, near, store, contents, tmp_path, caplog, size
+):
+    """Also where that breaks off: it begins again."""
+    breaks = (0,) if size == "small" else (2, 3, 5)
+    faults = {None: "whole", **dict.fromkeys(breaks, "reset")}
+    with FaultyProxy(ceph.endpoint_url, faults, of_objects) as proxy:
+        theirs = near(proxy, size)
+        stage(theirs, Cache(tmp_path / "cache"), tmp_path / "data")
+        (obj,) = theirs.list()
+        read = []
+        assert theirs.read(obj, read.append) == "sha256"
+        until(lambda: not proxy.open, 10)
+    assert (tmp_path / "data" / "f").read_bytes() == contents[size] == b"".join(read)
+    said = f"large/f at {proxy.endpoint_url}: the store, or a proxy, ignores ranges"
+    assert (said in caplog.text) == (size == "large")
+
+
+def test_a_store_that_ignores_ranges_and_damages_is_found_out(
+    ceph, near, store, contents, tmp_path
+):
+    faults = dict.fromkeys(range(3), "whole") | {None: "changed"}
+    said = "large/f at http.*sha256 is .* not .* twice"
+    with FaultyProxy(ceph.endpoint_url, faults, of_objects) as proxy:
+        theirs = near(proxy, "large")
+        with pytest.raises(TransferCorrupt, match=said):
+            stage(theirs, Cache(tmp_path / "cache"), tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
 def test_an_object_that_is_replaced_while_it_comes_is_not_mixed(ceph, near, store, tmp_path):
     made = [bytes([n]) * (3 * PART) for n in range(2)]
     put(store, "replaced/f", made[0], tmp_path)

@@ -302,6 +302,8 @@ def test_no_part_that_a_killed_one_has_sent_goes_up_again(
 ):
     begin(store, client, f"{LEFT}/f", contents["large"], there)
     begin(store, client, f"{LEFT}/gone", b"of a file that is no more", (1,))
+    # As large, and of an earlier training.
+    put(store, f"t/{'c' * 16}-{'d' * 8}/f", contents["large"][::-1], tmp_path)
     begin(store, client, "t/of another program", b"not ours", (1,))
     done = publish({"f": made(tmp_path, contents["large"])}, near({}), "t")
     assert sent(proxy) == (sorted({1, 2, 3} - {*there}), ["_SUCCESS"])

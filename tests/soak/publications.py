@@ -297,7 +297,7 @@ def soak_parts(
         while figures.killed < kills or longest == 0.0:
             figures.trainings += 1
             training = f"parts-{figures.trainings}"
-            bodies = {"model/variables": random.Random(training).randbytes(6 * s3_put.PART_SIZE)}
+            bodies = {"model/variables": random.Random(training).randbytes(9 * s3_put.PART_SIZE)}
             for number in range(8):
                 bodies[f"model/{number}"] = random.Random(f"{training} {number}").randbytes(200_000)
             files = {key: folder / os.path.basename(key) for key in bodies}
@@ -314,7 +314,7 @@ def soak_parts(
                 pid = forked(lambda: publish(files, theirs(), training) and None)  # noqa: B023
                 began = time.monotonic()
                 if longest and figures.killed < kills:
-                    time.sleep(chance.uniform(0, longest))
+                    time.sleep(chance.uniform(0, 1.3 * longest))
                     os.kill(pid, signal.SIGKILL)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 figures.killed += code == -signal.SIGKILL
