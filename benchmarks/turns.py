@@ -39,7 +39,7 @@ class Job:
 
     A with statement starts `commands` and ends them. `ranks` processes must call, which may be
     children of those. Raises RuntimeError, naming job and rank, if a rank does not come, ends or
-    does not answer in time.
+    does not answer within `answer_s` seconds.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Job:
         commands: Sequence[Sequence[str]],
         ranks: int,
         environ: Sequence[Mapping[str, str]],
+        answer_s: float = _ANSWER_S,
     ) -> None:
         self.name = name
+        self._answer_s = answer_s
         self.greetings: list[dict[str, Any]] = []  # what each rank said of itself
         self._commands = list(zip(commands, environ, strict=True))
         self._ranks = ranks
@@ -115,7 +117,7 @@ class Job:
                         "See their messages above."
                     ) from None
                 continue
-            connection.settimeout(_ANSWER_S)
+            connection.settimeout(self._answer_s)
             file = connection.makefile("rw")
             connection.close()  # the file keeps it open
             greeting = json.loads(file.readline())

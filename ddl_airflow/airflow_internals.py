@@ -383,7 +383,7 @@ class _Prototype:
         self.fits = False
         self._checked = False
         state = vars(task)
-        names = {*task.own_state("", own), *_OF_THE_DAG}
+        names = {*task.own_state(task.dag_id, own), *_OF_THE_DAG}
         common = {name: None if name in names else value for name, value in state.items()}
         self._empty: list[tuple[str, Callable[[], Any]]]
         self._empty = [(n, type(v)) for n, v in common.items() if type(v) in _OWN and not v]
