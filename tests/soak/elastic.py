@@ -184,21 +184,24 @@ def _train(
         job = trained.run(again=again)
         again = True
         killed = None
-        if kills > 0:
-            moment = chance.choices(MOMENTS, (2, 4, 4))[0]
-            if not _kill(trained, job, moment, chance):
-                to.late += 1
-            else:
-                killed = time.monotonic()
-                kills -= 1
-                to.killed[moment] += 1
-                to.ranks[trained.ranks] += 1
         try:
+            if kills > 0:
+                moment = chance.choices(MOMENTS, (2, 4, 4))[0]
+                if not _kill(trained, job, moment, chance):
+                    to.late += 1
+                else:
+                    killed = time.monotonic()
+                    kills -= 1
+                    to.killed[moment] += 1
+                    to.ranks[trained.ranks] += 1
             code = job.wait(_MOST_S)
         except subprocess.TimeoutExpired:
-            job.kill()
             to.faults.append(f"a start did not end within {_MOST_S:.0f} s: {trained.said()}")
             return
+        finally:
+            if job.poll() is None:
+                job.terminate()  # which ends its ranks
+                job.wait(60)
         if killed is not None:
             to.seconds.append(time.monotonic() - killed)
             if trained.ended():  # the rank had done all that counts
@@ -247,6 +250,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the default: the time")
     parser.add_argument("--limit-s", type=float, default=3600, help="begins no training after that")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that jobs are ended on the way out
     chance = random.Random(arguments.seed)
     figures = Figures()
     print(f"seed {arguments.seed}", flush=True)
