@@ -77,7 +77,7 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
 	@$(BIN)/python -m benchmarks.trainings_page
 
-bench-staging: install  ## Measure data from a store against s5cmd and aws-cli; installs these once, needs Ceph
+bench-staging: install  ## Measure data from a store and to it against s5cmd, aws-cli and rclone; installs these once, needs Ceph
 	@$(BIN)/python -m benchmarks.staging
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
