@@ -63,7 +63,7 @@ def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str) -> 
     named = f"{TRAIN_LABELS} (of the data: not what they were)" in said
     print(f"one byte of the data flipped: {said}", flush=True)
 
-    _take(python, folder / "ops_lib", tensorflow)
+    _take(python, folder / "sources", tensorflow)
     said = _proved(python, folder / "other", place)
     told = said.startswith(SAME) or ("diverged: " in said and "versions.tensorflow: " in said)
     print(f"TensorFlow {tensorflow}: {said}", flush=True)
@@ -83,18 +83,17 @@ def _take(python: Path, sources: Path, tensorflow: str) -> None:
     """Another TensorFlow, and the ops compiled for it."""
     install = [UV, "pip", "install", "--quiet", "--python", python]
     _run([*install, "--no-deps", f"tensorflow-cpu=={tensorflow}"])
-    left_out = shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT / "ops_lib", sources, ignore=left_out)
-    build = ["--no-deps", "--no-build-isolation", "--reinstall-package", "ddl-ops", sources]
-    _run([*install, *build], DDL_BUILD_OPS="1")
+    _run(["git", "clone", "--quiet", ROOT, sources])
+    build = ["--no-deps", "--no-build-isolation", "--reinstall-package", "ddl-ops"]
+    _run([*install, *build, sources / "ops_lib"], DDL_BUILD_OPS="1")
 
 
 def _proved(python: Path, folder: Path, place: Path) -> str:
-    """What ``rerun --prove`` says, in one line."""
+    """What ``rerun --prove`` says, in one line; or why it cannot."""
     folder.mkdir()
     done = _ddl_airflow(python, folder, "rerun", str(place), "--prove")
-    told = done.stdout if done.stdout.strip() else done.stderr
-    return "; ".join(told.strip().splitlines()[-6:])
+    found = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()[-1:]
+    return "; ".join(found)
 
 
 def _ddl_airflow(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
