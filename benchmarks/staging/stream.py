@@ -1,7 +1,8 @@
 """Measures training while its data come: `python -m benchmarks.staging.stream`.
 
-The store is held to bring the data in twice the time of an epoch from local files. Whole trainings
-in turns, by the steps of `ddl-airflow run`: of data that were staged before, and of data that come.
+The store is held to bring the data in twice the time of an epoch from local files. Two whole
+trainings, by the steps of `ddl-airflow run`: one of data that were staged before, and one of data
+that come. Each has its first epoch for itself; from the second on they take turns, epoch by epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import FaultyProxy
 
 BUCKET = "streaming"
-FILES, ROWS = 64, 2048  # rows of each; ROW bytes of each row
+FILES, ROWS = 64, 1024  # rows of each; ROW bytes of each row
 ROW = 1024
 SLOWER = 2.0  # staging, than an epoch
 WORKERS = 8  # that fetch: each has a body of its own, and an eighth of the rate
@@ -47,6 +48,7 @@ training_data_reference:
   source: {{bucket: {bucket}}}
   stream: {stream}
 training_results_reference: {{type: fs, target: {{path: ./results}}}}
+parameters: {{turns: {turns}, side: {side}, epochs: {epochs}}}
 """
 _TRAIN = """\
 import sys
@@ -70,84 +72,126 @@ def fill(store: S3Store) -> None:
         store.put_bytes(f"{number:03}.bin", block * (ROWS // 64))
 
 
-def train(
-    home: Path, endpoint_url: str, keys: tuple[str, str], ranks: int, *, stream: bool
-) -> dict[str, Any]:
-    """One training, in a workspace with an empty cache; what its rank 0 has left."""
-    name = "stream" if stream else "local"
-    folder = home / name
-    folder.mkdir()
-    shutil.copy(_SCRIPT, folder)
-    said = {"name": name, "ranks": ranks, "bucket": BUCKET, "stream": str(stream).lower()}
-    (folder / "manifest.yml").write_text(_MANIFEST.format(**said))
-    variables = {
-        "S3_ENDPOINT_URL": endpoint_url,
-        "S3_ACCESS_KEY_ID": keys[0],
-        "S3_SECRET_ACCESS_KEY": keys[1],
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", _TRAIN, str(folder / "manifest.yml")],
-        cwd=report.REPOSITORY,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=_TAKES_S,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name} exited {done.returncode}: {done.stdout}{done.stderr}")
-    (left,) = folder.glob("runs/runs/*/*/result/epochs.json")
-    told: dict[str, Any] = json.loads(left.read_text())
-    shutil.rmtree(folder)
-    return told | {"load": os.getloadavg()[0]}
+class Training:
+    """One training, in a workspace with an empty cache.
+
+    Args:
+        home: for its folder.
+        endpoint_url, keys: of the store.
+        ranks: how many.
+        epochs: how many.
+        stream: whether its data come while it trains.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        endpoint_url: str,
+        keys: tuple[str, str],
+        ranks: int,
+        epochs: int,
+        *,
+        stream: bool,
+    ) -> None:
+        self._name = "stream" if stream else "local"
+        self._folder = home / self._name
+        self._folder.mkdir()
+        shutil.copy(_SCRIPT, self._folder)
+        self._turns = home / "turns"
+        self._turns.mkdir(exist_ok=True)
+        said = _MANIFEST.format(
+            name=self._name,
+            ranks=ranks,
+            bucket=BUCKET,
+            stream=str(stream).lower(),
+            turns=self._turns,
+            side=int(stream),
+            epochs=epochs,
+        )
+        (self._folder / "manifest.yml").write_text(said)
+        variables = {
+            "S3_ENDPOINT_URL": endpoint_url,
+            "S3_ACCESS_KEY_ID": keys[0],
+            "S3_SECRET_ACCESS_KEY": keys[1],
+        }
+        with open(self._folder / "log", "w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _TRAIN, str(self._folder / "manifest.yml")],
+                cwd=report.REPOSITORY,
+                env=os.environ | variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_for_first_epoch(self) -> None:
+        """Until it waits for its turn."""
+        while not list(self._turns.glob(f"{int(self._name == 'stream')}-0")):
+            if self._process.poll() is not None:
+                self.end()
+            time.sleep(0.1)
+
+    def end(self) -> dict[str, Any]:
+        """What its rank 0 has left. Raises RuntimeError if it failed."""
+        if self._process.wait(_TAKES_S):
+            raise RuntimeError(f"{self._name} failed: {(self._folder / 'log').read_text()}")
+        (left,) = self._folder.glob("runs/runs/*/*/result/epochs.json")
+        told: dict[str, Any] = json.loads(left.read_text())
+        shutil.rmtree(self._folder)
+        return told
+
+    def kill(self) -> None:
+        """Whatever it does; its ranks end with it."""
+        self._process.kill()
+        self._process.wait()
 
 
 def run(home: Path, ranks: int, rounds: int) -> dict[str, Any]:
-    """Measures and prints; returns every sample."""
-    samples: dict[str, list[dict[str, Any]]] = {"local": [], "stream": []}
+    """Measures and prints; returns every sample. ``rounds``: of an epoch of each."""
     with CephObjectStore(home / "store") as ceph:
         keys = ceph.add_user("owner")
         client = s3_client(ceph.endpoint_url, *keys)
         client.create_bucket(Bucket=BUCKET)
         fill(S3Store(client, BUCKET))
         client.close()
-        epoch_s = _later(train(home, ceph.endpoint_url, keys, ranks, stream=False)["epochs_s"])
+        alone = Training(home, ceph.endpoint_url, keys, ranks, 1, stream=False).end()
+        shutil.rmtree(home / "turns")
+        epoch_s = alone["epochs_s"][0]
         print(f"an epoch takes {epoch_s:.1f} s: the data come in {SLOWER * epoch_s:.1f} s")
-        for number in range(rounds):
-            for name in ("local", "stream") if number % 2 else ("stream", "local"):
-                if name == "local":
-                    one = train(home, ceph.endpoint_url, keys, ranks, stream=False)
-                else:
-                    rate = FILES * ROWS * ROW / (SLOWER * epoch_s) / WORKERS
-                    slow = FaultyProxy(ceph.endpoint_url, {}, lambda *_: True, bytes_per_s=rate)
-                    with slow:
-                        one = train(home, slow.endpoint_url, keys, ranks, stream=True)
-                samples[name].append(one)
-                print(f"round {number + 1}, {name}: {_text(one)}", flush=True)
-            epoch_s = _later(samples["local"][-1]["epochs_s"])
-    after = {name: [_later(one["epochs_s"]) for one in each] for name, each in samples.items()}
-    cpu = {name: [_later(one["epochs_cpu_s"]) for one in each] for name, each in samples.items()}
-    compared = report.compare(after["stream"], after["local"])
+        rate = FILES * ROWS * ROW / (SLOWER * epoch_s) / WORKERS
+        with FaultyProxy(ceph.endpoint_url, {}, lambda *_: True, bytes_per_s=rate) as slow:
+            both = []
+            try:
+                for stream, url in ((True, slow.endpoint_url), (False, ceph.endpoint_url)):
+                    one = Training(home, url, keys, ranks, 1 + rounds, stream=stream)
+                    both.append(one)
+                    one.wait_for_first_epoch()
+                said = {
+                    name: one.end() for name, one in zip(("stream", "local"), both, strict=True)
+                }
+            except BaseException:
+                for one in both:
+                    one.kill()
+                raise
+    stream, local = said["stream"], said["local"]
+    print(f"stream: {_text(stream)}\nlocal: {_text(local)}")
+    compared = report.compare(stream["epochs_s"][1:], local["epochs_s"][1:])
+    cpu = {name: statistics.median(one["epochs_cpu_s"][1:]) for name, one in said.items()}
     low, high = compared["ratio_quartiles"]
     print(
         f"epochs after the first, of a stream: {compared['ratio']:.1%} ({low:.1%} to {high:.1%}) "
-        f"of the speed from local files; {statistics.median(cpu['stream']):.2f} CPU seconds of a "
-        f"rank, {statistics.median(cpu['local']):.2f} from local files"
+        f"of the speed from local files; CPU seconds of rank 0: {cpu['stream']:.2f}, "
+        f"{cpu['local']:.2f} from local files; load {os.getloadavg()[0]:.1f}"
     )
-    return {"samples": samples, "compared": compared}
+    return {"alone": alone, "samples": said, "compared": compared}
 
 
 def _text(one: dict[str, Any]) -> str:
     epochs = ", ".join(f"{seconds:.2f}" for seconds in one["epochs_s"])
-    return f"{epochs} s; the files in {one['came_s']:.1f} s; load {one['load']:.1f}"
-
-
-def _later(epochs: Sequence[float]) -> float:
-    """The median of all epochs but the first."""
-    return statistics.median(epochs[1:])
+    return f"{epochs} s; the files of the first in {one['came_s']:.1f} s"
 
 
 def main() -> int:
-    parser = report.argument_parser(__doc__ or "", 5, "way")
+    parser = report.argument_parser(__doc__ or "", 12, "way, an epoch,")
     arguments = parser.parse_args()
     if reason := available():
         print(reason)

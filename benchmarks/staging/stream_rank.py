@@ -1,5 +1,9 @@
 """The script that `benchmarks.staging.stream` trains: rows of $DATA_DIR, as they come.
 
+The first epoch begins at once. From the second on two trainings take turns, so that both have the
+same neighbours on the machine: $PARAM_SIDE is ``0`` or ``1``, and $PARAM_TURNS a folder in which
+who has ended epoch k makes the file ``<side>-<k>``. Each begins in every other epoch.
+
 Rank 0 leaves ``$RESULT_DIR/epochs.json``: seconds of each epoch, of the clock and of processors,
 and how long the files of the first came.
 """
@@ -15,16 +19,25 @@ from typing import Any
 import ddl
 import tensorflow as tf  # noqa: TID253
 
-INPUTS, HIDDEN, OUTPUTS = 255, 768, 10
+INPUTS, HIDDEN, OUTPUTS = 255, 512, 10
 ROW = 4 * (INPUTS + 1)  # bytes: the inputs and a label, each a float32
-EPOCHS = 5
 BATCH = 256
+_LOOK_S = 0.02
 
 
 def _names(came: list[float]) -> Iterator[str]:
     for path in ddl.data.files("*.bin", by_rank=True):
         came.append(time.monotonic())
         yield path
+
+
+def _wait_for_turn(epoch: int) -> None:
+    """Until the other one has ended its epoch before, or, where that one begins, this one."""
+    mine = int(os.environ["PARAM_SIDE"])
+    begins = (epoch + mine) % 2
+    path = os.path.join(os.environ["PARAM_TURNS"], f"{1 - mine}-{epoch - 1 if begins else epoch}")
+    while not os.path.exists(path):
+        time.sleep(_LOOK_S)
 
 
 def _rows(came: list[float]) -> Any:
@@ -62,13 +75,19 @@ def main() -> None:
     seconds, cpu = [], []
     ddl.barrier("the beginning")
     first = time.monotonic()
-    for epoch in range(EPOCHS):
+    for epoch in range(int(os.environ["PARAM_EPOCHS"])):
+        if epoch:
+            _wait_for_turn(epoch)
+            ddl.barrier(f"the beginning of epoch {epoch + 1}")
         began, used = time.monotonic(), time.process_time()
         for batch in batches:
             step(batch)
         ddl.barrier(f"the end of epoch {epoch + 1}")
         seconds.append(time.monotonic() - began)
         cpu.append(time.process_time() - used)
+        if ddl.rank() == 0:
+            turn = f"{os.environ['PARAM_SIDE']}-{epoch}"
+            open(os.path.join(os.environ["PARAM_TURNS"], turn), "w").close()
         if not epoch:
             last = came[-1]
     if ddl.rank() == 0:
