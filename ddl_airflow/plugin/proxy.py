@@ -1,7 +1,8 @@
 """From a browser to a TensorBoard on a socket of this host, and back.
 
 Each way only the headers that are listed go through: no cookie and no authorization to TensorBoard,
-none that it may think of to the browser. Its page is sandboxed: see ``ddl_airflow.plugin.tensorboard``.
+none that it may think of to the browser. The page is sandboxed: see
+``ddl_airflow.plugin.tensorboard``.
 """
 
 from __future__ import annotations
