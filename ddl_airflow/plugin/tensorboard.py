@@ -160,8 +160,8 @@ class TensorBoards:
             raise TensorBoardRefused("[ddl] tensorboards is 0: this site starts none.")
         if importlib.util.find_spec("tensorboard") is None:
             raise TensorBoardRefused(
-                "TensorBoard is not installed where Airflow's api-server runs. Run there pip install "
-                "'.[tensorboard]' in the sources of ddl-airflow, or pip install tensorboard."
+                "TensorBoard is not installed where Airflow's api-server runs. Run there "
+                "pip install '.[tensorboard]' in ddl-airflow's sources, or pip install tensorboard."
             )
         at = self.socket(layout)
         self._make_folder()
