@@ -20,6 +20,7 @@
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
     │   ├── TrainedApart         all ended well, and averaged nothing   permanent
+    │   ├── TrainedOnPart        all ended well, before all data came   permanent
     │   └── JobLost              nobody knows how the ranks ended
     │       └── JobPreempted     they had to make room
     ├── EvaluationError          the model against what is asked of it
@@ -199,6 +200,12 @@ class TrainedApart(LaunchError):
     retryable = False
 
 
+class TrainedOnPart(LaunchError):
+    """All ranks ended well, and none has read all of the data that came meanwhile."""
+
+    retryable = False
+
+
 class JobLost(LaunchError):
     """Nobody knows how the ranks ended."""
 
@@ -243,6 +250,10 @@ class SettingUnknown(DdlError):
 
 class SettingInvalid(DdlError):
     """A run was given a value that cannot be used."""
+
+
+class TensorBoardRefused(DdlError):
+    """TensorBoard cannot be shown: not here, not now, or not of this training."""
 
 
 class TransformError(DdlError):

@@ -182,6 +182,13 @@ class SshLauncher(LocalLauncher):
                     "file system that all mount ([ddl] workspace), or use one node.",
                     retryable=False,
                 )
+        if job.data_comes and not shared:
+            raise SubmitFailed(
+                "training_data_reference.stream: the hosts do not share the workspace, and would "
+                f"not see data come: {marker.parent} is not there. Let it be on a file system that "
+                "all mount ([ddl] workspace), or delete stream.",
+                retryable=False,
+            )
         if not shared:
             self._placement = Placement(self._ssh, job, log)
             self._placement.send()

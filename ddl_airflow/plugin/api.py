@@ -1,21 +1,30 @@
-"""The plugin's routes: the page, and what it shows of trainings. Nothing is changed by them."""
+"""The plugin's routes: the page, and what it shows of trainings. Nothing is changed by them.
+
+But for one: a TensorBoard is started.
+"""
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
+from airflow.configuration import conf
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
 
 from ddl_airflow.airflow_internals import (
     readers_among_dags,
     readers_of_task_logs,
     rights_over_dag,
 )
+from ddl_airflow.core.errors import TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import spelled
@@ -29,6 +38,8 @@ from ddl_airflow.plugin.logs import (
     ranks_with_logs,
     whole_log,
 )
+from ddl_airflow.plugin.proxy import pass_on, refused
+from ddl_airflow.plugin.tensorboard import TensorBoards, Tokens
 from ddl_airflow.plugin.training import (
     facts,
     read_checkpoints,
@@ -56,13 +67,15 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _LONGEST_SEARCH = 200
+_TENSORBOARD = "tensorboard"
 
 
 def app() -> FastAPI:
     """The app. Who may read a DAG's task logs may see its trainings; others see nothing of them."""
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
-    known, pointers = Trainings(), Pointers()
+    known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
+    api.state.tensorboards = boards
     may_read = Depends(readers_of_task_logs())
     among = Depends(readers_among_dags())
     rights = Depends(rights_over_dag())
@@ -78,7 +91,8 @@ def app() -> FastAPI:
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         response = await call_next(request)
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         return response
 
     @api.get("/trainings")
@@ -120,8 +134,39 @@ def app() -> FastAPI:
                 "facts": facts(record),
                 "logs": ranks_with_logs(layout.logs),
                 "tensorboard": tensorboard(),
+                "tensorboards": conf.get("ddl", "tensorboards", fallback="4").strip() != "0",
             }
         )
+
+    # A request that changes something: no page of others can have a browser send it with cookies.
+    @api.post("/tensorboard-of/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def start_tensorboard(dag_id: str, run_id: str) -> dict[str, str]:
+        layout = _layout(dag_id, run_id)
+        try:
+            token = _tokens().make(dag_id, run_id)
+            boards().start(layout)
+        except TensorBoardRefused as error:
+            raise HTTPException(503, str(error)) from None
+        return {"path": f"{_TENSORBOARD}/{token}/"}
+
+    @api.api_route(f"/{_TENSORBOARD}/{{token}}/{{path:path}}", methods=["GET", "POST", "OPTIONS"])
+    async def through(token: str, path: str, request: Request) -> Response:
+        # The api-server's log says what was asked, after the answer. This part is a key.
+        request.scope["path"] = f"{request.scope['root_path']}/{_TENSORBOARD}/.../{path}"
+        try:
+            of = _tokens().read(token)
+            if of is None:
+                return refused(403, "This address is too old. Open TensorBoard from the training.")
+            layout = await run_in_threadpool(_layout, *of)
+            try:
+                return await pass_on(request, path, boards().socket(layout))
+            except httpx.ConnectError:  # it has ended meanwhile, or runs on another host
+                socket = await run_in_threadpool(boards().start, layout)
+                return await pass_on(request, path, socket)
+        except TensorBoardRefused as error:
+            return refused(503, str(error))
+        except httpx.HTTPError as error:
+            return refused(502, f"TensorBoard does not answer: {type(error).__name__}")
 
     @api.get("/graph/{dag_id}/{run_id:path}", dependencies=[may_read])
     def graph(dag_id: str, run_id: str, fresh: bool = False) -> JSONResponse:
@@ -156,6 +201,18 @@ def app() -> FastAPI:
             return lines_with(file, words)
 
     return api
+
+
+def _tensorboards() -> TensorBoards:
+    idle_min = conf.getfloat("ddl", "tensorboard_idle_minutes", fallback=15.0)
+    most = conf.getint("ddl", "tensorboards", fallback=4)
+    made = TensorBoards(workspace(), idle_s=60 * idle_min, most=most)
+    atexit.register(made.close)
+    return made
+
+
+def _tokens() -> Tokens:
+    return Tokens(conf.get("api", "secret_key", fallback=""))
 
 
 def _answer(said: Mapping[str, Any]) -> JSONResponse:
