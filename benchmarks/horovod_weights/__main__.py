@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -32,35 +33,41 @@ class Trained:
     end: list[list[Any]]
 
 
-def run(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
-    """Runs one of the jobs. Raises RuntimeError with the end of what it said if it fails."""
+def run(
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, cases: Sequence[str]
+) -> None:
+    """Runs one of the jobs; no cases are all of them.
+
+    Raises RuntimeError with what it said if it fails.
+    """
     done = subprocess.run(
-        [*command, str(SCRIPT), str(folder)],
+        [*command, str(SCRIPT), str(folder), *cases],
         env=os.environ | {**variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        preexec_fn=turns.die_with_parent,
         check=False,
     )
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode} of {' '.join(command)}\n{done.stdout}")
 
 
-def run_ours(way: str, ranks: int, folder: Path) -> None:
+def run_ours(way: str, ranks: int, folder: Path, cases: Sequence[str]) -> None:
     """By horovodrun of this repository, with TensorFlow 2.21."""
     where = environments.ours()
     variables = where.variables() | {"TF_USE_LEGACY_KERAS": "1" if way == "Keras 2" else "0"}
     python = str(where.python)
-    run([python, "-c", _OURS, "-np", str(ranks), python], variables, folder)
+    run([python, "-c", _OURS, "-np", str(ranks), python], variables, folder, cases)
 
 
-def run_horovod(ranks: int, folder: Path) -> None:
+def run_horovod(ranks: int, folder: Path, cases: Sequence[str]) -> None:
     """By Horovod 0.28.1, with TensorFlow 2.15 and its Keras 2."""
     where = environments.horovod_alone()
     command = [*turns.mpirun(where.python, ranks), str(where.python)]
-    run(command, where.variables() | turns.MPI_ENVIRONMENT, folder)
+    run(command, where.variables() | turns.MPI_ENVIRONMENT, folder, cases)
 
 
 def read(folder: Path, ranks: int) -> dict[str, Trained]:
@@ -135,20 +142,22 @@ def _text(difference: float | None) -> str:
 
 
 def main() -> int:
-    parser = report.argument_parser("Compares weights with Horovod's.", 0, "case")
-    parser.set_defaults(ranks=None)
+    parser = argparse.ArgumentParser(description="Compares weights with Horovod's.")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--cases", nargs="+", default=[], help="of the script; by default all")
+    parser.add_argument("--json", type=Path, help="where to write the rows")
     arguments = parser.parse_args()
     about = report.about()
     rows: dict[int, list[Any]] = {}
-    for ranks in [arguments.ranks] if arguments.ranks else [2, 3]:
+    for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as place:
             folders = {name: Path(place, name) for name in ("Horovod", *arguments.ways)}
             for folder in folders.values():
                 folder.mkdir()
-            run_horovod(ranks, folders["Horovod"])
+            run_horovod(ranks, folders["Horovod"], arguments.cases)
             for way in arguments.ways:
-                run_ours(way, ranks, folders[way])
+                run_ours(way, ranks, folders[way], arguments.cases)
             of = {name: read(folder, ranks) for name, folder in folders.items()}
         rows[ranks] = compare(of.pop("Horovod"), of)
     print(report.about_text(about))

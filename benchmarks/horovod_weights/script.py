@@ -143,7 +143,10 @@ def session(
 
 
 def warmup() -> Any:
-    return hvd_keras.callbacks.LearningRateWarmupCallback(initial_lr=0.05, warmup_epochs=3)
+    # Horovod 0.28.1 corrects no momentum of Keras 2.11 and later: it looks for a variable.
+    return hvd_keras.callbacks.LearningRateWarmupCallback(
+        initial_lr=0.05, warmup_epochs=3, momentum_correction=False
+    )
 
 
 def in_groups() -> Any:
@@ -168,20 +171,20 @@ def normalised() -> Any:
 
 def convolved() -> Any:
     """As most scripts have it: no number has more than 32 bits."""
-    keras.backend.set_floatx("float32")
+    single: dict[str, Any] = {"dtype": "float32"}
     layers = [
-        keras.layers.Reshape((INPUTS, 1)),
-        keras.layers.Conv1D(16, 3, activation="relu"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
+        keras.layers.Reshape((INPUTS, 1), **single),
+        keras.layers.Conv1D(16, 3, activation="relu", **single),
+        keras.layers.Flatten(**single),
+        keras.layers.Dense(1, **single),
     ]
-    model = keras.Sequential([keras.Input((INPUTS,)), *layers])
+    model = keras.Sequential([keras.Input((INPUTS,), **single), *layers])
     model.set_weights(begun((w.shape for w in model.get_weights()), "float32"))
     return stepped(model, dtype="float32")
 
 
-def sgd(rate: float = 0.05, momentum: float = 0.9) -> Any:
-    return keras.optimizers.SGD(rate, momentum=momentum)
+def sgd(rate: float = 0.05) -> Any:
+    return keras.optimizers.SGD(rate, momentum=0.9)
 
 
 def adam() -> Any:
@@ -201,7 +204,8 @@ def adam_1() -> Any:
 
 
 FP16 = hvd.Compression.fp16
-# Those with Adasum run on a power of two of ranks.
+# Those with Adasum run on a power of two of ranks. None is with DistributedOptimizer in a session:
+# that of Horovod 0.28.1 combines nothing there, on TensorFlow 2.15.
 CASES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "fit, SGD with momentum": lambda: fitted(sgd()),
     "fit, Adam": lambda: fitted(adam()),
@@ -217,8 +221,7 @@ CASES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "fit, num_groups=2": lambda: fitted(sgd(), num_groups=2),
     "fit, groups of variables": in_groups,
     "fit, gradient_predivide_factor=2": lambda: fitted(sgd(), gradient_predivide_factor=2.0),
-    "fit, warm-up": lambda: fitted(sgd(momentum=0.0), callbacks=[warmup()]),
-    "fit, warm-up with momentum": lambda: fitted(sgd(), callbacks=[warmup()]),
+    "fit, warm-up of the learning rate": lambda: fitted(sgd(), callbacks=[warmup()]),
     "fit, fp16": lambda: fitted(sgd(), compression=FP16),
     "tape, tf.function": stepped,
     "tape, eager": lambda: stepped(compiled=False),
@@ -235,14 +238,13 @@ CASES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "session, momentum": lambda: session(momentum_1()),
     "session, Adam, without the hook": lambda: session(adam_1(), hook=False),
     "session, op=Sum": lambda: session(momentum_1(), op=hvd.Sum),
-    "session, op=Adasum": lambda: session(momentum_1(), op=hvd.Adasum),
     "session, embedding": lambda: session(v1.train.AdagradOptimizer(0.05), sparse=True),
     "session, embedding, sparse_as_dense": lambda: session(
         adam_1(), sparse=True, sparse_as_dense=True
     ),
     "session, two passes a step": lambda: session(adam_1(), backward_passes_per_step=2),
     "session, fp16": lambda: session(adam_1(), compression=FP16),
-    "tape, convolution, all in float32": convolved,  # last: sets the default
+    "tape, convolution, all in float32": convolved,
 }
 
 
