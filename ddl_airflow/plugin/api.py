@@ -52,6 +52,7 @@ from ddl_airflow.plugin.training import (
     read_starts,
 )
 from ddl_airflow.plugin.trainings import Trainings
+from ddl_airflow.plugin.unchanged import Unchanged
 from ddl_airflow.site import training_of, workspace
 
 # What `make ui` makes of ui/.
@@ -75,6 +76,7 @@ def app() -> FastAPI:
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
     known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
+    files = Unchanged()
     api.state.tensorboards = boards
     may_read = Depends(readers_of_task_logs())
     among = Depends(readers_among_dags())
@@ -112,7 +114,7 @@ def app() -> FastAPI:
                 layout.progress,
                 layout.workspace,
                 cursor=cursor,
-                started=read_starts(layout),
+                started=read_starts(layout, files),
                 points=points,
             )
         )
@@ -127,8 +129,8 @@ def app() -> FastAPI:
                 "state": (record.get("outcome") or {}).get("state"),
                 "pace": read_pace(layout),
                 "failure": read_failure(layout),
-                "jobs": read_jobs(layout),
-                "communication": read_communication(layout),
+                "jobs": read_jobs(layout, files),
+                "communication": read_communication(layout, files),
                 "checkpoints": read_checkpoints(layout),
                 "measurements": read_measurements(layout),
                 "facts": facts(record),
