@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ except ImportError as error:
     ) from error
 
 _LISTING_S = 10.0
+_LOOK_S = 1.0  # more, for a listing to end by itself
 # Airflow's own importer reads a file whole to see whether it is for it.
 _MOST_BYTES_OF_OTHERS = 10_000_000
 # Airflow's table of import errors has 1024.
@@ -88,6 +90,37 @@ class _Seen:
     dag_id: str | None = None
 
 
+class _Listing(threading.Thread):
+    """Lists in a thread of its own, for which a file server that hangs need not be waited for.
+
+    Attributes:
+        at: the path that is being looked at.
+    """
+
+    def __init__(self, folder: Path, work: Callable[[_Listing], dict[Path, _Seen]]) -> None:
+        super().__init__(name="ddl-listing", daemon=True)
+        self.at = folder
+        self._work = work
+        self._seen: dict[Path, _Seen] = {}
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Lists, and keeps what comes of it."""
+        try:
+            self._seen = self._work(self)
+        except BaseException as error:  # for who waits
+            self._error = error
+
+    def result(self, limit_s: float) -> dict[Path, _Seen] | None:
+        """What was listed; None if that takes longer. Raises what the listing did."""
+        self.join(limit_s)
+        if self.is_alive():
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._seen
+
+
 class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
     """One DAG for each manifest of a bundle, whichever bundle it is; see the top of this module.
 
@@ -104,6 +137,7 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
         self._airflows = yaml_importer()
         # By the bundle's folder and the file.
         self._seen: dict[Path, dict[Path, _Seen]] = {}
+        self._hanging: dict[Path, _Listing] = {}  # by the bundle's folder
 
     def can_handle(self, definition: Any) -> bool:
         """Whether its name ends as one of YAML."""
@@ -123,22 +157,38 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
         Raises:
             AirflowException: it takes too long, or the folder is away: Airflow keeps its DAGs.
         """
-        path = bundle.path
-        if path.is_file():
-            seen = {path: self._look(path, safe_mode)} if self.can_handle(path) else {}
-        else:
-            seen = self._list(path, bundle.name, safe_mode)
+        seen = self._list_in_time(bundle.path, bundle.name, safe_mode)
         # Only now: whoever asks may import each before asking for the next, and take their time.
         for file, one in seen.items():
             if one.ours or one.others:
                 yield FilesystemDagDefinition(path=file)
 
-    def _list(self, folder: Path, bundle: str, safe_mode: bool) -> dict[Path, _Seen]:
+    def _list_in_time(self, path: Path, bundle: str, safe_mode: bool) -> dict[Path, _Seen]:
+        limit_s = _LOOK_S
+        listing = self._hanging.pop(path, None)
+        if listing is None or not listing.is_alive():
+            listing = _Listing(path, lambda own: self._list(own, path, bundle, safe_mode))
+            listing.start()
+            limit_s += self._limit_s
+        if (seen := listing.result(limit_s)) is not None:
+            return seen
+        self._hanging[path] = listing
+        raise AirflowException(
+            f"the DAGs stay as they were: listing {path} of bundle {bundle} hangs at "
+            f"{label(str(listing.at))}. See whether the file server answers."
+        )
+
+    def _list(
+        self, listing: _Listing, folder: Path, bundle: str, safe_mode: bool
+    ) -> dict[Path, _Seen]:
+        if folder.is_file():  # it is parsed
+            return {folder: self._look(folder, safe_mode)} if self.can_handle(folder) else {}
         until = time.monotonic() + self._limit_s
         before, seen = self._seen.get(folder, {}), dict[Path, _Seen]()
         known = sum(one.ours for one in before.values())
         check_mounted(folder, bundle, known)
         for path in files_not_ignored(folder):
+            listing.at = path
             if time.monotonic() > until:
                 # What was read need not be read again, so a slow file server gets there.
                 self._seen[folder] = before | seen
@@ -156,6 +206,7 @@ class ManifestImporter(AbstractDagImporter[Any]):  # type: ignore[misc]
                 seen[path] = before[path]  # whoever parses it says why it cannot be read
         for path, one in seen.items():
             if one.ours and one.dag_id is None and time.monotonic() < until:
+                listing.at = path
                 seen[path] = replace(one, dag_id=_dag_id(path))
         self._seen[folder] = seen
         return seen

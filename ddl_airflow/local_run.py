@@ -279,7 +279,9 @@ def _here(steps: Plan, manifest: Manifest, asked: Asked) -> Plan:
     if asked.data is not None:
         if not asked.data.is_dir():
             raise SourceMissing(f"--data {asked.data} is no folder")
-        staged = replace(staged, dataset=StoreReference(asked.data.resolve().as_uri()))
+        dataset = StoreReference(asked.data.resolve().as_uri())
+        staged = replace(staged, dataset=dataset)
+        steps = replace(steps, train=replace(steps.train, dataset=steps.train.dataset and dataset))
     if asked.publish:
         if manifest.approval.required:
             raise SettingInvalid(

@@ -20,6 +20,7 @@
     │   ├── SubmitFailed         the launcher could not start anything
     │   ├── JobFailed            a rank failed
     │   ├── TrainedApart         all ended well, and averaged nothing   permanent
+    │   ├── TrainedOnPart        all ended well, before all data came   permanent
     │   └── JobLost              nobody knows how the ranks ended
     │       └── JobPreempted     they had to make room
     ├── EvaluationError          the model against what is asked of it
@@ -195,6 +196,12 @@ class JobFailed(LaunchError):
 
 class TrainedApart(LaunchError):
     """All ranks ended well, and each trained a model of its own."""
+
+    retryable = False
+
+
+class TrainedOnPart(LaunchError):
+    """All ranks ended well, and none has read all of the data that came meanwhile."""
 
     retryable = False
 

@@ -41,6 +41,7 @@ class JobSpec:
         hosts: where its ranks are placed, ``slots`` on each, in their order; empty where that is
             not the caller's to say.
         delay_s: seconds that it is to wait before it starts.
+        data_comes: whether its data still come while it runs, into a folder of the workspace.
     """
 
     job_id: str
@@ -62,6 +63,7 @@ class JobSpec:
     trained_before: str = ""
     hosts: tuple[str, ...] = ()
     delay_s: float = 0.0
+    data_comes: bool = False
 
     @property
     def world_size(self) -> int:

@@ -184,11 +184,16 @@ class TrainStep(ScriptStep):
         framework: shown only; what runs is what the ranks' Python has.
         when_busy: while another training works in the experiment: ``wait``, or ``skip`` this one.
         metrics: name and regular expression of each metric to find in rank 0's output.
-        prove: whether rank 0 notes digests of the weights as it trains.
+        prove: whether rank 0 notes digests of the weights as it trains, and the lineage has a
+            digest of each file that has come meanwhile.
+        stream: whether the data come while the ranks run; ``stage_data`` then only lists them.
+        dataset: where from; None where nothing comes.
     """
 
     settable = ("nodes", "launcher")
     templated = ("command",)
+    # The keys are those of now. That it is the run's data, the step sees.
+    not_fixed = ("dataset",)
 
     command: str
     nodes: int = 1
@@ -201,6 +206,8 @@ class TrainStep(ScriptStep):
     when_busy: str = "wait"
     metrics: Sequence[Mapping[str, str]] = ()
     prove: bool = False
+    stream: bool = False
+    dataset: StoreReference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +347,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     first, *rest = manifest.commands
     nodes = definition.execution.compute_configuration.nodes
     references = (manifest.training_data_reference, manifest.training_results_reference)
+    dataset = _store(manifest.training_data_reference, path.parent)
     results = _store(manifest.training_results_reference, path.parent)
+    stream = manifest.training_data_reference.stream
     named = {
         "name": definition.name,
         "digest": digest(said),
@@ -359,7 +368,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
         schedule=_schedule(manifest.schedule or Schedule()),
         tries=_tries(manifest),
         stage_data=StageDataStep(
-            dataset=_store(manifest.training_data_reference, path.parent),
+            dataset=dataset,
             code=(path.parent / manifest.code).resolve(),
             commands=(*manifest.commands, *own_commands),
             not_code=tuple(
@@ -384,6 +393,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             when_busy=manifest.experiment.when_busy if manifest.experiment else "wait",
             metrics=tuple({"name": m.name, "regex": m.regex} for m in manifest.metrics),
             prove=manifest.lineage.prove,
+            stream=stream,
+            dataset=dataset if stream else None,
             **scripts,
         ),
         transform=TransformStep(
@@ -512,8 +523,10 @@ def confined(steps: Plan, within: tuple[Path, ...]) -> Plan:
         return replace(reference, within=within)
 
     results = to(steps.upload_results.results)
+    train = steps.train
     return replace(
         steps,
+        train=replace(train, dataset=train.dataset and to(train.dataset)),
         stage_data=replace(steps.stage_data, dataset=to(steps.stage_data.dataset), results=results),
         evaluate=steps.evaluate and replace(steps.evaluate, results=results),
         approve=steps.approve and replace(steps.approve, results=results),

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ddl_airflow.core.beneath import open_beneath, read_object, write_beneath
 from ddl_airflow.core.errors import (
@@ -112,17 +112,31 @@ def _short(line: str) -> str:
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
+class Supply(Protocol):
+    """What a job needs while it runs."""
+
+    def ready(self) -> bool:
+        """Whether its ranks may start. Raises why they never may."""
+        ...
+
+    def check(self) -> None:
+        """Raises why they are to be ended."""
+        ...
+
+
 class RunningJob:
     """One job, from submit to its end.
 
     Args:
         launcher: who runs it.
         log: a logger.
+        supply: without which it does not start, and is ended; None: nothing.
     """
 
-    def __init__(self, launcher: Launcher, log: Any) -> None:
+    def __init__(self, launcher: Launcher, log: Any, supply: Supply | None = None) -> None:
         self._launcher = launcher
         self._log = log
+        self._supply = supply
         self._handle: JobHandle | None = None
         self._cancelled = False
         self._said_wrong = False
@@ -137,6 +151,7 @@ class RunningJob:
             TrainedApart: none did, and they did not train one model.
             JobLost: the ranks are gone and none says why; or it was cancelled.
             JobPreempted: it had to make room.
+            DdlError: of its supply.
         """
         try:
             submission = self._prepare(job)
@@ -161,6 +176,11 @@ class RunningJob:
         self._conclude(started, status, survivors)
         return started.handle
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether ``cancel`` was called."""
+        return self._cancelled
+
     def cancel(self) -> None:
         """Ends every process of the job. Safe before it started and after it ended."""
         self._cancelled = True
@@ -168,12 +188,13 @@ class RunningJob:
             self._launcher.cancel(self._handle, GRACE_S)
 
     def _wait(self, job: JobSpec) -> None:
-        """For as long as the job is to wait, unless it is cancelled meanwhile."""
+        """For as long as the job is to wait, and for its supply, unless it is cancelled."""
         deadline = time.monotonic() + job.delay_s
-        while time.monotonic() < deadline and not self._cancelled:
+        while not self._cancelled:
+            if (self._supply is None or self._supply.ready()) and time.monotonic() >= deadline:
+                return
             time.sleep(_POLL_S)
-        if self._cancelled:
-            raise JobLost(f"job {job.job_id} was cancelled before it started")
+        raise JobLost(f"job {job.job_id} was cancelled before it started")
 
     def _prepare(self, job: JobSpec) -> Submission:
         shutil.rmtree(job.record_dir, ignore_errors=True)  # of a deleted run of that id
@@ -195,6 +216,8 @@ class RunningJob:
         echo = _Echo(self._log, output.path)
         while True:
             status = known or self._launcher.status(started.handle)
+            if self._supply is not None:  # after that: it is also why ranks have failed
+                self._supply.check()
             try:
                 for text in output.read(ended=status.ended):
                     echo.say(text)

@@ -27,12 +27,14 @@ from ddl_airflow.lineage.record import (
 )
 from ddl_airflow.steps.base import StepSkipped, StepTry, TransferLog
 from ddl_airflow.steps.job import kept_job
+from ddl_airflow.steps.streaming import check_can_stream, with_digests
 from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
-from ddl_airflow.storage.filesystem import holder_of, os_errors
+from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
     from ddl_airflow.storage.code import CodeSnapshot
-    from ddl_airflow.storage.store import StoredObject
+    from ddl_airflow.storage.store import ObjectStore, StoredObject
+    from ddl_airflow.storage.transfer import Listing
 
 # For ranks that were told to end, when train was cleared as well.
 _ENDS_S = 30.0
@@ -40,7 +42,8 @@ _LOOK_S = 0.5
 
 
 class StageData(StepTry[StageDataStep]):
-    """Copies the scripts as they are now, and stages the dataset through the cache.
+    """Copies the scripts as they are now, and stages the dataset through the cache. Where that
+    comes while the ranks train, it is only listed here.
 
     What the run trains with is fixed here, data, code, parameters and the manifest's other steps:
     whoever edits the manifest changes the next run, or clears this step. What ranks of the run work
@@ -55,19 +58,19 @@ class StageData(StepTry[StageDataStep]):
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
 
         self._take_code()
+        streams = self._streams()
         store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
         found = store.list()
         missing = [obj for obj in found if not cache.holds(store, obj)]
         return (
             f"{store.uri} has {len(found)} files, {_mib(found)}; would fetch {len(missing)} of "
-            f"them, {_mib(missing)}"
+            f"them, {_mib(missing)}{', while the ranks train' * streams}"
         )
 
     def run(self) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
         from ddl_airflow.storage.cache import Cache
-        from ddl_airflow.storage.fingerprint import file_sha256
-        from ddl_airflow.storage.transfer import list_dataset, stage
+        from ddl_airflow.storage.transfer import check_stageable, list_dataset
 
         layout = self.layout
         if not self.context.cleared and has_begun_training(layout):
@@ -80,41 +83,33 @@ class StageData(StepTry[StageDataStep]):
         drop_part(layout, "stage_data")
         code = self._take_code()
         self._warn_of_ranks_apart()
+        streams = self._streams()
         if self.step.results is not None:  # now, and not after days of training
             check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
         store = self.site.open_store(self.step.dataset)
         listing = list_dataset(store)
         self._skip_if_trained(listing.fingerprint, code)
-        self.log.info("staging %s to %s", store.uri, layout.staged)
-        dataset = stage(
-            store,
-            Cache(layout.cache),
-            layout.staged,
-            listing=listing,
-            closed_cache=layout.ranks_group is not None,
-            workers=self.site.transfer_workers,
-            progress=TransferLog(self.log, "staged"),
-        )
-        self.log.info(
-            "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
-            *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
-            dataset.fingerprint,
-        )
         summary = {
-            "uri": dataset.uri,
-            "fingerprint": dataset.fingerprint,
-            "files": len(dataset.files),
-            "bytes": dataset.nbytes,
+            "uri": store.uri,
+            "fingerprint": listing.fingerprint,
+            "files": len(listing.objects),
+            "bytes": sum(obj.size for obj in listing.objects),
         }
-        files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in dataset.files]
-        if self.step.prove:
-            with os_errors(layout.staged):
-                for file in files:
-                    file["sha256"] = file_sha256(layout.staged / str(file["key"]))[0]
+        files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in listing.objects]
+        if streams:
+            check_stageable(store, Cache(layout.cache), listing.objects)
+            self.log.info(
+                "%d files, %s, come while the ranks train; fingerprint %s",
+                *(len(files), _mib(listing.objects), listing.fingerprint),
+            )
+        else:
+            self._stage(store, listing)
+            if self.step.prove:
+                files = with_digests(layout, files)
         fix_run(
             layout,
             self.context.run.run_id,
-            self._made_of(dataset.fingerprint, code),
+            self._made_of(listing.fingerprint, code),
             {name: step.fixed() for name, step in self.context.later.items()},
             self.step.manifest.get("earlier_digests", ()),
         )
@@ -133,6 +128,36 @@ class StageData(StepTry[StageDataStep]):
             },
         )
         return summary | {"code": code.digest}
+
+    def _stage(self, store: ObjectStore, listing: Listing) -> None:
+        from ddl_airflow.storage.cache import Cache
+        from ddl_airflow.storage.transfer import stage
+
+        layout = self.layout
+        self.log.info("staging %s to %s", store.uri, layout.staged)
+        dataset = stage(
+            store,
+            Cache(layout.cache),
+            layout.staged,
+            listing=listing,
+            closed_cache=layout.ranks_group is not None,
+            workers=self.site.transfer_workers,
+            progress=TransferLog(self.log, "staged"),
+        )
+        self.log.info(
+            "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
+            *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
+            dataset.fingerprint,
+        )
+
+    def _streams(self) -> bool:
+        """Whether ``train`` brings the data. Raises SubmitFailed if its launcher cannot."""
+        for train in self.context.later.values():
+            if isinstance(train, TrainStep) and train.stream:
+                chosen = self.context.run.parameters.get("launcher", train.launcher)
+                check_can_stream(str(chosen))
+                return True
+        return False
 
     def _skip_if_trained(self, dataset: str, code: CodeSnapshot) -> None:
         from ddl_airflow.storage.transfer import missing_from

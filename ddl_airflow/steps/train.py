@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddl_airflow.core import environment
 from ddl_airflow.core.beneath import read_beneath
@@ -24,6 +24,7 @@ from ddl_airflow.core.errors import (
     JobPreempted,
     LaunchError,
     PlaceTaken,
+    TrainedOnPart,
 )
 from ddl_airflow.core.job import JobHandle, JobSpec, JobStatus, StartedJob, Submission
 from ddl_airflow.core.metrics import Measurement, diverged, finite, newest, shown
@@ -37,6 +38,7 @@ from ddl_airflow.lineage.proof import read_notes_of, summary
 from ddl_airflow.lineage.record import (
     begin_training,
     has_part,
+    read_part,
     trained_with_other_code,
     trained_with_other_data,
     write_part,
@@ -44,7 +46,17 @@ from ddl_airflow.lineage.record import (
 from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
 from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job
 from ddl_airflow.steps.preemptions import Preemptions, goodput, goodput_line
+from ddl_airflow.steps.streaming import (
+    check_all_read,
+    check_can_stream,
+    streamed,
+    wait_for_rest,
+    with_digests,
+)
 from ddl_airflow.storage.filesystem import alone_in, lock_of, paths_below
+
+if TYPE_CHECKING:
+    from ddl_airflow.storage.stream import Stream
 
 # Files that stand for a checkpoint; ddl_ops.resume reads them.
 _CHECKPOINTS = (".index", ".keras", ".h5")
@@ -70,6 +82,8 @@ class Train(ScriptTry[TrainStep]):
     is killed meanwhile, whoever comes next goes on with the same job.
 
     A job that has to make room is followed by another one of the same try.
+
+    With ``stream`` the data come while the ranks run, and what keeps them from coming ends these.
     """
 
     def rehearse(self) -> str:
@@ -111,6 +125,7 @@ class Train(ScriptTry[TrainStep]):
             user=self.site.ranks_user,
             averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
             delay_s=preemptions.wait_s if before else 0.0,
+            data_comes=step.stream,
         )
 
     def run(self) -> dict[str, Any]:
@@ -118,6 +133,8 @@ class Train(ScriptTry[TrainStep]):
         layout = self.layout
         job = self._job_of()
         check_command(job.command, job.folder, job.python, job.world_size)
+        if self.step.stream:
+            check_can_stream(self.step.launcher)
         chosen = self._launcher_of(self.step.launcher, self.step.scheduler)
         cleared = self.context.tries == 1 and has_part(layout, "train")
         if cleared or trained_with_other_data(layout):
@@ -147,13 +164,26 @@ class Train(ScriptTry[TrainStep]):
                 shutil.rmtree(layout.experiment_copy)
             self._leave_whole_checkpoints()
             if not isinstance(chosen, Scheduler):
-                self.context.job = running = RunningJob(chosen, self.log)
+                stream = None
+                if self.step.stream:
+                    stream = held.enter_context(streamed(self.step, layout, self.site, self.log))
+                self.context.job = running = RunningJob(chosen, self.log, stream)
                 handle = self._run_here(running, replace(job, inherits=(lock,)))
+                if stream is not None:
+                    self._end_stream(stream, handle, running)
                 self._keep_experiment()
                 return self._result(handle, running.progress)
         # From here on the job holds the place itself, while it runs.
         self.context.job = scheduled = self._scheduled(chosen)
         raise WaitForJob(scheduled.submit(job, layout.progress))
+
+    def _end_stream(self, stream: Stream, job: JobHandle, running: RunningJob) -> None:
+        try:
+            check_all_read(stream, job)
+        except TrainedOnPart:
+            self.layout.restart_requested.touch()  # what that led to is nothing to go on from
+            raise
+        wait_for_rest(stream, lambda: not running.cancelled, self.log)
 
     def _run_here(self, running: RunningJob, job: JobSpec) -> JobHandle:
         """Runs the job, and again while it has to make room."""
@@ -289,10 +319,15 @@ class Train(ScriptTry[TrainStep]):
         steps = told.step if progress.step is None else progress.step
         used = goodput(layout, len(Preemptions(layout)), steps)
         self.log.info("goodput | %s", goodput_line(used))
+        dataset = {}
+        if self.step.stream and self.step.prove:
+            listed = read_part(layout, "stage_data")["dataset"]["listing"]
+            dataset = {"dataset": {"listing": with_digests(layout, listed)}}
         write_part(
             layout,
             "train",
             {
+                **dataset,
                 "environment": self._environment(job),
                 "result": {
                     "metrics": metrics,

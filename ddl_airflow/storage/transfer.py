@@ -12,9 +12,9 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.store import (
     PART_PREFIX,
+    PIECE,
     RETIRED,
     SUCCESS,
     Left,
@@ -39,9 +40,14 @@ from ddl_airflow.storage.store import (
 Progress = Callable[[int, int, int, int], None]
 
 COMPLETE = ".complete"  # in a staged folder: what it holds
+# In one that still grows, for ``ddl_ops.data``: all keys, one a line; and why the rest never comes.
+LISTING, FAILED = ".ddl-listing", ".ddl-failed"
+OWN_FILES = (COMPLETE, LISTING, FAILED)
 REPORT_INTERVAL_S = 0.25
 _MOST_UNANSWERED = 2  # deletions, until nothing more is tried to be taken back
 _MOST_NAMED = 5
+_LARGE_AT_ONCE = 2  # objects of several parts, where the first is waited for
+_TURN_S = 0.1
 PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
 
 _log = logging.getLogger(__name__)
@@ -186,12 +192,16 @@ def stage(
     closed_cache: bool = False,
     workers: int = 8,
     progress: Progress | None = None,
+    arrived: Callable[[int], None] | None = None,
 ) -> StagedDataset:
     """Makes ``destination`` a folder of links to the store's objects, through the cache.
 
     The folder appears whole, with its marker ``.complete``, or not at all; the same data staged
     again changes nothing. Objects of size 0 whose key ends in "/" stand for folders and are left
     out.
+
+    With ``arrived`` it appears before, with ``.ddl-listing``, and whole files come into it in the
+    order of the listing: what is there is always the beginning of that. The marker comes last.
 
     Args:
         store: where the data lies.
@@ -202,6 +212,8 @@ def stage(
             the same files (link(2)): deleting them from the cache alone frees no room.
         workers: transfers at once.
         progress: see ``Progress``.
+        arrived: gets how many files are there, whenever it is more; one call at a time. None: the
+            folder is to be whole.
 
     Raises:
         SourceMissing: no such bucket or folder, or nothing in it.
@@ -209,7 +221,7 @@ def stage(
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """
     objects, digest = listing or list_dataset(store)
-    check_keys([*(obj.key for obj in objects), COMPLETE], store.uri)
+    check_keys([*(obj.key for obj in objects), *OWN_FILES], store.uri)
     checks = dict.fromkeys((obj.key for obj in objects), CACHED)
     nbytes = sum(obj.size for obj in objects)
     facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
@@ -223,21 +235,33 @@ def stage(
         # One that is there and not held was changed where it is, and links lead to it.
         changed = any(cache.path(store, obj).exists() for obj in missing)
         if damaged or changed or not _is_staged(destination, marker, objects):
-            there = sum(cache.nbytes_of_parts(store, obj) for obj in missing)
-            _check_room(cache, store, sum(obj.size for obj in missing) - there)
+            _check_room(cache, store, missing)
             meter = _Meter(progress, nbytes, len(objects))
             if len(missing) < len(objects):
                 there = nbytes - sum(obj.size for obj in missing)
                 meter.advance(there, len(objects) - len(missing))
+            blobs = {obj.key: cache.path(store, obj) for obj in objects}
+            links = _Links(destination, blobs, closed_cache=closed_cache)
+            growing = arrived and _Growing(links, {obj.key for obj in missing}, arrived)
+            turns = threading.BoundedSemaphore(_LARGE_AT_ONCE)
 
             def fetch(obj: StoredObject) -> None:
-                checks[obj.key] = cache.fetch(store, obj, meter.advance)
+                with ExitStack() as held:
+                    if growing and obj.size > PIECE:
+                        held.enter_context(_turn(turns, meter))
+                    checks[obj.key] = cache.fetch(store, obj, meter.advance)
+                if growing:
+                    growing.came(obj.key)
                 meter.advance(0, files=1)
 
             _for_each(missing, fetch, workers, meter)
             with os_errors(destination):
-                blobs = {obj.key: cache.path(store, obj) for obj in objects}
-                _link(destination, blobs, marker, closed_cache=closed_cache)
+                if growing:
+                    growing.end(marker)
+                else:
+                    links.place({COMPLETE: marker}, blobs)
+        elif arrived:
+            arrived(len(objects))
 
     fetched = sum(check != CACHED for check in checks.values())
     return StagedDataset(
@@ -254,7 +278,14 @@ def _names_folder(key: str) -> bool:
     return not key or key.endswith("/")
 
 
-def _check_room(cache: Cache, store: ObjectStore, needed: int) -> None:
+def check_stageable(store: ObjectStore, cache: Cache, objects: Sequence[StoredObject]) -> None:
+    """Whether these could be staged now. Raises as ``stage`` does, before it fetches anything."""
+    check_keys([*(obj.key for obj in objects), *OWN_FILES], store.uri)
+    _check_room(cache, store, [obj for obj in objects if not cache.holds(store, obj)])
+
+
+def _check_room(cache: Cache, store: ObjectStore, missing: Sequence[StoredObject]) -> None:
+    needed = sum(obj.size - cache.nbytes_of_parts(store, obj) for obj in missing)
     with os_errors(cache.root, needed):
         cache.root.mkdir(parents=True, exist_ok=True)
         free = free_bytes(cache.root)
@@ -275,39 +306,126 @@ def _is_staged(destination: Path, marker: str, listing: Sequence[StoredObject]) 
         return False
 
 
-def _link(destination: Path, blobs: Mapping[str, Path], marker: str, *, closed_cache: bool) -> None:
-    """Builds the folder beside its place and renames it there."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    # Links are relative, so that a workspace may be mounted elsewhere in another container.
-    destination = destination.parent.resolve() / destination.name
-    fresh = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
-    folders: dict[str, Path] = {}  # made; few, of maybe millions of files
-    real = functools.cache(Path.resolve)
-    between = functools.cache(os.path.relpath)
+class _Links:
+    """Builds a folder of links beside its place, and renames it there.
+
+    Args:
+        destination: the folder.
+        blobs: what each link leads to, by key.
+        closed_cache: as ``stage`` has it.
+    """
+
+    def __init__(self, destination: Path, blobs: Mapping[str, Path], *, closed_cache: bool) -> None:
+        self._given, self.blobs, self._closed = destination, blobs, closed_cache
+        self._real = functools.cache(Path.resolve)
+        self._between = functools.cache(os.path.relpath)
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """Its place, once there is one to put it into."""
+        self._given.parent.mkdir(parents=True, exist_ok=True)
+        # Links are relative, so that a workspace may be mounted elsewhere in another container.
+        return self._given.parent.resolve() / self._given.name
+
+    def place(self, files: Mapping[str, str], keys: Iterable[str]) -> None:
+        """The folder, with folders for all keys, files of ours, and links for these keys."""
+        fresh = self.folder.with_name(PART_PREFIX + uuid.uuid4().hex)
+        try:
+            for inside in {"", *(key.rpartition("/")[0] for key in self.blobs)}:
+                (fresh / inside).mkdir(parents=True, exist_ok=True)
+            for key in keys:
+                self.add(key, fresh)
+            for name, text in files.items():
+                self.write(name, text, fresh)
+            if self._closed:  # whose readers have another user, whatever the umask
+                for each, _, _ in os.walk(fresh):
+                    os.chmod(each, 0o755)  # noqa: S103  # in a run's folder, which is closed
+            _place(fresh, self.folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def add(self, key: str, into: Path | None = None) -> None:
+        """A link, which is there in one step, in that folder or in its place."""
+        blob, inside = self.blobs[key], key.rpartition("/")[0]
+        held, path = self._real(blob.parent), f"{into or self.folder}/{key}"
+        if self._closed:
+            os.link(f"{held}/{blob.name}", path)
+        else:
+            os.symlink(f"{self._between(held, self.folder / inside)}/{blob.name}", path)
+
+    def write(self, name: str, text: str, into: Path | None = None) -> None:
+        """A file of ours, whole or not at all."""
+        path = (into or self.folder) / name
+        part = path.with_name(PART_PREFIX + uuid.uuid4().hex)
+        part.write_text(text, "utf-8")
+        if self._closed:
+            part.chmod(0o644)
+        part.replace(path)
+
+
+class _Growing:
+    """A folder that is there, and gets its links in the order of the listing.
+
+    Args:
+        links: all of them.
+        missing: keys of what has to come first.
+        arrived: as ``stage`` has it.
+    """
+
+    def __init__(self, links: _Links, missing: set[str], arrived: Callable[[int], None]) -> None:
+        self._links, self._missing, self._arrived = links, missing, arrived
+        self._keys = list(links.blobs)
+        self._lock = threading.Lock()
+        self._count = self._whole()
+        with os_errors(links.folder):
+            listing = "".join(f"{json.dumps(key)}\n" for key in self._keys)
+            links.place({LISTING: listing}, self._keys[: self._count])
+        if self._count:
+            arrived(self._count)
+
+    def _whole(self, count: int = 0) -> int:
+        """How many there are, from the first on, of which nothing is missing."""
+        while count < len(self._keys) and self._keys[count] not in self._missing:
+            count += 1
+        return count
+
+    def came(self, key: str) -> None:
+        """Links it, and what has waited for it; or leaves that to what it has to wait for."""
+        with self._lock:
+            self._missing.discard(key)
+            before, self._count = self._count, self._whole(self._count)
+            if before == self._count:
+                return
+            with os_errors(self._links.folder):
+                for each in self._keys[before : self._count]:
+                    self._links.add(each)
+            self._arrived(self._count)
+
+    def end(self, marker: str) -> None:
+        """All are there."""
+        self._links.write(COMPLETE, marker)
+
+
+@contextmanager
+def _turn(turns: threading.BoundedSemaphore, meter: _Meter) -> Iterator[None]:
+    """Waits for a turn until the meter stops it."""
+    while not turns.acquire(timeout=_TURN_S):
+        meter.advance(0)
     try:
-        for key, blob in blobs.items():
-            inside, _, name = key.rpartition("/")
-            if (folder := folders.get(inside)) is None:
-                folder = folders[inside] = fresh / inside
-                folder.mkdir(parents=True, exist_ok=True)
-            held = real(blob.parent)
-            if closed_cache:
-                os.link(f"{held}/{blob.name}", f"{folder}/{name}")
-            else:
-                target = f"{between(held, destination / inside)}/{blob.name}"
-                os.symlink(target, f"{folder}/{name}")
-        (fresh / COMPLETE).write_text(marker)
-        if closed_cache:  # whose readers have another user, whatever the umask
-            for each, _, _ in os.walk(fresh):
-                os.chmod(each, 0o755)  # noqa: S103  # in a run's folder, which is closed
-        _place(fresh, destination)
+        yield
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        turns.release()
+
+
+def say_failed(destination: Path, why: str, *, closed_cache: bool) -> None:
+    """Tells who reads a folder that grows, and waits for more, why nothing more comes."""
+    with os_errors(destination):
+        _Links(destination, {}, closed_cache=closed_cache).write(FAILED, why)
 
 
 def _place(fresh: Path, destination: Path) -> None:
     """Renames; data staged there before goes, anything else that is there is left and refused."""
-    if (destination / COMPLETE).is_file():
+    if any((destination / name).is_file() for name in (COMPLETE, LISTING)):
         old = destination.with_name(PART_PREFIX + uuid.uuid4().hex)
         os.rename(destination, old)
         os.rename(fresh, destination)

@@ -18,11 +18,11 @@ from tests.ui.conftest import shot
 
 pytestmark = pytest.mark.integration
 
-DAG = "watched"
-PRODUCTION_DAG = "watched-production"
+DAG = "live-training"
+PRODUCTION_DAG = "live-training-production"
 MANIFEST = """\
 model_definition:
-  name: watched
+  name: live-training
   framework: {name: tensorflow, version: "2.21"}
   execution:
     command: python train.py ; python export.py
@@ -71,7 +71,7 @@ def published(site, dags_folder, loader_folder, finished):
         (folder / name).write_text(text)
     (folder / "manifest.yml").write_text(MANIFEST)
     results = folder / "published"
-    (loader_folder / "watched_production.py").write_text(
+    (loader_folder / "live_training_production.py").write_text(
         "from ddl_airflow.operators.production import production_dag\n"
         f"dag = production_dag({results.as_uri()!r}, dag_id={PRODUCTION_DAG!r})\n"
     )

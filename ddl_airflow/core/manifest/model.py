@@ -233,7 +233,7 @@ class Manifest(Section):
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
         runs, who hears of it, how long it is kept and what is kept beside it are not in it, nor
-        whether it waits.
+        whether it waits, or its data come while it trains.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -241,7 +241,7 @@ class Manifest(Section):
             exclude_none=True,
             exclude_defaults=True,
             exclude={
-                "training_data_reference": keys,
+                "training_data_reference": keys | {"stream": True},
                 "training_results_reference": keys,
                 "schedule": True,
                 "keep": True,

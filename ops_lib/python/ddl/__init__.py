@@ -3,7 +3,7 @@
 With DDL_OPTIONS in the environment (ddl-run sets it), `import ddl` starts communication and hooks
 the optimizers of tf.compat.v1.train, the variable initialisers and the choice of GPU. Without it, a
 script calls ddl.init() and the functions here. Outside mpirun there is one rank, and what needs
-others raises RuntimeError. For Keras 3 see ddl.keras.
+others raises RuntimeError. For Keras 3 see ddl.keras, for files of data that still come ddl.data.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from ddl_ops import (
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
 from ddl_ops.training_watch import look_after_training
 
+from ddl import data
+
 __all__ = [
     "EpochHook",
     "PreemptionHook",
@@ -35,6 +37,7 @@ __all__ = [
     "allreduce_n",
     "barrier",
     "bcast",
+    "data",
     "end_of_step",
     "grads_reduce",
     "init",

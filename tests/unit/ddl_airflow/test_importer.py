@@ -6,10 +6,16 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from configparser import ConfigParser
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE
 
 import airflow
 import pytest
@@ -17,6 +23,8 @@ from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException
 from airflow.serialization.serialized_objects import DagSerialization
+
+from tests.limits import until, within
 
 OURS = "ddl_airflow.importer.ManifestImporter"
 AIRFLOWS = """\
@@ -279,6 +287,43 @@ def test_listing_has_a_limit_that_takes_no_dag_with_it(
         except AirflowException:
             pass
     assert len(found) == 10 and tries > 2
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """A file whose opening hangs meanwhile: another process has a lease of it."""
+    holder = (
+        "import fcntl, signal, sys\n"
+        "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"  # asked to give it up
+        "file = open(sys.argv[1], 'r+')\n"
+        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", holder, str(path)]
+    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield
+        process.communicate()
+
+
+@needs_importers
+def test_a_file_that_hangs_takes_no_dag_with_it(site, folder, write_manifest, monkeypatch):
+    config = [{"classpath": OURS, "kwargs": {"listing_timeout": 0.2}}]
+    monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_IMPORTER_CONFIGS", json.dumps(config))
+    write_manifest(folder / "a", "first")
+    path = write_manifest(folder / "b", "second")
+    assert site.listed() == ["a/manifest.yml", "b/manifest.yml"]
+    write_manifest(folder / "b", "changed")
+    said = f"stay as they were: .* hangs at {re.escape(str(path))}. "
+    with held(path):
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(AirflowException, match=said):
+                site.listed()
+            assert time.monotonic() - began < within(5)
+    until(lambda: not any(one.name == "ddl-listing" for one in threading.enumerate()), 10)
+    assert site.listed() == ["a/manifest.yml", "b/manifest.yml"]
 
 
 @needs_importers

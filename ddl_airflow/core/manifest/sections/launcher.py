@@ -38,6 +38,8 @@ class Launcher(Section):
             when a job needs it; empty: planned, and not available yet.
         in_manifests: whether manifests may name it.
         can_run_parameter_servers: whether it starts jobs with ``JobSpec.cluster``.
+        can_stream: whether a process of the step is there as long as its jobs, so that it can fetch
+            data meanwhile, and their hosts may see them come.
         not_here: for fields of other kinds that people may expect of this one, what to do.
     """
 
@@ -46,6 +48,7 @@ class Launcher(Section):
     implementation: ClassVar[str] = ""
     in_manifests: ClassVar[bool] = True
     can_run_parameter_servers: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = False
     not_here: ClassVar[Mapping[str, str]] = {}
 
     kind: Text = Field(

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.store import StoreKind
 from ddl_airflow.core.manifest.sections.stores import store_kinds
-from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text
+from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text, truth
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
@@ -196,6 +196,12 @@ class DataReference(_Reference):
 
     source: Location = Field(
         description="Where the data is.", examples=[{"bucket": "mnist-training-data"}]
+    )
+    stream: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether the ranks start with the first file, while the others still come; the "
+        "script waits for each by ddl.data.files().",
+        examples=[True],
     )
 
     @property

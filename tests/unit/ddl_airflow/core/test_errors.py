@@ -26,6 +26,7 @@ RETRYABLE = {
     "JobLost": True,
     "JobPreempted": True,
     "TrainedApart": False,
+    "TrainedOnPart": False,
     "EvaluationError": False,
     "EvaluationInvalid": False,
     "QualityTooLow": False,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.manifest import load_manifest, load_manifest_text
-from ddl_airflow.core.plan import Tries, plan
+from ddl_airflow.core.plan import Tries, confined, plan
 
 VALID = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid"
 
@@ -69,6 +69,21 @@ def test_folders_become_absolute_uris_beside_the_manifest():
     assert steps.stage_data.dataset.uri == (VALID / "data").as_uri()
     assert steps.upload_results.results.uri == "file:///srv/models"
     assert steps.stage_data.dataset.connection is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_train_has_the_data_that_come_meanwhile(tmp_path, stream):
+    text = (VALID / "folders.yml").read_text()
+    place = "source: {path: ./data}\n"
+    written = text.replace(place, f"{place}  stream: {str(stream).lower()}\n")
+    steps = plan(load_manifest_text(written, "m.yml"), tmp_path / "m.yml")
+    assert (steps.train.stream, steps.train.dataset) == (
+        (True, steps.stage_data.dataset) if stream else (False, None)
+    )
+    # Keys may be others at the next try; that the data come is what the run began with.
+    assert "dataset" not in steps.train.fixed() and steps.train.fixed()["stream"] is stream
+    inside = confined(steps, (tmp_path,))
+    assert inside.train.dataset == (inside.stage_data.dataset if stream else None)
 
 
 def test_uri_of_a_folder_with_a_slash_at_the_end_has_none(tmp_path):

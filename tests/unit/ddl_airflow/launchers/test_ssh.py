@@ -132,6 +132,14 @@ def test_hosts_of_which_some_share_the_workspace_are_refused(said, tmp_path, mon
     assert said.read_text() == ""
 
 
+def test_hosts_that_would_not_see_data_come_are_refused(said, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "look_at", lambda *_: [look("h0", sees=False)])
+    job = replace(job_in(tmp_path / "run", hosts=()), data_comes=True)
+    with pytest.raises(SubmitFailed, match="training_data_reference.stream: the hosts") as caught:
+        SshLauncher(["h0"], preflight=False).prepare(replace(job, nodes=1), LOG)
+    assert not caught.value.retryable and said.read_text() == ""
+
+
 def test_hosts_that_share_a_folder_that_is_not_the_workspace_are_refused(said, tmp_path):
     """Else many would be sent to one folder at once."""
     run = tmp_path / "run"

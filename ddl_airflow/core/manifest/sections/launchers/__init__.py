@@ -173,3 +173,16 @@ def parameter_servers_have_a_launcher(at: str, launcher: Launcher, distribution:
         can = [name for name in offered_kinds() if own_kinds()[name].can_run_parameter_servers]
         fix = f"Set launcher.kind: {_either(can)}, or distribution: mpi."
         yield Finding(at, f"parameter_server does not run on {launcher.kind}", fix)
+
+
+@_rule("launcher", "training_data_reference.stream")
+def who_streams_has_a_launcher(at: str, launcher: Launcher, stream: bool) -> Findings:
+    if stream and not isinstance(launcher, _Unknown) and not launcher.can_stream:
+        yield Finding(at, *cannot_stream(launcher.kind))
+
+
+def cannot_stream(kind: str) -> tuple[str, str]:
+    """What is wrong with data that come while the ranks of that kind run, and what to do."""
+    can = [name for name in offered_kinds() if own_kinds()[name].can_stream]
+    wrong = f"data cannot come while ranks of launcher {kind} run: no step is there meanwhile"
+    return wrong, f"Delete it, or set launcher.kind: {_either(can)}."

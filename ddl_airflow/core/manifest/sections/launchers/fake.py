@@ -11,6 +11,7 @@ class Fake(Launcher):
     kind_name = "fake"
     implementation = "ddl_airflow.launchers.fake:FakeLauncher"
     in_manifests = False
+    can_stream = True
 
 
 KIND = Fake

@@ -12,6 +12,7 @@ class Local(Launcher):
     runs_on = "the host of the Airflow worker"
     implementation = "ddl_airflow.launchers.local:LocalLauncher"
     can_run_parameter_servers = True
+    can_stream = True
 
 
 KIND = Local

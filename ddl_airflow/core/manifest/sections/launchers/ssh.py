@@ -21,6 +21,7 @@ class Ssh(Launcher):
     runs_on = "hosts that are reached by ssh"
     implementation = "ddl_airflow.launchers.ssh:SshLauncher"
     can_run_parameter_servers = True
+    can_stream = True
 
     hosts: tuple[Text, ...] | None = Field(
         default=None,

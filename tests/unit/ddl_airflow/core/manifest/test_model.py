@@ -245,6 +245,15 @@ def test_digest_ignores_order_comments_defaults_and_keys() -> None:
     assert re.fullmatch("sha256:v2:[0-9a-f]{64}", digest)
 
 
+def test_digest_is_that_of_data_that_are_staged_though_they_come_while_it_trains() -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8")
+    place = "source: {path: ./data}\n"
+    streams = load_manifest_text(text.replace(place, f"{place}  stream: true\n"), "m.yml")
+    assert streams.training_data_reference.stream
+    assert streams.digest == load_manifest_text(text, "m.yml").digest
+    assert "stream" not in streams.said["training_data_reference"]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
