@@ -307,7 +307,7 @@ def test_keys_of_the_person_go_no_further(app, layout, capsys):
     boards._make_folder()
     Told.asked = []
     at = boards.socket(layout)
-    token = Tokens("of this site").make("digits", "run")
+    token = Tokens("of this site").make("digits", layout.training_id)
     with socketserver.ThreadingUnixStreamServer(str(at), Told) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = TestClient(app, cookies={"_token": "secret"}, follow_redirects=False)
