@@ -61,12 +61,21 @@ def ours() -> Environment:
 
 
 @functools.cache
+def horovod_alone() -> Environment:
+    """Horovod, without ours. Minutes the first time.
+
+    Raises subprocess.CalledProcessError if pip fails.
+    """
+    return Environment(_make("horovod", ["horovod.txt"], ["horovod-source.txt"]))
+
+
+@functools.cache
 def horovod() -> Environment:
     """Horovod, and our ops for the same TensorFlow and MPI. Minutes the first time.
 
     Raises subprocess.CalledProcessError if pip fails; BuildError, see ops_lib/build.py.
     """
-    python = _make("horovod", ["horovod.txt"], ["horovod-source.txt"])
+    python = horovod_alone().python
     # A copy: the library lies beside the Python files, and there is one of ours already.
     folder = CACHE / "horovod-ddl"
     shutil.copytree(

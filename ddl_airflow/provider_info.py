@@ -215,6 +215,28 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "https://tensorboard.example.com",
                         "version_added": "0.1.0",
                     },
+                    "tensorboards": {
+                        "description": (
+                            "How many TensorBoards the api-server of a host runs at once, each for "
+                            "one training, started by a button of the Training tab. The one that "
+                            "nobody has used for longest makes room. 0: none, and no button. Needs "
+                            "the extra `tensorboard` where the api-server runs."
+                        ),
+                        "type": "integer",
+                        "default": "4",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
+                    "tensorboard_idle_minutes": {
+                        "description": (
+                            "After how many minutes without a request such a TensorBoard ends. It "
+                            "starts again when somebody goes on."
+                        ),
+                        "type": "float",
+                        "default": "15",
+                        "example": None,
+                        "version_added": "0.1.0",
+                    },
                     "results_url": {
                         "description": (
                             "Page of the object store's browser that shows a training's files: "

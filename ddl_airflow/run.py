@@ -3,6 +3,7 @@
     ddl-run --np 2 python train.py --epochs 3
     ddl-run --manifest manifest.yml --set epochs=3
     ddl-run --tf-config master=1,ps=1,worker=2 python train.py
+    ddl-run --hosts gpu1:2,gpu2:2 python train.py
 
 The ranks keep the caller's environment and folder; ``DDL_OPTIONS`` is set unless it already is, so
 ``import ddl`` initialises and hooks. Each line that one of several ranks prints has the rank in
@@ -17,6 +18,8 @@ The third line starts a process for each task of a cluster instead, with a TF_CO
 without MPI, and ends when all but the parameter servers have ended. ``--tf1`` gives the ranks the
 1.x API of TensorFlow; ``--timeline FILE`` records what they communicate (docs/ops.md, "Seeing what
 the ranks do").
+
+The fourth line starts ranks on hosts that ssh reaches, and which have the current folder.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from pathlib import Path
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_run, of_script, of_training
 from ddl_airflow.core.errors import DdlError, SettingInvalid, SourceMissing
+from ddl_airflow.core.hosts import Host, parse_host, parse_hostfile
 from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
 from ddl_airflow.core.output import ended_by_its_reader
@@ -45,7 +49,15 @@ from ddl_airflow.launchers import session_directory, tasks, terminal
 from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
-from ddl_airflow.launchers.records import explained, ranks_status, read_records, written_by_several
+from ddl_airflow.launchers.named_hosts import NamedHosts, filled, is_here
+from ddl_airflow.launchers.records import (
+    explained,
+    is_consequence,
+    ranks_status,
+    read_records,
+    written_by_several,
+)
+from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.summary import Road, summary
 
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
@@ -73,6 +85,7 @@ class _Training:
         python: that starts them.
         averages: whether the ranks must train one model, as the manifest says.
         road: what would follow in the manifest's DAG; None without a manifest.
+        slots: ranks of each host, where others than this one are named; empty: all run here.
     """
 
     command: str | Sequence[str]
@@ -83,6 +96,7 @@ class _Training:
     python: str = field(default_factory=lambda: sys.executable)
     averages: bool = False
     road: Road | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,6 +116,9 @@ def _called(argv: Sequence[str] | None) -> int:
         for name in ("set", "data"):
             if getattr(options, name):
                 parser.error(f"--{name} is for a training of --manifest FILE")
+    named = options.hosts or options.hostfile
+    if named and (options.manifest is not None or options.tf_config is not None):
+        parser.error("--hosts: a manifest names its hosts in launcher, and those of --tf-config")
     try:
         training = _training(options)
         if options.timeline is not None and training.cluster is not None:
@@ -118,8 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddl-run",
         usage="ddl-run [--np N | --tf-config TASKS] [--manifest FILE [--set NAME=VALUE] "
-        "[--data DIR]] [--tf1] [--timeline FILE] [COMMAND ...]",
-        description="Run COMMAND as N ranks on this host, as the train task of a manifest does.",
+        "[--data DIR]] [--hosts HOSTS] [--tf1] [--timeline FILE] [COMMAND ...]",
+        description="Run COMMAND as N ranks, on this host unless others are named, as the train "
+        "task of a manifest does.",
         epilog="examples: ddl-run --np 2 python train.py; ddl-run --manifest manifest.yml",
     )
     how = parser.add_mutually_exclusive_group()
@@ -156,6 +174,23 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a Chrome trace of the ranks' communication; sets DDL_TIMELINE",
     )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts that ssh reaches, with the ranks that each takes, in the current folder there",
+    )
+    where.add_argument(
+        "--hostfile", type=Path, metavar="FILE", help="in place of them, lines of HOST slots=SLOTS"
+    )
+    parser.add_argument(
+        "--network",
+        default="",
+        metavar="NETWORKS",
+        help="interfaces or networks for what ranks send each other; by default all",
+    )
+    parser.add_argument("--ssh-port", type=int, metavar="PORT", help="of all hosts")
+    parser.add_argument("--ssh-identity-file", metavar="FILE", help="the key for all hosts")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
 
@@ -163,9 +198,26 @@ def _parser() -> argparse.ArgumentParser:
 def _training(options: argparse.Namespace) -> _Training:
     if options.manifest is not None:
         return _of_manifest(options)
+    if hosts := _hosts(options):
+        slots = filled(hosts, options.np)
+        if not all(map(is_here, slots)):
+            return _Training(options.command, sum(slots.values()), slots=slots)
+        return _Training(options.command, sum(slots.values()))
     cluster: Cluster | None = options.tf_config
     size = cluster.size if cluster else options.np or 1
     return _Training(options.command, size, cluster)
+
+
+def _hosts(options: argparse.Namespace) -> Sequence[Host]:
+    """Those that are named. Raises SettingInvalid for what names none, or cannot be read."""
+    try:
+        if options.hostfile is not None:
+            return parse_hostfile(options.hostfile.read_text("utf-8"), str(options.hostfile))
+        return [parse_host(one) for one in options.hosts.split(",")] if options.hosts else []
+    except UnicodeDecodeError:
+        raise SettingInvalid(f"{options.hostfile} is no text.") from None
+    except ValueError as error:
+        raise SettingInvalid(f"{error}.") from None
 
 
 def _of_manifest(options: argparse.Namespace) -> _Training:
@@ -256,7 +308,52 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
     )
 
 
+def _ssh(options: argparse.Namespace) -> Ssh:
+    more = ["-p", str(options.ssh_port)] if options.ssh_port else []
+    if key := options.ssh_identity_file:
+        if len(key.split()) != 1:  # mpirun takes its options apart at spaces
+            raise SettingInvalid(f"--ssh-identity-file: {key!r} has a space in it.")
+        more += ["-i", os.path.abspath(key)]
+    return Ssh(more=more)
+
+
+def _run_on_hosts(training: _Training, options: argparse.Namespace) -> int:
+    """As _run, on hosts that ssh reaches."""
+    records = session_directory.create(session_directory.usual_base())
+    try:
+        ranks = records / "ranks"
+        ranks.mkdir()
+        hosts = NamedHosts(training.slots, Path.cwd(), ranks, options.network, _ssh(options))
+        hosts.look()
+        environment = hosts.environment({"DDL_OPTIONS": DEFAULT_OPTIONS, **os.environ})
+        environment |= _asked(options)
+        argv = hosts.argv(rank_argv(training.python, training.command), environment)
+        try:
+            line = session_directory.argv(argv)
+            ended = terminal.run(line, environment, training.size, Path(), relayed=True)
+        finally:
+            silent = hosts.finish()
+        status = _status(training, ranks)
+        own = status.failure is not None and not is_consequence(status.failure)
+        if silent and not own and status.state is not JobState.SUCCEEDED:
+            why = " ".join(f"{host}: {why.rstrip('.')}." for host, why in silent.items())
+            status = JobStatus(JobState.LOST, reason=f"A host is gone. {why}")
+        return _conclude(ended, status, training, options)
+    finally:
+        shutil.rmtree(records, ignore_errors=True)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, str]:
+    """What options say to the ranks."""
+    said = {"DDL_TF1": "1"} if options.tf1 else {}
+    if options.timeline is not None:
+        said["DDL_TIMELINE"] = os.path.abspath(options.timeline)
+    return said
+
+
 def _run(training: _Training, options: argparse.Namespace) -> int:
+    if training.slots:
+        return _run_on_hosts(training, options)
     # As the session directory of mpirun: it is gone with this process, however that ends.
     records = session_directory.create(session_directory.usual_base())
     try:
@@ -269,21 +366,23 @@ def _run(training: _Training, options: argparse.Namespace) -> int:
             environment = {"DDL_OPTIONS": DEFAULT_OPTIONS, **environment, **mpi.environment()}
             line = session_directory.argv(mpi.argv(training.size, rank))
         environment |= confined(training.python, environment, mpi=training.cluster is None)
-        if options.tf1:
-            environment["DDL_TF1"] = "1"
-        if options.timeline is not None:
-            environment["DDL_TIMELINE"] = os.path.abspath(options.timeline)
+        environment |= _asked(options)
         ended = terminal.run(line, environment, training.size, training.folder)
-        several = training.cluster is None and training.size > 1
-        handle = JobHandle("local", "ddl-run", 0, training.size, records, records, averages=several)
-        for name, ranks in written_by_several(read_records(handle)).items():
-            _say(
-                f"ddl-run: {ranks} each wrote {name}, which may be damaged: save on rank 0 only "
-                "(ddl.keras.CheckpointCallback).\n"
-            )
-        return _conclude(ended, ranks_status(handle, running=False), training, options)
+        return _conclude(ended, _status(training, records), training, options)
     finally:
         shutil.rmtree(records, ignore_errors=True)
+
+
+def _status(training: _Training, records: Path) -> JobStatus:
+    """What the ranks have recorded; says what they have written together."""
+    several = training.cluster is None and training.size > 1
+    handle = JobHandle("local", "ddl-run", 0, training.size, records, records, averages=several)
+    for name, ranks in written_by_several(read_records(handle)).items():
+        _say(
+            f"ddl-run: {ranks} each wrote {name}, which may be damaged: save on rank 0 only "
+            "(ddl.keras.CheckpointCallback).\n"
+        )
+    return ranks_status(handle, running=False)
 
 
 def _conclude(
@@ -315,7 +414,11 @@ def _conclude(
         said, code = [f"ended by {by}.", was_ended], 128 + ended.signal
     elif failure is None:
         _say(ended.said)
-        said = ["not every rank did its work, and none says why; what its launcher says is above."]
+        gone = status.reason if training.slots else ""
+        said = [
+            gone
+            or "not every rank did its work, and none says why; what its launcher says is above."
+        ]
         code = ended.exit_code or 1
     else:
         said = [explained(failure, training.size), was_ended, _hint(failure, options)]

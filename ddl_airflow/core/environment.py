@@ -169,7 +169,11 @@ VARIABLES = (
         "DDL_CONTRACT",
         "the number of this contract; a rank shim of another one starts nothing",
     ),
-    _variable("DDL_SLOTS DDL_METRICS DDL_TASK DDL_MPIRUN DDL_OUTPUT", "for the rank shim"),
+    _variable("DDL_METRICS DDL_TASK DDL_MPIRUN DDL_OUTPUT", "for the rank shim"),
+    _variable(
+        "DDL_SLOTS",
+        "ranks of each host, or of every one in their order: `2` or `2,1`",
+    ),
     _variable(
         "DDL_NO_GPU",
         "`1` on a kind of node without GPUs: the shim leaves TensorFlow's lines on "

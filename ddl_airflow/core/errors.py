@@ -252,6 +252,10 @@ class SettingInvalid(DdlError):
     """A run was given a value that cannot be used."""
 
 
+class TensorBoardRefused(DdlError):
+    """TensorBoard cannot be shown: not here, not now, or not of this training."""
+
+
 class TransformError(DdlError):
     """A checkpoint could not be made a SavedModel."""
 

@@ -93,6 +93,14 @@ class OpenMpi:
             *command,
         ]
 
+    def on_hosts(self, world_size: int, command: Sequence[str]) -> list[str]:
+        """The same for hosts that ``command`` names with their slots: ranks fill one by one.
+
+        Each line that a rank prints has the rank and the stream in front.
+        """
+        place = ("--bind-to", "none", "--map-by", "slot", "--output", "rank")
+        return [self._mpirun, "-n", str(world_size), *place, *command]
+
     def environment(self) -> Mapping[str, str]:
         """What mpirun itself wants to find."""
         told = {} if _FORWARD in os.environ else {_FORWARD: _FORWARDED}

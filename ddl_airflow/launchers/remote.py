@@ -46,7 +46,7 @@ _CURES = {
     "known_hosts, or not in it. Compare it with the host's own, and add it: ssh-keyscan {host}",
     r"Permission denied": "it lets nobody in with the keys of this user. Add the public key to "
     "authorized_keys there, or name user and key in ssh's configuration",
-    r"Could not resolve": "its name is not known here. Correct it in launcher.hosts, or in DNS",
+    r"Could not resolve": "its name is not known here. Correct it, or DNS",
     r"Connection refused": "nobody listens on its ssh port. Start sshd there, or name the port in "
     "ssh's configuration",
     r"timed out|No route|unreachable|not responding": "it does not answer. Is it up, and its "
@@ -75,10 +75,11 @@ class Ssh:
 
     Args:
         config: path of ssh's configuration; empty for that of this user.
+        more: further options of ssh, without spaces.
     """
 
-    def __init__(self, config: str = "") -> None:
-        self._config = ["-F", config] if config else []
+    def __init__(self, config: str = "", more: Sequence[str] = ()) -> None:
+        self._config = [*(["-F", config] if config else []), *more]
 
     @property
     def options(self) -> list[str]:

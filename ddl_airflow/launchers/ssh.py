@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ _KEEPALIVE = {
     "oob_tcp_keepalive_probes": 3,
 }
 # Segments of ranks that share a host. Elsewhere there is no directory of the task's host.
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 # More than ssh takes to give up a host that is gone. A busy one that lets people in is none.
 _ENDS_S = 10.0
 # Ends of which all ranks have told: whether hosts answer then changes nothing. One that had to make
@@ -281,22 +281,13 @@ class SshLauncher(LocalLauncher):
         env = {**rank_environment(job), **OpenMpi("").environment()}
         if job.cluster is None:
             env.setdefault("DDL_OPTIONS", DEFAULT_OPTIONS)
-        env["PRTE_MCA_plm"] = "ssh"
-        env["PRTE_MCA_plm_ssh_args"] = " ".join(self._ssh.options)
-        # This host's keys start them all: hosts need none for each other.
-        env["PRTE_MCA_plm_ssh_no_tree_spawn"] = "1"
-        env.setdefault("OMPI_MCA_btl_sm_backing_directory", _SHARED_MEMORY)
-        if self._network:
-            env["OMPI_MCA_btl_tcp_if_include"] = self._network
-        return env
+        return {"OMPI_MCA_btl_sm_backing_directory": SHARED_MEMORY, **env} | mpi_settings(
+            self._ssh, self._network
+        )
 
-    def _options(self, hosts: Sequence[str], slots: int, env: dict[str, str]) -> list[str]:
+    def _options(self, hosts: Sequence[str], slots: int, env: Mapping[str, str]) -> list[str]:
         """mpirun's own."""
-        ours = [name for name in env if name not in _NOT_THERE and not _is_mpis(name)]
-        options = [word for name in sorted(ours) for word in ("-x", name)]
-        for name, value in _KEEPALIVE.items():
-            options += ["--prtemca", name, str(value)]
-        return [*options, "--host", ",".join(f"{host}:{slots}" for host in hosts)]
+        return mpi_options(env, dict.fromkeys(hosts, slots))
 
     def submit(self, submission: Submission) -> JobHandle:
         """Starts mpirun, tethered to this process."""
@@ -387,6 +378,36 @@ class SshLauncher(LocalLauncher):
         if left:
             told = " ".join(f"{host}: {why}." for host, why in left.items())
             raise LaunchError(f"job {handle.job_id} may have left processes. {told}")
+
+
+def mpi_settings(ssh: Ssh, network: str) -> dict[str, str]:
+    """What lets mpirun start ranks on other hosts.
+
+    Args:
+        ssh: how they are reached.
+        network: see SshLauncher.
+    """
+    settings = {
+        "PRTE_MCA_plm": "ssh",
+        "PRTE_MCA_plm_ssh_args": " ".join(ssh.options),
+        # This host's keys start them all: hosts need none for each other.
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    }
+    return settings | ({"OMPI_MCA_btl_tcp_if_include": network} if network else {})
+
+
+def mpi_options(env: Mapping[str, str], slots: Mapping[str, int]) -> list[str]:
+    """mpirun's own: which variables go along, by their names alone, and where ranks are.
+
+    Args:
+        env: of the ranks.
+        slots: of each host, in their order.
+    """
+    ours = [name for name in env if name not in _NOT_THERE and not _is_mpis(name)]
+    options = [word for name in sorted(ours) for word in ("-x", name)]
+    for name, value in _KEEPALIVE.items():
+        options += ["--prtemca", name, str(value)]
+    return [*options, "--host", ",".join(f"{host}:{number}" for host, number in slots.items())]
 
 
 def _python(job: JobSpec) -> str:

@@ -5,6 +5,8 @@ that DDL_OUTPUT names. A rank that is alone gets those of this process, so a deb
 does without mpirun. Of several ranks each gets pipes of its own; what comes out of them is passed
 on in whole lines with the rank in front. Rank 0 has this process's standard input.
 
+Ranks on other hosts cannot ask. Theirs comes through mpirun, which marks each line.
+
 What mpirun itself says is kept apart: it matters only where no rank says why the job failed.
 """
 
@@ -44,6 +46,8 @@ _KILLED_S = 2.0
 _DRAIN_S = 1.0
 # Of what mpirun says.
 _LAST_CHUNKS = 32
+# What a rank has printed, as mpirun marks it. Source: prterun(1), --output rank.
+_MARKED = re.compile(rb"\[(\d+)\]<std(out|err)>: ")
 # Process, user and group. Source: unix(7), SO_PEERCRED.
 _CREDENTIALS = struct.Struct("3i")
 
@@ -80,7 +84,14 @@ def open_standard_streams() -> None:
     os.close(opened)
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], ranks: int, folder: Path) -> Ended:
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    ranks: int,
+    folder: Path,
+    *,
+    relayed: bool = False,
+) -> Ended:
     """Runs mpirun, or what starts the tasks of a cluster, to its end. No process is left then.
 
     SIGINT and SIGTERM end the job, after 3 s with SIGKILL; a second one ends it at once. If nobody
@@ -91,11 +102,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str], ranks: int, folder: Pat
         environ: its environment; DDL_RECORD_DIR in it is the job's own, and marks its processes.
         ranks: how many there are.
         folder: where it runs.
+        relayed: whether what ranks print comes through mpirun; DDL_OUTPUT in ``environ`` says so to
+            them.
 
     Raises:
         OSError: it cannot be started, or the output cannot be written.
     """
-    return _Job(environ, ranks, folder).run(argv)
+    return _Job(environ, ranks, folder, relayed).run(argv)
 
 
 class Lines:
@@ -129,10 +142,12 @@ class Lines:
 
 
 class _Job:
-    def __init__(self, environ: Mapping[str, str], ranks: int, folder: Path) -> None:
+    def __init__(self, environ: Mapping[str, str], ranks: int, folder: Path, relayed: bool) -> None:
         self._environ = environ
         self._ranks = ranks
         self._folder = folder
+        self._relayed = relayed
+        self._rest = b""
         self._look = selectors.DefaultSelector()
         self._process: subprocess.Popen[bytes] | None = None
         self._said: deque[bytes] = deque(maxlen=_LAST_CHUNKS)
@@ -171,14 +186,15 @@ class _Job:
         self._process = subprocess.Popen(
             [sys.executable, "-SE", tether.__file__, str(os.getpid()), *argv],
             cwd=self._folder,
-            env={**self._environ, "DDL_OUTPUT": address},
+            env={**self._environ, **({} if self._relayed else {"DDL_OUTPUT": address})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,  # a terminal's Ctrl-C is for this process, to pass on
         )
         assert self._process.stdout is not None
-        self._look.register(self._process.stdout, selectors.EVENT_READ, self._said.append)
+        take = self._sort if self._relayed else self._said.append
+        self._look.register(self._process.stdout, selectors.EVENT_READ, take)
         if self._signal:  # it came before there was anything to end
             self._process.terminate()
 
@@ -250,6 +266,18 @@ class _Job:
         for descriptor, to in zip(ours, (1, 2), strict=True):
             lines = Lines(f"[{task or f'rank {rank}'}] ")
             self._look.register(descriptor, selectors.EVENT_READ, partial(self._pass_on, lines, to))
+
+    def _sort(self, chunk: bytes) -> None:
+        """Passes on what mpirun has marked as a rank's, in whole lines; the rest is its own."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if self._rest and (not chunk or len(self._rest) > _LONGEST):
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            if found := _MARKED.match(line):
+                rank = Lines(f"[rank {found[1].decode()}] ")
+                self._pass_on(rank, 1 if found[2] == b"out" else 2, line[found.end() :] + b"\n")
+            else:
+                self._said.append(line + b"\n")
 
     def _pass_on(self, lines: Lines, to: int, chunk: bytes) -> None:
         text = memoryview(lines.take(chunk))

@@ -1,12 +1,20 @@
-"""The plugin's routes: the page, and what it shows of trainings. Nothing is changed by them."""
+"""The plugin's routes: the page, and what it shows of trainings. Nothing is changed by them.
+
+But for one: a TensorBoard is started.
+"""
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
+from airflow.configuration import conf
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
@@ -16,10 +24,12 @@ from ddl_airflow.airflow_internals import (
     readers_of_task_logs,
     rights_over_dag,
 )
+from ddl_airflow.core.errors import TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import spelled
 from ddl_airflow.links import tensorboard
+from ddl_airflow.plugin.bounded import Bounded
 from ddl_airflow.plugin.curves import read_curves
 from ddl_airflow.plugin.graph import Pointers, read_graph
 from ddl_airflow.plugin.logs import (
@@ -29,6 +39,8 @@ from ddl_airflow.plugin.logs import (
     ranks_with_logs,
     whole_log,
 )
+from ddl_airflow.plugin.proxy import pass_on, refused
+from ddl_airflow.plugin.tensorboard import TensorBoards, Tokens
 from ddl_airflow.plugin.training import (
     facts,
     read_checkpoints,
@@ -41,6 +53,7 @@ from ddl_airflow.plugin.training import (
     read_starts,
 )
 from ddl_airflow.plugin.trainings import Trainings
+from ddl_airflow.plugin.unchanged import Unchanged
 from ddl_airflow.site import training_of, workspace
 
 # What `make ui` makes of ui/.
@@ -56,13 +69,19 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _LONGEST_SEARCH = 200
+_TENSORBOARD = "tensorboard"
+_STARTING = 4
 
 
 def app() -> FastAPI:
     """The app. Who may read a DAG's task logs may see its trainings; others see nothing of them."""
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
-    known, pointers = Trainings(), Pointers()
+    known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
+    files = Unchanged()
+    # In threads of their own: they look into the workspace, which may hang.
+    starting = CapacityLimiter(_STARTING)
+    api.state.tensorboards = boards
     may_read = Depends(readers_of_task_logs())
     among = Depends(readers_among_dags())
     rights = Depends(rights_over_dag())
@@ -73,12 +92,15 @@ def app() -> FastAPI:
 
     api.mount("/assets", StaticFiles(directory=_BUILT / "assets"), "assets")
 
+    api.add_middleware(Bounded)
+
     @api.middleware("http")
     async def with_headers(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         response = await call_next(request)
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         return response
 
     @api.get("/trainings")
@@ -98,7 +120,7 @@ def app() -> FastAPI:
                 layout.progress,
                 layout.workspace,
                 cursor=cursor,
-                started=read_starts(layout),
+                started=read_starts(layout, files),
                 points=points,
             )
         )
@@ -113,15 +135,46 @@ def app() -> FastAPI:
                 "state": (record.get("outcome") or {}).get("state"),
                 "pace": read_pace(layout),
                 "failure": read_failure(layout),
-                "jobs": read_jobs(layout),
-                "communication": read_communication(layout),
+                "jobs": read_jobs(layout, files),
+                "communication": read_communication(layout, files),
                 "checkpoints": read_checkpoints(layout),
                 "measurements": read_measurements(layout),
                 "facts": facts(record),
                 "logs": ranks_with_logs(layout.logs),
                 "tensorboard": tensorboard(),
+                "tensorboards": conf.get("ddl", "tensorboards", fallback="4").strip() != "0",
             }
         )
+
+    # A request that changes something: no page of others can have a browser send it with cookies.
+    @api.post("/tensorboard-of/{dag_id}/{run_id:path}", dependencies=[may_read])
+    def start_tensorboard(dag_id: str, run_id: str) -> dict[str, str]:
+        layout = _layout(dag_id, run_id)
+        try:
+            token = _tokens().make(dag_id, layout.training_id)
+            boards().start(layout)
+        except TensorBoardRefused as error:
+            raise HTTPException(503, str(error)) from None
+        return {"path": f"{_TENSORBOARD}/{token}/"}
+
+    @api.api_route(f"/{_TENSORBOARD}/{{token}}/{{path:path}}", methods=["GET", "POST", "OPTIONS"])
+    async def through(token: str, path: str, request: Request) -> Response:
+        # The api-server's log says what was asked, after the answer. This part is a key.
+        request.scope["path"] = f"{request.scope['root_path']}/{_TENSORBOARD}/.../{path}"
+        try:
+            of = _tokens().read(token)
+            if of is None:
+                return refused(403, "This address is too old. Open TensorBoard from the training.")
+            layout = RunLayout(workspace(), *of)
+            try:
+                return await pass_on(request, path, boards().socket(layout))
+            except httpx.ConnectError:  # it has ended meanwhile, or runs on another host
+                socket = await to_thread.run_sync(boards().start, layout, limiter=starting)
+                return await pass_on(request, path, socket)
+        except TensorBoardRefused as error:
+            return refused(503, str(error))
+        except httpx.HTTPError as error:
+            return refused(502, f"TensorBoard does not answer: {type(error).__name__}")
 
     @api.get("/graph/{dag_id}/{run_id:path}", dependencies=[may_read])
     def graph(dag_id: str, run_id: str, fresh: bool = False) -> JSONResponse:
@@ -156,6 +209,18 @@ def app() -> FastAPI:
             return lines_with(file, words)
 
     return api
+
+
+def _tensorboards() -> TensorBoards:
+    idle_min = conf.getfloat("ddl", "tensorboard_idle_minutes", fallback=15.0)
+    most = conf.getint("ddl", "tensorboards", fallback=4)
+    made = TensorBoards(workspace(), idle_s=60 * idle_min, most=most)
+    atexit.register(made.close)
+    return made
+
+
+def _tokens() -> Tokens:
+    return Tokens(conf.get("api", "secret_key", fallback=""))
 
 
 def _answer(said: Mapping[str, Any]) -> JSONResponse:

@@ -19,6 +19,7 @@ from benchmarks.collectives.__main__ import SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
 from benchmarks.dag_parse import folders
+from benchmarks.horovod_weights import __main__ as horovod_weights
 from benchmarks.staging import __main__ as staging
 from benchmarks.training import __main__ as training
 from ddl_airflow.core.manifest import load_manifest
@@ -319,3 +320,27 @@ def test_staging_is_compared_with_the_best_peer_of_each_round(tmp_path: Path) ->
     Copies("a", 1.0).down(staging.TINY[0], tmp_path, again=False)
     with pytest.raises(RuntimeError, match="3 objects came, 3,072 bytes"):
         staging._require_all(staging.SETS[0], tmp_path)
+
+
+def test_weights_that_differ_are_found_with_their_case(tmp_path: Path) -> None:
+    def leave(name: str, rank: int, end: list[float]) -> None:
+        arrays = {"begin0": np.zeros(2), "begin1": np.ones(1), "end0": end, "end1": [1.0]}
+        np.savez(tmp_path / f"{name}-{rank}.npz", **arrays)
+
+    for rank in range(2):
+        leave("fit, SGD", rank, [1.0, 2.0])
+        leave("fit, fp16", rank, [1.0, 2.0])
+    theirs = horovod_weights.read(tmp_path, 2)
+    leave("fit, SGD", 1, [1.0, 2.0 + 2e-6])
+    leave("fit, fp16", 0, [1.0, 2.0 + 2e-6])
+    ours = horovod_weights.read(tmp_path, 2)
+    rows = horovod_weights.compare(theirs, {"Keras 3": ours, "Keras 2": {}})
+    assert [row["moved"] for row in rows] == [2.0, 2.0]
+    found = [(row["name"], horovod_weights.above(row, "Keras 3")) for row in rows]
+    assert found == [("fit, SGD", True), ("fit, fp16", False)]
+    assert all(horovod_weights.above(row, "Keras 2") for row in rows)  # has not run
+    ways = ("Keras 3", "Keras 2")
+    assert "| fit, SGD | 2e-06 | not run | 2 |" in horovod_weights.table({2: rows}, ways)
+    leave("fit, SGD", 0, [math.nan, 2.0])
+    row, _ = horovod_weights.compare(theirs, {"Keras 3": horovod_weights.read(tmp_path, 2)})
+    assert horovod_weights.above(row, "Keras 3")

@@ -36,14 +36,22 @@ export function followTheme(): void {
 }
 
 // Airflow's frame may neither open a tab nor lead the page around it away; that page itself may.
-export function leave(event: MouseEvent): void {
+export function lead(address: string): void {
   const around = outside();
-  if (!around || !(event.currentTarget instanceof HTMLAnchorElement)) return;
-  event.preventDefault();
+  if (!around) {
+    location.assign(address);
+    return;
+  }
   const link = around.createElement("a");
-  link.href = event.currentTarget.href;
+  link.href = address;
   link.hidden = true;
   around.body.append(link);
   link.click();
   link.remove();
+}
+
+export function leave(event: MouseEvent): void {
+  if (!outside() || !(event.currentTarget instanceof HTMLAnchorElement)) return;
+  event.preventDefault();
+  lead(event.currentTarget.href);
 }

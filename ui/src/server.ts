@@ -38,7 +38,7 @@ export interface About {
   training_id: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
   communication: { straggler: number | null; ranks: Spent[] } | null;
   checkpoints: { name: string; step: number | null; bytes: number; at: number }[];
-  measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null;
+  measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null; tensorboards: boolean;
 }
 export interface Line {
   dag_id: string; run_id: string; training_id: string; state: string; step: string;

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { leave } from "./around";
+import { lead, leave } from "./around";
 import { Chart, type Drawn } from "./chart";
 import { nothing, taken, type Known } from "./curves";
 import { Logs } from "./logs";
@@ -276,6 +276,34 @@ function Made({ facts, place }: { facts: Facts; place: Place }) {
   );
 }
 
+function TensorBoard({ about, path }: { about: About; path: string }) {
+  const [words, setWords] = useState("");
+  const [starting, setStarting] = useState(false);
+  if (!about.tensorboard && !about.tensorboards) return null;
+  const open = async () => {
+    setStarting(true);
+    setWords("TensorBoard starts …");
+    try {
+      const { path: found } = await ask<{ path: string }>(`tensorboard-of/${path}`, { method: "POST" });
+      setWords("");
+      lead(new URL(found, location.href).href);
+    } catch (error) {
+      setWords((error as Error).message);
+    }
+    setStarting(false);
+  };
+  return (
+    <section aria-labelledby="tensorboard-title">
+      <h2 id="tensorboard-title">TensorBoard</h2>
+      {about.tensorboards && (
+        <p><button type="button" disabled={starting} onClick={open}>TensorBoard of this training</button></p>
+      )}
+      <p role="status">{words}</p>
+      {about.tensorboard && <p><a href={about.tensorboard} onClick={leave}>TensorBoard, over all experiments</a></p>}
+    </section>
+  );
+}
+
 export function Training({ place }: { place: Place }) {
   const { dag, run } = place;
   const path = pathOf(dag, run);
@@ -352,7 +380,7 @@ export function Training({ place }: { place: Place }) {
           <Where job={about.jobs.at(-1)} logs={about.logs} showLog={showLog} />
           <Checkpoints found={about.checkpoints} />
           <Made facts={about.facts} place={place} />
-          {about.tensorboard && <p><a href={about.tensorboard} onClick={leave}>TensorBoard, over all experiments</a></p>}
+          <TensorBoard about={about} path={path} />
           {shown !== null && (
             <Logs run={path} dag={dag} ranks={about.logs} rank={shown} choose={setRank} />
           )}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 class Placement:
     """This process among the ranks of the job.
 
-    `launched` is False outside mpirun: then there is one rank, this process.
+    `launched` is False outside mpirun: then there is one rank, this process. `slots` is how many
+    ranks each host has, in their order, where that differs; else it is empty.
     """
 
     rank: int
@@ -20,11 +22,19 @@ class Placement:
     local_rank: int
     local_size: int
     launched: bool
+    slots: tuple[int, ...] = ()
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, if all run equally many ranks."""
-        return max(1, self.size // self.local_size)
+        """Number of hosts."""
+        return len(self.slots) or max(1, self.size // self.local_size)
+
+    @property
+    def host(self) -> int:
+        """Number of this rank's host, from 0."""
+        if not self.slots:
+            return self.rank // self.local_size
+        return sum(first <= self.rank for first in itertools.accumulate(self.slots))
 
 
 # Rank, size, local rank, local size of each launcher, the most specific first. Slurm sets
@@ -57,6 +67,7 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
             local_rank=_number(environ, local_rank, _number(environ, rank, 0)),
             local_size=_number(environ, local_size, world),
             launched=True,
+            slots=_slots(environ, world),
         )
     return Placement(rank=0, size=1, local_rank=0, local_size=1, launched=False)
 
@@ -71,6 +82,13 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
             f"{name} is {environ[name]!r}, not a number. It is set by mpirun or srun; "
             "remove it if this process was not started by them."
         ) from None
+
+
+def _slots(environ: Mapping[str, str], world: int) -> tuple[int, ...]:
+    """What DDL_SLOTS says of hosts that differ; nothing if it is of another job."""
+    words = environ.get("DDL_SLOTS", "").split(",")
+    slots = tuple(int(word) for word in words if word.isdecimal())
+    return slots if 1 < len(slots) == len(words) and sum(slots) == world else ()
 
 
 def group_size(environ: Mapping[str, str] | None = None) -> int | None:

@@ -6,8 +6,8 @@ code of mpirun alone cannot be trusted to mean success (a lost host can yield 0)
 leaves a record, ``$DDL_RECORD_DIR/rank-<n>.json``, and whoever started the job counts them.
 
 The script's output goes to ``$LOG_DIR/rank-<n>.log``; with ``DDL_OUTPUT`` (``ddl-run`` by hand) to
-whoever listens there, stdout and stderr apart. Without ``DDL_RECORD_DIR`` nothing is recorded and
-the output goes where mpirun sends it.
+whoever listens there, stdout and stderr apart; where that is ``-``, where mpirun sends it. Without
+``DDL_RECORD_DIR`` nothing is recorded, and it goes there, too.
 
 SIGTERM, SIGINT, SIGUSR1 and SIGURG go to the script. SIGURG asks it to make room, if it listens
 (``ddl_ops.preemption``), and nothing else happens.
@@ -131,8 +131,9 @@ def child_environment(environ: Mapping[str, str], placement: Placement) -> dict[
             env.pop("DDL_PROGRESS", None)
     else:
         env.pop("DDL_MPIRUN", None)
-        slots = int(env.get("DDL_SLOTS", placement.local_size))
-        env["LEARNER_ID"] = str(placement.rank // slots + 1)
+        slots = env.get("DDL_SLOTS", "")  # of a job on one host: as if there were several
+        host = placement.rank // int(slots) if slots.isdecimal() else placement.host
+        env["LEARNER_ID"] = str(host + 1)
     if directory := env.get("DDL_RECORD_DIR"):
         env["DDL_EXCEPTION_FILE"] = str(exception_file(Path(directory), placement.rank))
         if placement.size > 1:
@@ -306,7 +307,10 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     hidden = _NO_DRIVER if no_gpu and not any(_LOG_LEVEL in word for word in argv) else None
     definitions = json.loads(environ.get("DDL_METRICS", "[]")) if rank == 0 else []
     given: list[int] = []
-    if address := environ.get("DDL_OUTPUT"):
+    address = environ.get("DDL_OUTPUT")
+    if address == "-":
+        given = [os.dup(number) for number in range(3)]
+    elif address:
         given = _given_streams(address, rank, task["task"] if task else "")
     parent = os.getppid()
     env = child_environment(environ, placement)

@@ -195,6 +195,24 @@ def process_sets_come_go_and_take_what_all_take() -> None:
 
 
 @check
+def a_row_of_several_slices_is_updated_once() -> None:
+    """By itself Keras 3 lets Adam square each of them, and adds up the squares."""
+
+    def trained(sparse_as_dense: bool) -> np.ndarray:
+        variable = keras.Variable(np.ones((4, 2)), dtype="float32")
+        optimizer = hvd_keras.DistributedOptimizer(
+            keras.optimizers.Adam(0.1), sparse_as_dense=sparse_as_dense
+        )
+        for step in range(3):
+            values = np.arange(6, dtype=np.float32).reshape(3, 2) + RANK + step
+            slices = tf.IndexedSlices(tf.constant(values), tf.constant([0, 2, 0]), [4, 2])
+            optimizer.apply([slices], [variable])
+        return variable.numpy()
+
+    assert np.allclose(trained(False), trained(True), atol=1e-6)
+
+
+@check
 def a_tape_averages_but_what_stays_local() -> None:
     shared, own, unused = tf.Variable(1.0), keras.Variable(1.0), tf.Variable(1.0)
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

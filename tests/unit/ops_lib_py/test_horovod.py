@@ -121,8 +121,9 @@ def test_cuts_a_list_into_parts():
     [
         (["--version"], 0, "0.28.1"),
         (["-cb"], 0, "[X] MPI"),
-        (["-np", "2", "-H", "gpu01:2", "python", "x.py"], 2, "docs/scaling.md"),
-        (["-H", "localhost", "python", "x.py"], 2, "as in localhost:4"),
+        (["-np", "2", "-H", "a host:2", "python", "x.py"], 2, "'a host:2' is no host"),
+        (["-np", "2", "-H", "localhost", "python", "x.py"], 2, "there are 1 slots: localhost"),
+        (["python", "x.py"], 2, "how many ranks?"),
         (["-np", "2"], 2, "no command given"),
     ],
 )

@@ -34,6 +34,7 @@ RETRYABLE = {
     "TimedOut": True,
     "SettingUnknown": False,
     "SettingInvalid": False,
+    "TensorBoardRefused": False,
     "TransformError": False,
     "CheckpointMissing": False,
     "ModelRejected": False,

@@ -155,7 +155,8 @@ def site(workspace, monkeypatch):
     monkeypatch.setattr(api, "tensorboard", lambda: f"{made.url}/outside")
     made = Site(workspace, training_of)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(made.app(api.app()), log_level="error")
+        plugin = api.app()
+        config = uvicorn.Config(made.app(plugin), log_level="error")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -163,6 +164,7 @@ def site(workspace, monkeypatch):
         yield made
         server.should_exit = True
         thread.join()
+        plugin.state.tensorboards().close()
 
 
 @pytest.fixture(scope="module")

@@ -99,21 +99,26 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts, from 0. ValueError before init()."""
+    """This host's number among those with a rank of this local number. ValueError before init()."""
     require_initialized()
-    return PLACEMENT.rank // PLACEMENT.local_size
+    return sum(host < PLACEMENT.host for host in _alike())
 
 
 def cross_size() -> int:
-    """Number of hosts. ValueError before init()."""
+    """Number of hosts with a rank of this local number. ValueError before init()."""
     require_initialized()
-    return PLACEMENT.num_hosts
+    return len(_alike())
+
+
+def _alike() -> list[int]:
+    slots = PLACEMENT.slots or (PLACEMENT.local_size,) * PLACEMENT.num_hosts
+    return [host for host, ranks in enumerate(slots) if ranks > PLACEMENT.local_rank]
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have equally many ranks, as far as this one can tell."""
+    """Whether all hosts have equally many ranks. ValueError before init()."""
     require_initialized()
-    return PLACEMENT.size % PLACEMENT.local_size == 0
+    return not PLACEMENT.slots and PLACEMENT.size % PLACEMENT.local_size == 0
 
 
 def mpi_threads_supported() -> bool:

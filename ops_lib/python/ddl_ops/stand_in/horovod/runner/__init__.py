@@ -30,14 +30,15 @@ def run(
     use_mpi: bool | None = None,
     **unknown: Any,
 ) -> list[Any]:
-    """Calls a function on ranks of this host, and returns what it returns on each.
+    """Calls a function on ranks, and returns what it returns on each.
 
     Args:
         func: what cloudpickle, or without that pickle, can take.
         args: of the function.
         kwargs: of the function.
         num_proc: number of ranks.
-        hosts: as horovodrun's: this host alone.
+        hosts: as horovodrun's. They share the current folder, where the function and what it
+            returns are meanwhile.
         hostfile: as horovodrun's.
         env: environment of the ranks; by default this process's.
         executable: the Python of the ranks; by default this one.
@@ -51,15 +52,16 @@ def run(
     del verbose, use_mpi
     if given := sorted(name for name, value in unknown.items() if value is not None):
         raise TypeError(
-            f"horovod.run({', '.join(given)}=): not here. Hosts beside this one, and training that "
-            "goes on after failures, are a manifest's: docs/coming-from-horovod.md"
+            f"horovod.run({', '.join(given)}=): not here. Training that goes on after failures "
+            "is a manifest's: docs/coming-from-horovod.md"
         )
     count = np or num_proc
     flags = ["-np", str(count)]
     for flag, value in (("-H", hosts), ("--hostfile", hostfile)):
         if value:
             flags += [flag, value]
-    with tempfile.TemporaryDirectory(prefix="horovod-run-") as folder:
+    place = Path.cwd() if hosts or hostfile else None
+    with tempfile.TemporaryDirectory(prefix=".horovod-run-", dir=place) as folder:
         _dump((func, tuple(args), dict(kwargs or {})), Path(folder, "function"))
         command = [executable or sys.executable, str(_CALLED), folder]
         packages = str(Path(__file__).parents[2])

@@ -1,29 +1,28 @@
-"""``horovodrun``: starts ranks on this host, with Horovod's flags, by ``ddl-run``.
+"""``horovodrun``: starts ranks with Horovod's flags, by ``ddl-run``.
 
     horovodrun -np 4 python train.py
+    horovodrun -np 4 -H gpu1:2,gpu2:2 python train.py
 
 What the flags set and ranks can use reaches them as HOROVOD_*; each flag that has no effect is
-named, and hosts beside this one are refused: a manifest's launcher starts ranks there.
+named. Hosts beside this one are reached by ssh.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 
 from horovod import __version__
 
 # Flags that take a value and have no effect here.
 _WITH_VALUE = """
-    --start-timeout --network-interfaces --network-interface --nics --mpi-args --binding-args
+    --start-timeout --mpi-args --binding-args
     --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
     --autotune-steps-per-sample --autotune-bayes-opt-max-samples
     --autotune-gaussian-process-noise --num-nccl-streams --thread-affinity --gloo-timeout-seconds
-    --stall-check-warning-time-seconds --ssh-port --ssh-identity-file --slots-per-host
+    --stall-check-warning-time-seconds --slots-per-host
     --elastic-timeout --reset-limit --blacklist-cooldown-range --min-np --min-num-proc --max-np
     --max-num-proc
 """.split()
@@ -35,10 +34,8 @@ _SWITCHES = """
     --no-stall-check --stall-check --log-with-timestamp --log-hide-timestamp
     --prefix-output-with-timestamp --verbose
 """.split()
-_SHORT = {"--ssh-port": ["-p"], "--ssh-identity-file": ["-i"]}
 # These ask for what happens anyway.
 _GRANTED = frozenset(("--mpi", "--verbose", "--disable-cache", "--stall-check"))
-_HERE = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,29 +49,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         del options.command[0]
     if not options.command:
         parser.error("no command given; for example: horovodrun -np 2 python train.py")
-    count = options.num_proc
     if options.host_discovery_script:
         parser.error(
             "--host-discovery-script: hosts come and go by a manifest's launcher; see "
             "docs/coming-from-horovod.md"
         )
-    for host, slots in _hosts(parser, options):
-        if host not in _HERE and host != socket.gethostname():
-            parser.error(
-                f"ranks on {host}: horovodrun starts them on this host alone here. Hosts that ssh "
-                "reaches, Slurm and Kubernetes are launchers of a manifest: docs/scaling.md"
-            )
-        count = count or slots
-    if not count:
+    for name in ("output_filename", "config_file"):
+        if getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} is not here")
+    if not (options.num_proc or options.hosts or options.hostfile):
         parser.error("how many ranks? For example: horovodrun -np 2 python train.py")
     for flag in options.idle or []:
         if flag not in _GRANTED:
             print(f"horovodrun: {flag} has no effect here", file=sys.stderr)
     _set(os.environ, options)
-    words = ["--np", str(count)]
-    if options.timeline_filename:
-        words += ["--timeline", options.timeline_filename]
-    return _ddl_run([*words, *options.command])
+    words = []
+    for flag, value in (
+        ("--np", options.num_proc),
+        ("--hosts", options.hosts),
+        ("--hostfile", options.hostfile),
+        ("--network", options.network_interfaces),
+        ("--ssh-port", options.ssh_port),
+        ("--ssh-identity-file", options.ssh_identity_file),
+        ("--timeline", options.timeline_filename),
+    ):
+        if value is not None:
+            words += [flag, str(value)]
+    return _ddl_run([*words, "--", *options.command])
 
 
 def run_commandline() -> None:
@@ -111,7 +112,7 @@ class _Idle(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        description="Starts ranks on this host, as ddl-run does, with Horovod's flags.",
+        description="Starts ranks, as ddl-run does, with Horovod's flags.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument(
@@ -119,11 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
     hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="this host alone")
-    hosts.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", help="lines of HOST slots=SLOTS: this host alone"
-    )
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by ssh")
+    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="lines of HOST slots=SLOTS")
     hosts.add_argument("--host-discovery-script", metavar="FILE", help="refused")
+    parser.add_argument(
+        "--network-interfaces", "--network-interface", "--nics", metavar="NAME,...", help="of ranks"
+    )
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for all hosts")
     parser.add_argument("--output-filename", metavar="DIR", help="refused; redirect the output")
     parser.add_argument("--config-file", metavar="FILE", help="refused; give flags")
     parser.add_argument("--timeline-filename", metavar="FILE", help="a Chrome trace")
@@ -134,34 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", metavar="LEVEL", help="TRACE to FATAL")
     parser.set_defaults(idle=None)
     for flag in _WITH_VALUE:
-        parser.add_argument(
-            *_SHORT.get(flag, []), flag, action=_Idle, dest="_", help=argparse.SUPPRESS
-        )
+        parser.add_argument(flag, action=_Idle, dest="_", help=argparse.SUPPRESS)
     for flag in _SWITCHES:
         parser.add_argument(flag, action=_Idle, nargs=0, dest="_", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
-
-
-def _hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, int]]:
-    for name in ("output_filename", "config_file"):
-        if getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} is not here")
-    if options.hostfile:
-        try:
-            lines = Path(options.hostfile).read_text("utf-8").splitlines()
-        except OSError as error:
-            parser.error(f"{options.hostfile}: {error.strerror}")
-        texts = [line.replace(" slots=", ":") for line in lines if line.strip()]
-    else:
-        texts = (options.hosts or "").split(",") if options.hosts else []
-    found = []
-    for text in texts:
-        host, _, slots = text.strip().partition(":")
-        if not slots.isdigit():
-            parser.error(f"{text!r} is no host with its slots, as in localhost:4")
-        found.append((host, int(slots)))
-    return found
 
 
 def _set(environ: MutableMapping[str, str], options: argparse.Namespace) -> None:

@@ -108,7 +108,8 @@ class Reduction:
         for number, i in enumerate(sparse):
             averaging.averaged()
             name = name_in_order(f"{self.name}_sparse_{number}")
-            reduced[i] = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
+            gathered = allreduce_slices(reduced[i], self.op, name, self.process_set, False)
+            reduced[i] = _merged(gathered)
             mark_reduced(reduced[i])
         return reduced
 
@@ -131,6 +132,17 @@ class Reduction:
             self.compression.decompress(one, context)
             for one, (_, context) in zip(together, pairs, strict=True)
         ]
+
+
+def _merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """With each row once, as the sum of its slices.
+
+    Optimizers of Keras 2 and TensorFlow 1 do that themselves. In Keras 3, Adam and the like would
+    square each slice.
+    """
+    rows, where = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
 def check_groups(groups: Any) -> None:

@@ -1,0 +1,170 @@
+"""horovodrun and ddl-run on real hosts, in namespaces: one where they are called, others by ssh."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.hosts import Hosts, available
+from tests.integration.launched import task_environment
+from tests.limits import within
+
+pytestmark = pytest.mark.integration
+STAND_IN = Path(__file__).parents[2] / "ops_lib" / "python" / "ddl_ops" / "stand_in"
+HOROVODRUN = [sys.executable, "-c", "from ddl_ops.horovodrun import main; raise SystemExit(main())"]
+WHERE = """
+import os, socket, sys
+print(socket.gethostname(), os.getcwd(), os.environ["A_SETTING"], "half a", end=" ", flush=True)
+print("line")
+print("to stderr", file=sys.stderr)
+"""
+SUM = """
+import os
+import horovod.tensorflow as hvd
+hvd.init()
+place = hvd.local_rank(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()
+print(*place, os.environ["LEARNER_ID"], hvd.allreduce([hvd.rank() + 1.0], op=hvd.Sum).numpy())
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    if reason := available():
+        pytest.skip(reason)
+    with Hosts(tmp_path_factory.mktemp("named"), 3) as three:
+        # horovodrun has no flag that names ssh's configuration: there it is the host's own.
+        mount = ["mount", "--bind", str(three.ssh_config), "/etc/ssh/ssh_config"]
+        subprocess.run(three.on(0, mount), check=True)
+        yield three
+
+
+@pytest.fixture
+def call(hosts: Hosts, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts horovodrun on the first host, in a folder with the script."""
+
+    def begin(script: str, *words: str) -> subprocess.Popen[str]:
+        (tmp_path / "script.py").write_text(script)
+        inside = ["env", "-C", str(tmp_path), *HOROVODRUN, *words, "python", "script.py"]
+        return subprocess.Popen(
+            hosts.on(0, inside),
+            env=task_environment() | {"A_SETTING": "set by hand", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return begin
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    """Exit code, sorted lines of standard output, and standard error."""
+    out, err = process.communicate(timeout=within(90))
+    return process.returncode, sorted(out.splitlines()), err
+
+
+def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(call, tmp_path) -> None:
+    before = set(Path("/dev/shm").glob("ddl-mpi-*"))
+    words = ("-np", "4", "-H", "10.99.0.2:2,10.99.0.3:3")
+    code, lines, err = ended(call(WHERE, *words))
+    assert code == 0, err
+    said = f"{tmp_path} set by hand half a line"
+    assert lines == [f"[rank {n}] host{2 + n // 2} {said}" for n in range(4)]
+    *theirs, note = err.splitlines()
+    assert sorted(theirs) == [f"[rank {n}] to stderr" for n in range(4)]
+    assert note.startswith("ddl-run: The 4 ranks trained apart")  # as where they run on this host
+    assert set(Path("/dev/shm").glob("ddl-mpi-*")) <= before
+
+
+def test_ranks_of_a_hostfile_compute_together_also_on_this_host(call, tmp_path) -> None:
+    (tmp_path / "hosts").write_text("10.99.0.1 slots=1  # where horovodrun runs\nhost2.alias:2\n")
+    words = ("-np", "3", "--hostfile", "hosts", "--network-interfaces", "10.99.0.0/24")
+    code, lines, err = ended(call(SUM, *words))
+    assert code == 0, err
+    assert lines == [
+        "[rank 0] 0 0 2 False 1 [6.]",
+        "[rank 1] 0 1 2 False 2 [6.]",
+        "[rank 2] 1 0 1 False 2 [6.]",
+    ]
+
+
+def test_horovod_run_calls_a_function_on_hosts(hosts, tmp_path) -> None:
+    # In a module: without cloudpickle ranks find nothing of the main script.
+    (tmp_path / "mine.py").write_text(
+        "import os, socket\n"
+        "def where(word): return word, socket.gethostname(), os.environ['OMPI_COMM_WORLD_RANK']\n"
+    )
+    (tmp_path / "called.py").write_text(
+        "import horovod, mine\n"
+        "print(horovod.run(mine.where, ('at',), num_proc=2, hosts='10.99.0.2:1,10.99.0.3:1'))\n"
+    )
+    environment = task_environment()
+    paths = [str(STAND_IN), str(tmp_path), environment["PYTHONPATH"]]
+    done = subprocess.run(
+        hosts.on(0, ["env", "-C", str(tmp_path), sys.executable, "called.py"]),
+        env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[('at', 'host2', '0'), ('at', 'host3', '1')]\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("10.99.0.2:1,no.such.host:1", "no.such.host: its name is not known here."),
+        ("10.99.0.2:1,10.99.0.9:1", "10.99.0.9: it does not answer."),
+        ("10.99.0.2:1,host2.alias:1", "host2.alias: it is host2, as 10.99.0.2 is."),
+        ("10.99.0.2:1", "2 ranks are asked for, and there are 1 slots: 10.99.0.2:1."),
+    ],
+)
+def test_a_host_that_cannot_take_ranks_is_named(call, asked, said) -> None:
+    code, lines, err = ended(call(WHERE, "-np", "2", "-H", asked))
+    assert code == 2 and lines == []
+    assert said in err
+
+
+def test_a_host_without_the_folder_is_named(hosts, tmp_path) -> None:
+    inside = ["env", "-C", "/mnt", *HOROVODRUN, "-np", "1", "-H", "10.99.0.2:1", "true"]
+    subprocess.run(hosts.on(0, ["mkdir", "/mnt/mine"]), check=True)
+    inside[2] = "/mnt/mine"
+    done = subprocess.run(
+        hosts.on(0, inside), env=task_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "10.99.0.2: it has no /mnt/mine, where the ranks are to run." in done.stderr
+
+
+def test_a_rank_that_fails_is_named_with_its_host(call) -> None:
+    fail = 'import os, time; os.environ["OMPI_COMM_WORLD_RANK"] == "1" and exit(3); time.sleep(60)'
+    code, lines, err = ended(call(fail, "-np", "2", "-H", "10.99.0.2:1,10.99.0.3:1"))
+    assert (code, lines) == (3, [])
+    assert err == "ddl-run: rank 1 of 2 on host3 exited with code 3. All ranks were ended.\n"
+
+
+def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts) -> None:
+    process = call(
+        "import time; print('up', flush=True); time.sleep(600)",
+        *("-np", "2", "-H", "10.99.0.2:1,10.99.0.3:1"),
+    )
+    assert process.stdout is not None
+    up = {process.stdout.readline() for _ in range(2)}
+    assert up == {"[rank 0] up\n", "[rank 1] up\n"}, process.stderr
+    hosts.cut(2)
+    began = time.monotonic()
+    try:
+        code, _, err = ended(process)
+        took = time.monotonic() - began
+    finally:
+        hosts.connect(2)
+    assert code != 0
+    assert "A host is gone. 10.99.0.3: it does not answer." in err
+    assert took < within(40)
