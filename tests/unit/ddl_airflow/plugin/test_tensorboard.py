@@ -25,35 +25,12 @@ from playwright.sync_api import expect
 
 from ddl_airflow.core.errors import TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
+from tests.event_files import losses, write_events
 from tests.limits import until, within
 from tests.ui.conftest import shot
 
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
-
-
-def write_events(folder, values, name="events.out.tfevents.1"):
-    """An event file: of each step tag and summary value, as TensorFlow would write it."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    folder.mkdir(parents=True, exist_ok=True)
-    events = [Event(wall_time=1e9, file_version="brain.Event:2")]
-    for step, value in values:
-        summary = Summary(value=[Summary.Value(**value)])
-        events.append(Event(step=step, wall_time=1e9 + step, summary=summary))
-    with (folder / name).open("wb") as file:
-        for event in events:
-            said = event.SerializeToString()
-            length = struct.pack("<Q", len(said))
-            for part in (length, said):
-                file.write(part + struct.pack("<I", masked_crc32c(part)))
-
-
-def losses(count=50, tag="loss"):
-    return [(step, {"tag": tag, "simple_value": 2 / (step + 1)}) for step in range(count)]
 
 
 @pytest.fixture
