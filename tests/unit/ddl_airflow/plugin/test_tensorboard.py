@@ -77,6 +77,21 @@ def processes(folder):
     return found
 
 
+def listened(process):
+    """The addresses of TCP on which a process listens: of proc(5)."""
+    own = set()
+    for one in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(one))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in own:
+                found.add(local)
+    return found
+
+
 def ask(socket, path):
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=within(20)) as client:
         return client.get(f"http://tensorboard/{path}")
@@ -98,8 +113,7 @@ def test_one_process_serves_all_who_ask(boards, layout):
     assert tags == {"logs/train": ["loss"]}
     assert at.stat().st_mode & 0o077 == 0 and at.parent.stat().st_mode & 0o077 == 0
     # No port, which would be open to all users of the host, and no settings of Airflow's.
-    listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    assert f"pid={process}," not in listening
+    assert listened(process) == set()
     environment = Path(f"/proc/{process}/environ").read_bytes()
     assert b"AIRFLOW" not in environment
     assert "libtensorflow" not in Path(f"/proc/{process}/maps").read_text()
@@ -107,6 +121,11 @@ def test_one_process_serves_all_who_ask(boards, layout):
     first.close()
     until(lambda: not processes(at.parent), 5)
     assert not at.exists()
+
+
+def test_who_listens_on_a_port_is_seen():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert listened(os.getpid()) == {f"0100007F:{server.getsockname()[1]:04X}"}
 
 
 def test_nobody_asks_and_it_ends(boards, layout):
