@@ -17,6 +17,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -182,6 +183,17 @@ def test_links_of_a_training_lead_nowhere(boards, layout):
     time.sleep(1)
     shown = ask(at, "data/plugin/timeseries/tags").json()["scalars"]["runTagInfo"]
     assert shown == {"logs/train": ["loss"], "result/seen": ["loss"]}
+
+
+@pytest.mark.parametrize("name", ["a link", "with, a comma: and a colon"])
+def test_the_workspace_may_have_any_name(boards, layout, tmp_path, name):
+    place = tmp_path / name
+    if name == "a link":
+        place.symlink_to(layout.workspace)
+    else:
+        layout.workspace.rename(place)
+    moved = replace(layout, workspace=place)
+    assert runs(boards(place).start(moved)) == ["logs/train"]
 
 
 def test_a_record_that_lies_about_its_length_is_left_alone(boards, layout):
