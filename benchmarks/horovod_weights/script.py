@@ -149,6 +149,12 @@ def warmup() -> Any:
     )
 
 
+def decay() -> Any:
+    return hvd_keras.callbacks.LearningRateScheduleCallback(
+        initial_lr=0.05, multiplier=0.7, start_epoch=1, momentum_correction=False
+    )
+
+
 def in_groups() -> Any:
     model = perceptron()
     groups = [list(layer.trainable_variables) for layer in model.layers]
@@ -222,6 +228,7 @@ CASES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "fit, groups of variables": in_groups,
     "fit, gradient_predivide_factor=2": lambda: fitted(sgd(), gradient_predivide_factor=2.0),
     "fit, warm-up of the learning rate": lambda: fitted(sgd(), callbacks=[warmup()]),
+    "fit, decay of the learning rate": lambda: fitted(sgd(), callbacks=[decay()]),
     "fit, fp16": lambda: fitted(sgd(), compression=FP16),
     "tape, tf.function": stepped,
     "tape, eager": lambda: stepped(compiled=False),

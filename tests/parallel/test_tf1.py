@@ -32,6 +32,19 @@ def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):
     assert "DeadlineExceeded" not in ended.output
 
 
+def test_keras_of_those_days_trains_one_model_by_horovods_interface(ddl_run):
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    script = SCRIPTS / "horovod_tf1_keras.py"
+    ended = ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
+    assert ended.returncode == 0, ended.output[-5000:]
+    first, second = (
+        [line for line in ended.lines_of(rank) if line.startswith("weights: 2.")]
+        for rank in range(2)
+    )
+    assert len(first) == 1 and first == second
+
+
 @pytest.fixture(scope="module")
 def mpi_collectives(mpirun, ddl_run):
     script = SCRIPTS / "mpi_collectives.py"

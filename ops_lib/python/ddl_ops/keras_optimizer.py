@@ -95,8 +95,9 @@ def mark_distributed(
     setattr(optimizer, _MARK, True)
     setattr(optimizer, _REDUCE, reduce)
     _distributed_after_all(optimizer)
-    _hook_loss_scaling()
-    _hook_compile()
+    if keras.__version__.startswith("3."):  # else, in TensorFlow 1 mode, it is Keras 2
+        _hook_loss_scaling()
+        _hook_compile()
 
 
 def reduced_outside(optimizer: Any) -> bool:

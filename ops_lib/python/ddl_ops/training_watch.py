@@ -14,13 +14,15 @@ def look_after_training() -> None:
     May be called again, once the script has imported Keras.
     """
     gradients.note_gradients()
-    if PLACEMENT.size > 1 and "keras" in sys.modules:
+    # In TensorFlow 1 mode `import keras` gives Keras 2, of which nothing is hooked.
+    keras_3 = getattr(sys.modules.get("keras"), "__version__", "").startswith("3.")
+    if PLACEMENT.size > 1 and keras_3:
         from ddl_ops.keras_optimizer import notice_training_apart
 
         notice_training_apart()
     if PLACEMENT.size > 1:
         written_files.tell_of_c_code()
-    if "keras" in sys.modules:
+    if keras_3:
         from ddl_ops.keras_weight_notes import hook_fit
 
         hook_fit()

@@ -195,6 +195,17 @@ def process_sets_come_go_and_take_what_all_take() -> None:
 
 
 @check
+def a_number_as_multiplier_decays_the_learning_rate() -> None:
+    schedule = hvd_keras.callbacks.LearningRateScheduleCallback(
+        initial_lr=0.8, multiplier=0.5, start_epoch=1
+    )
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.8)), "mse")
+    seen = model.fit(np.ones((2, 1)), np.ones(2), epochs=4, verbose=0, callbacks=[schedule])
+    assert np.allclose(seen.history["lr"], [0.8, 0.8, 0.4, 0.2]), seen.history
+
+
+@check
 def a_row_of_several_slices_is_updated_once() -> None:
     """By itself Keras 3 lets Adam square each of them, and adds up the squares."""
 

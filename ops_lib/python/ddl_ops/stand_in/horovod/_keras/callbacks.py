@@ -15,6 +15,15 @@ from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.mpi_ops import _allreduce
 from horovod.tensorflow.util import key_of, keys_of
 
+v1 = tf.compat.v1
+
+
+def evaluated(tensor: Any) -> Any:
+    """What it is now; in a session of TensorFlow 1 an op is run."""
+    if tf.executing_eagerly():
+        return tensor if tensor is None else tensor.numpy()
+    return (v1.get_default_session() or v1.keras.backend.get_session()).run(tensor)
+
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Its slots, its step and the like; older Keras has a method for them."""
@@ -56,9 +65,8 @@ class BroadcastGlobalVariables:
         if self.broadcast_done:
             return
         variables = [*self.model.weights, *variables_of(self.model.optimizer)]
-        broadcast_variables(
-            [one for one in variables if key_of(one) not in self._local], self.root_rank
-        )
+        alike = [one for one in variables if key_of(one) not in self._local]
+        evaluated(broadcast_variables(alike, self.root_rank))
         self.broadcast_done = True
 
 
@@ -79,7 +87,7 @@ class MetricAverage:
         names = sorted(logs)
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
         averages = _allreduce(values, name="MetricAverageCallback", op=Average)
-        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+        logs.update(zip(names, evaluated(averages).tolist(), strict=True))
 
 
 class LearningRateSchedule:
@@ -102,7 +110,8 @@ class LearningRateSchedule:
 
         Args:
             initial_lr: of the training without schedule.
-            multiplier: a number, or a function of the epoch.
+            multiplier: a function of the epoch; or a number, to the power of the epochs since
+                `start_epoch`.
             start_epoch: from 0.
             end_epoch: None: to the end.
             staircase: whether it changes with the epochs only, or with each batch, when the
@@ -119,10 +128,14 @@ class LearningRateSchedule:
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
-        self.staircase = staircase or not callable(multiplier)
+        self.staircase = staircase
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.multiplier = (
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
         self.current_epoch = 0
         self._momentum: Any = None  # as it was, while it is corrected
 
@@ -131,6 +144,8 @@ class LearningRateSchedule:
         if self.staircase or self.steps_per_epoch:
             return
         self.steps_per_epoch = self.params.get("steps")
+        if not self.steps_per_epoch and self.params.get("batch_size"):  # Keras 2 in a graph
+            self.steps_per_epoch = self.params.get("samples", 0) // self.params["batch_size"]
         if not self.steps_per_epoch:
             raise ValueError(
                 f"{type(self).__name__}: Keras does not know how many steps an epoch has. Pass "
@@ -156,7 +171,7 @@ class LearningRateSchedule:
     def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """The momentum is what it was."""
         if self._momentum is not None:
-            self.model.optimizer.momentum.assign(self._momentum)
+            _assign(self.model.optimizer.momentum, self._momentum)
             self._momentum = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -165,7 +180,7 @@ class LearningRateSchedule:
             logs["lr"] = self._rate()
 
     def _rate(self) -> float:
-        return float(self.model.optimizer.learning_rate.numpy())
+        return float(evaluated(self.model.optimizer.learning_rate))
 
     def _adjust(self, epoch: float) -> None:
         optimizer = self.model.optimizer
@@ -173,8 +188,15 @@ class LearningRateSchedule:
         optimizer.learning_rate = new
         momentum = getattr(optimizer, "momentum", None)
         if self.momentum_correction and hasattr(momentum, "assign") and old:
-            self._momentum = float(momentum.numpy())
-            momentum.assign(self._momentum * new / old)
+            self._momentum = float(evaluated(momentum))
+            _assign(momentum, self._momentum * new / old)
+
+
+def _assign(variable: Any, value: float) -> None:
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        v1.keras.backend.set_value(variable, value)
 
 
 class LearningRateWarmup(LearningRateSchedule):

@@ -6,18 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._keras.callbacks import evaluated
 from horovod.common.basics import Average
 from horovod.tensorflow import initial_values, mpi_ops, reductions
 from horovod.tensorflow.compression import Compression
-
-v1 = tf.compat.v1
-
-
-def _evaluated(tensor: Any) -> Any:
-    if tf.executing_eagerly():
-        return tensor.numpy()
-    session = v1.get_default_session() or v1.keras.backend.get_session()
-    return session.run(tensor)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -37,7 +29,7 @@ def allreduce(
     """A tensor-compatible value reduced over the ranks, as NumPy; hvd.Average by default."""
     if op is not None:
         average = None
-    return _evaluated(
+    return evaluated(
         reductions.allreduce(
             tf.constant(value, name=name),
             average=average,
@@ -51,14 +43,14 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Tensor-compatible values of all ranks joined along the first dimension, as NumPy."""
-    return _evaluated(mpi_ops.allgather(tf.constant(value, name=name)))
+    return evaluated(mpi_ops.allgather(tf.constant(value, name=name)))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Rank `root_rank`'s tensor-compatible value, as NumPy."""
-    return _evaluated(mpi_ops.broadcast(tf.constant(value, name=name), root_rank))
+    return evaluated(mpi_ops.broadcast(tf.constant(value, name=name), root_rank))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """As that of horovod.tensorflow, of a tensor-compatible value, as NumPy."""
-    return _evaluated(reductions.reducescatter(tf.constant(value, name=name), op=op))
+    return evaluated(reductions.reducescatter(tf.constant(value, name=name), op=op))
