@@ -352,8 +352,8 @@ def _check_sent(asked: list[Asked], parts: set[int], whole: set[str], figures: S
 
 def _check_bytes(training: S3Store, bodies: dict[str, bytes], figures: Sent) -> None:
     done = publications(training)
-    if len(done) != 1:
-        figures.faults.append(f"{training.uri} has {len(done)} publications")
+    if not done:  # there is one more of each try that was killed when its marker was there
+        figures.faults.append(f"{training.uri} has no publication")
     for name in done:
         target = training.at(name)
         for obj in target.list():
