@@ -3,8 +3,9 @@
 Each training has 2 to 4 ranks and is started by `ddl-airflow run`, and again by its `--step train`,
 as retries of a task start it. SIGKILL comes to a random rank at a random moment: while it starts,
 after a step, while rank 0 writes a commit. At the end the training has done each step, began each
-time with the last commit or a newer one, has the bits of one that nobody killed, and has left
-nothing: no process, no file of Open MPI, nothing half written.
+time with the last commit or a newer one, has the bits of one that nobody killed and of one that
+ends by itself after the same commits, and has left nothing: no process, no file of Open MPI,
+nothing half written.
 """
 
 from __future__ import annotations
@@ -109,6 +110,14 @@ class Trained:
         assert self.start(call, *words).wait(_MOST_S) == 0, self.said()
         return self.finals()
 
+    def stopped(self, commits: set[int]) -> set[str]:
+        """The digests of one that ends by itself after these commits, each time started again."""
+        (self.told / "stops").write_text(" ".join(map(str, sorted(commits))))
+        for number in range(len(commits) + 1):
+            self.run(again=number > 0).wait(_MOST_S)
+        assert self.ended() and self.begins() == [0, *sorted(commits)], self.said()
+        return self.finals()
+
     def finals(self) -> set[str]:
         return {path.read_text() for path in self.told.glob("final-*")}
 
@@ -119,6 +128,10 @@ class Trained:
         path = self.told / "told"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+    def begins(self) -> list[int]:
+        """After how many steps each start went on."""
+        return [number for word, number in self.lines() if word == "begin"]
 
     def steps(self) -> int:
         return sum(word == "step" for word, _ in self.lines())
@@ -272,6 +285,11 @@ def main() -> int:
             before = len(figures.faults)
             kills = min(chance.randint(4, 7), arguments.kills - done)
             _train(trained, kills, expected[ranks], chance, figures)
+            if len(figures.faults) == before:
+                scripted = Trained(folder.with_name(f"{folder.name}-scripted"), ranks)
+                if scripted.stopped({*trained.begins()} - {0}) != trained.finals():
+                    figures.faults.append("other bits than of one that ended at these commits")
+                shutil.rmtree(scripted.folder)
             for fault in figures.faults[before:]:
                 print(f"  FAULT: {fault}", flush=True)
             print(

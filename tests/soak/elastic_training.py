@@ -1,8 +1,9 @@
 """A script for Horovod with an elastic state, as `python -m tests.soak.elastic` trains it.
 
 Arguments: FOLDER STEPS. Rank 0 appends to FOLDER/told: `begin N` where it goes on after N steps,
-`step N`, `commit N` when that has returned. Each rank leaves FOLDER/pid-<rank>, and at the end
-FOLDER/final-<rank>, a digest of weights, optimizer and attributes.
+`step N`, `commit N` when that has returned. After the commits that FOLDER/stops names all ranks
+fail. Each rank leaves FOLDER/pid-<rank>, and at the end FOLDER/final-<rank>, a digest of weights,
+optimizer and attributes.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 PER_COMMIT = 3
+STOPS = (FOLDER / "stops").read_text().split() if (FOLDER / "stops").exists() else []
 tf.config.threading.set_intra_op_parallelism_threads(1)  # so that the bits are the same
 hvd.init()
 
@@ -57,6 +59,8 @@ def train(state):
         if state.done % PER_COMMIT == 0:
             state.commit()
             tell(f"commit {state.done}")
+            if str(state.done) in STOPS:
+                sys.exit(f"ends after commit {state.done}, as it was told")
 
 
 train(state)
