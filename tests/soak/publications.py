@@ -352,8 +352,9 @@ def _check_sent(asked: list[Asked], parts: set[int], whole: set[str], figures: S
 
 def _check_bytes(training: S3Store, bodies: dict[str, bytes], figures: Sent) -> None:
     done = publications(training)
-    if not done:  # there is one more of each try that was killed when its marker was there
-        figures.faults.append(f"{training.uri} has no publication")
+    # Two, and both whole, where a marker arrived after its sender's death and the next try's look.
+    if not 0 < len(done) <= 2:
+        figures.faults.append(f"{training.uri} has {len(done)} publications")
     for name in done:
         target = training.at(name)
         for obj in target.list():
