@@ -18,7 +18,7 @@ from ddl_airflow.commands.options import Commands
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
-from ddl_airflow.lineage.index import Summary, read_index
+from ddl_airflow.lineage.index import Summary, lost_of, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, check_files
 from ddl_airflow.lineage.story import (
@@ -243,7 +243,19 @@ def _list(options: argparse.Namespace) -> int:
     if options.production:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
+    _note_lost(store, {one["dag_id"] for one in found})
     return 0
+
+
+def _note_lost(store: ObjectStore, dag_ids: Collection[str]) -> None:
+    try:
+        lost = lost_of(store, dag_ids)
+    except DdlError as error:  # a pointer that is damaged hides no line of the list
+        print(f"note: whether any is gone is not known: {error}", file=sys.stderr)
+        return
+    for name, who in lost.items():
+        names = "name it" if who[1:] else "names it"
+        print(f"note: {name} is gone: {' and '.join(who)} {names}", file=sys.stderr)
 
 
 def _begins(digests: Iterable[str | None], wanted: str) -> bool:

@@ -7,13 +7,16 @@ import json
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddl_airflow.commands.lineage import publication_at
 from ddl_airflow.commands.options import Commands
 from ddl_airflow.commands.results import open_place
-from ddl_airflow.core.errors import NoSuchModel, SourceMissing
+from ddl_airflow.core.errors import DdlError, NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
+from ddl_airflow.lineage.index import FOLDER, lost
+from ddl_airflow.lineage.production import dags_in
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.lineage.story import printable
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
@@ -27,7 +30,11 @@ def add_to(commands: Commands) -> None:
         help="whether each byte of a published model, and its evidence, is what was published",
         epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
     )
-    parser.add_argument("uri", help="s3://bucket/training_id, or the folder")
+    parser.add_argument(
+        "uri",
+        help="s3://bucket/training_id, or the folder; of s3://bucket, where trainings are "
+        "published, whether all that is known is there",
+    )
     parser.add_argument(
         "--key", type=Path, metavar="FILE", help="public key, PEM, of whoever must have signed it"
     )
@@ -36,20 +43,76 @@ def add_to(commands: Commands) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    store, note = _publication(options.uri)
+    uri = options.uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
+    place = open_place(uri)
+    if _is_results(place):
+        return _verify_results(place, options)
+    store, note = _publication(uri)
     found = verify(store, options.key)
+    if store.uri != place.uri and (why := _add_lost(place.uri, store, found)):
+        found.notes.append(why)
     found.notes += [note] if note else []
+    wrong = found.problems or found.gone
     if options.json:
         print(json.dumps(_dumped(store.uri, found), indent=2))
     else:
         for line in _said(store.uri, found):
-            print(printable(line), file=sys.stderr if found.problems else sys.stdout)
-    return 1 if found.problems else 0
+            print(printable(line), file=sys.stderr if wrong else sys.stdout)
+    return 1 if wrong else 0
+
+
+def _is_results(place: ObjectStore) -> bool:
+    """Whether it is where several trainings are published."""
+    if any(place.exists(key) for key in (SUCCESS, RETIRED, LINEAGE)):
+        return False
+    names = {obj.key.partition("/")[0] for obj in place.list()}
+    return FOLDER in names or bool(dags_in(place))
+
+
+def _verify_results(place: ObjectStore, options: argparse.Namespace) -> int:
+    """Says what is missing of a place of results; what is there is not read."""
+    found = lost(place)
+    if options.json:
+        problems = [{"file": name, "problem": _gone(who)} for name, who in found.gone.items()]
+        whole = {"uri": place.uri, "whole": not problems, "publications": found.known}
+        print(json.dumps(whole | {"problems": problems}, indent=2))
+    elif found.gone:
+        for name, who in found.gone.items():
+            print(printable(f"ddl-airflow: {place.uri}/{name}: {_gone(who)}"), file=sys.stderr)
+    else:
+        print(f"{place.uri}: {found.known} publications that are known are there")
+        print("note: what is in them was not read: verify each by its own place")
+    return 1 if found.gone else 0
+
+
+def _add_lost(training: str, newest: ObjectStore, found: Verdict) -> str:
+    """Adds what is known of a training and not there. Returns why that cannot be told, if so.
+
+    Args:
+        training: its place.
+        newest: its newest publication of those that are there.
+        found: what to add it to.
+    """
+    results, _, training_id = training.rpartition("/")
+    try:
+        record = json.loads(newest.read_bytes(LINEAGE))
+        dag_ids = [str(record["run"]["dag_id"])]
+    except (DdlError, ValueError, LookupError, TypeError, RecursionError):
+        dag_ids = []  # of what is wrong with it others speak
+    try:
+        for name, who in lost(open_place(results), training_id, dag_ids).gone.items():
+            found.gone[f"{training}/{name.partition('/')[2]}"] = _gone(who)
+    except DdlError as error:
+        return f"whether it has published a newer one is not known: {error}"
+    return ""
+
+
+def _gone(who: Sequence[str]) -> str:
+    return f"it is gone as a whole: {' and '.join(who)} " + ("know it" if who[1:] else "knows it")
 
 
 def _publication(uri: str) -> tuple[ObjectStore, str]:
     """The place, also of one that lacks what others are known by; and what to note of that."""
-    uri = uri.rstrip("/").removesuffix(f"/{LINEAGE}").removesuffix("/model").rstrip("/")
     place = open_place(uri)
     try:
         if any(place.exists(key) for key in (SUCCESS, RETIRED, LINEAGE)):
@@ -90,8 +153,9 @@ def _newest(place: ObjectStore) -> tuple[str, str]:
 def _dumped(uri: str, found: Verdict) -> dict[str, object]:
     return {
         "uri": uri,
-        "whole": not found.problems,
+        "whole": not found.problems and not found.gone,
         "files": found.files,
+        "gone": found.gone,
         "problems": [
             {"file": key, "problem": problem}
             for key, problems in sorted(found.problems.items())
@@ -110,7 +174,8 @@ def _said(uri: str, found: Verdict) -> list[str]:
         for key, problems in sorted(found.problems.items())
         for problem in problems
     ]
-    if not found.problems:
+    lines += [f"ddl-airflow: {place}: {problem}" for place, problem in found.gone.items()]
+    if not found.problems and not found.gone:
         signed = ", and signed with that key" if found.signed else ""
         lines.append(f"{uri}: {found.files} files are as they were published{signed}")
         lines += [f"not made: {key}: {why}" for key, why in sorted(found.not_made.items())]

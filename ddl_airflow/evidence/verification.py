@@ -44,6 +44,8 @@ class Verdict:
         notes: what could not be looked at, and why.
         files: how many were read.
         not_made: evidence that the publication never had, and why, by its key.
+        gone: what else the training has published and is not there as a whole, and who knows of it,
+            by its place.
         signed: whether the signature was verified, with the key that was given.
         signer: SHA-256 of the public key that the signature says to be for; empty: none.
     """
@@ -52,6 +54,7 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     files: int = 0
     not_made: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
     signed: bool = False
     signer: str = ""
 

@@ -23,13 +23,14 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
-from ddl_airflow.lineage.production import LATEST, read_pointer
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, dags_in, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 SCHEMA = "ddl-airflow/index/1"
 FOLDER = "_lineage"
@@ -46,6 +47,19 @@ _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 # What the index says of one publication; ``summary`` makes it.
 Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What is known of a place of results and not there.
+
+    Attributes:
+        known: how many publications are known.
+        gone: of those that are not there the place in the store, and who knows of it.
+    """
+
+    known: int
+    gone: dict[str, list[str]]
 
 
 def summary(record: Mapping[str, Any], publication: str, published: str) -> Summary:
@@ -156,6 +170,62 @@ def read_index(
     # What is only known to be gone was published before there was an index.
     whole = (one for one in together.values() if "published" in one)
     return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
+
+
+def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ()) -> Lost:
+    """Which publications are known, and are not there as a whole.
+
+    The index knows of all that it does not say were removed, the pointers of those that they name.
+    What is known to neither, nobody misses. Nothing is written, and no record is read.
+
+    Args:
+        store: of the results.
+        training_id: to look for what is of that training alone.
+        dag_ids: whose pointers are asked, beside those of all that the index knows of.
+
+    Raises:
+        StagingError: as ``ObjectStore`` does; a pointer is damaged.
+    """
+    new, found = _read_new(store), _read_index(store)
+    index = _with(found[0] if found else {}, new.values())
+    asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
+    knows = _named(store, asked if training_id else {*asked, *dags_in(store)})
+    for name, one in index.items():
+        if "removed" not in one:
+            knows.setdefault(name, []).append("the index")
+    prefix = f"{training_id}/" if training_id else ""
+    listed = (prefix + obj.key for obj in (store.at(training_id) if prefix else store).list())
+    there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
+    of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
+    return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there})
+
+
+def lost_of(store: ObjectStore, dag_ids: Iterable[str]) -> dict[str, list[str]]:
+    """Which publications the pointers of DAGs name that are not there: by place, what names them.
+
+    Raises:
+        StagingError: as ``lost``.
+    """
+    named = _named(store, dag_ids)
+
+    def is_gone(name: str) -> bool:
+        return not any(store.exists(f"{name}/{key}") for key in (SUCCESS, RETIRED, LINEAGE))
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        gone = list(pool.map(is_gone, named))
+    return {name: who for (name, who), away in zip(named.items(), gone, strict=True) if away}
+
+
+def _named(store: ObjectStore, dag_ids: Iterable[str]) -> dict[str, list[str]]:
+    """The publications that pointers name now, and which do."""
+    pointers = [(dag_id, name) for dag_id in sorted(dag_ids) for name in (LATEST, PRODUCTION)]
+    named: dict[str, list[str]] = {}
+    with ThreadPoolExecutor(_READERS) as pool:
+        read = pool.map(lambda one: read_pointer(store, *one), pointers)
+        for (dag_id, name), pointer in zip(pointers, read, strict=True):
+            if pointer is not None:
+                named.setdefault(pointer["publication"], []).append(f"{dag_id}/{name}.json")
+    return named
 
 
 def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Summary]:

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 import httpx
 from airflow.configuration import conf
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.concurrency import run_in_threadpool
 
 from ddl_airflow.airflow_internals import (
     readers_among_dags,
@@ -29,6 +29,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import spelled
 from ddl_airflow.links import tensorboard
+from ddl_airflow.plugin.bounded import Bounded
 from ddl_airflow.plugin.curves import read_curves
 from ddl_airflow.plugin.graph import Pointers, read_graph
 from ddl_airflow.plugin.logs import (
@@ -52,6 +53,7 @@ from ddl_airflow.plugin.training import (
     read_starts,
 )
 from ddl_airflow.plugin.trainings import Trainings
+from ddl_airflow.plugin.unchanged import Unchanged
 from ddl_airflow.site import training_of, workspace
 
 # What `make ui` makes of ui/.
@@ -68,6 +70,7 @@ _HEADERS = {
 }
 _LONGEST_SEARCH = 200
 _TENSORBOARD = "tensorboard"
+_STARTING = 4
 
 
 def app() -> FastAPI:
@@ -75,6 +78,9 @@ def app() -> FastAPI:
     api = FastAPI(title="DDL training", docs_url=None, redoc_url=None, openapi_url=None)
     page = (_BUILT / "index.html").read_text("utf-8")
     known, pointers, boards = Trainings(), Pointers(), cache(_tensorboards)
+    files = Unchanged()
+    # In threads of their own: they look into the workspace, which may hang.
+    starting = CapacityLimiter(_STARTING)
     api.state.tensorboards = boards
     may_read = Depends(readers_of_task_logs())
     among = Depends(readers_among_dags())
@@ -85,6 +91,8 @@ def app() -> FastAPI:
         return page
 
     api.mount("/assets", StaticFiles(directory=_BUILT / "assets"), "assets")
+
+    api.add_middleware(Bounded)
 
     @api.middleware("http")
     async def with_headers(
@@ -112,7 +120,7 @@ def app() -> FastAPI:
                 layout.progress,
                 layout.workspace,
                 cursor=cursor,
-                started=read_starts(layout),
+                started=read_starts(layout, files),
                 points=points,
             )
         )
@@ -127,8 +135,8 @@ def app() -> FastAPI:
                 "state": (record.get("outcome") or {}).get("state"),
                 "pace": read_pace(layout),
                 "failure": read_failure(layout),
-                "jobs": read_jobs(layout),
-                "communication": read_communication(layout),
+                "jobs": read_jobs(layout, files),
+                "communication": read_communication(layout, files),
                 "checkpoints": read_checkpoints(layout),
                 "measurements": read_measurements(layout),
                 "facts": facts(record),
@@ -143,7 +151,7 @@ def app() -> FastAPI:
     def start_tensorboard(dag_id: str, run_id: str) -> dict[str, str]:
         layout = _layout(dag_id, run_id)
         try:
-            token = _tokens().make(dag_id, run_id)
+            token = _tokens().make(dag_id, layout.training_id)
             boards().start(layout)
         except TensorBoardRefused as error:
             raise HTTPException(503, str(error)) from None
@@ -157,11 +165,11 @@ def app() -> FastAPI:
             of = _tokens().read(token)
             if of is None:
                 return refused(403, "This address is too old. Open TensorBoard from the training.")
-            layout = await run_in_threadpool(_layout, *of)
+            layout = RunLayout(workspace(), *of)
             try:
                 return await pass_on(request, path, boards().socket(layout))
             except httpx.ConnectError:  # it has ended meanwhile, or runs on another host
-                socket = await run_in_threadpool(boards().start, layout)
+                socket = await to_thread.run_sync(boards().start, layout, limiter=starting)
                 return await pass_on(request, path, socket)
         except TensorBoardRefused as error:
             return refused(503, str(error))

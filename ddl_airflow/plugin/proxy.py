@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-_ASKED_WITH = ("accept", "accept-encoding", "content-type", "x-tensorboard-feature-flags")
+_ASKED_WITH = ("accept", "accept-encoding", "content-type")
 _ANSWERED_WITH = ("content-type", "content-encoding", "content-length")
 _MOST_SENT = 2**20
 _LIMITS = httpx.Timeout(60.0, connect=5.0)
@@ -38,6 +38,11 @@ _SANDBOXED = """\
   }
   Object.defineProperty(document, "cookie", { value: "" });
   delete window.OffscreenCanvas;
+  // Headers of its own, which nobody needs, would have a browser ask before each request.
+  const set = XMLHttpRequest.prototype.setRequestHeader;
+  XMLHttpRequest.prototype.setRequestHeader = function (name, value) {
+    if (!/^x-/i.test(name)) set.call(this, name, value);
+  };
 })();
 """
 # Whatever comes from there, also an image or a script that is opened by itself, is nobody's page:
@@ -54,7 +59,7 @@ _HEADERS = {
     # The origin of a sandboxed page. Who knows the address may read what is there.
     "Access-Control-Allow-Origin": "null",
     "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": "content-type, x-tensorboard-feature-flags, x-xsrf-protected",
+    "Access-Control-Allow-Headers": "content-type",
     "Access-Control-Max-Age": "7200",
 }
 

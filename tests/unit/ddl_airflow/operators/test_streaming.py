@@ -6,6 +6,7 @@ import json
 import textwrap
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
@@ -223,6 +224,22 @@ def test_cancelling_ends_ranks_and_data(tasks, layout, context_of, gate):
     assert not thread.is_alive() and "cancelled" in str(raised[0])
     assert not [t for t in threading.enumerate() if t.name.startswith("ddl-")]
     assert marked("DDL_JOB_ID", f"{layout.training_id}/train-1") == []
+
+
+def test_a_try_that_takes_too_long_is_ended_while_data_come(tasks, run_task, workspace, gate):
+    """As Airflow's own task runner ends it; the next one goes on."""
+    stage, train = tasks(READS)
+    assert run_task(stage).state == "success"
+    train.execution_timeout, train.retries = timedelta(seconds=2), 1
+    ended = run_task(train)
+    assert ended.state == "up_for_retry" and "train was ended after 0:00:02" in str(ended.error)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ddl-")]
+    (folder,) = (workspace / "runs" / "streaming").iterdir()
+    assert marked("DDL_JOB_ID", f"{folder.name}/train-1") == []
+    gate.set()
+    train.execution_timeout = None
+    assert run_task(train, 2).state == "success"
+    assert (folder / "logs" / "rank-1.log").read_text().endswith(READ)
 
 
 def test_cancelling_before_the_first_file_starts_no_rank(tasks, layout, context_of, gate, tmp_path):

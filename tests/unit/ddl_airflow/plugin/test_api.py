@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests.limits import within
+
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
 
@@ -319,3 +321,53 @@ def test_lines_of_a_log_are_found_by_their_words(mine):
     assert get("/log-lines/3/mine/run?words=nowhere")["found"] == []
     for words in ("", "x" * 201):
         assert "characters" in get(f"/log-lines/3/mine/run?words={words}")["detail"]
+
+
+def test_a_workspace_that_hangs_takes_some_threads_only(workspace, monkeypatch):
+    """Of the 40 in which the api-server answers for Airflow as well."""
+    import threading
+
+    import httpx
+    from fastapi import FastAPI
+
+    from ddl_airflow.plugin import api, bounded
+
+    let_in(monkeypatch, api)
+    hangs, inside = threading.Event(), []
+
+    def hang():
+        inside.append(threading.get_ident())
+        hangs.wait()
+        return workspace
+
+    monkeypatch.setattr(api, "workspace", hang)
+    monkeypatch.setattr(bounded, "_PATIENCE_S", 0.5)
+    site = FastAPI()
+    site.mount("/ddl", api.app())
+
+    @site.get("/airflows")
+    def airflows() -> str:
+        return "answers"
+
+    async def asked():
+        transport = httpx.ASGITransport(app=site)
+        async with httpx.AsyncClient(transport=transport, base_url="http://unit") as client:
+            paths = ["/ddl/about/mnist/run", "/ddl/curves/mnist/run", "/ddl/trainings"] * 20
+            waiting = [asyncio.create_task(client.get(path)) for path in paths]
+            done, _ = await asyncio.wait(waiting, timeout=within(30), return_when="FIRST_COMPLETED")
+            while len(done) < 60 - 8:
+                done, _ = await asyncio.wait(waiting, timeout=0.1)
+            told = [await client.get(path) for path in ("/airflows", "/ddl/training")]
+            refused = [one.result() for one in done]
+            hangs.set()
+            return told, refused, await asyncio.gather(*waiting)
+
+    try:
+        told, refused, all_of_them = asyncio.run(asked())
+    finally:
+        hangs.set()
+    assert [one.status_code for one in told] == [200, 200]
+    assert len(inside) == 8 and len(refused) == 52
+    assert {one.status_code for one in refused} == {503}
+    assert "Its file system may hang" in refused[0].json()["detail"]
+    assert [one.status_code for one in all_of_them].count(503) == 52

@@ -17,6 +17,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -25,35 +26,12 @@ from playwright.sync_api import expect
 
 from ddl_airflow.core.errors import TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
+from tests.event_files import losses, write_events
 from tests.limits import until, within
 from tests.ui.conftest import shot
 
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
-
-
-def write_events(folder, values, name="events.out.tfevents.1"):
-    """An event file: of each step tag and summary value, as TensorFlow would write it."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    folder.mkdir(parents=True, exist_ok=True)
-    events = [Event(wall_time=1e9, file_version="brain.Event:2")]
-    for step, value in values:
-        summary = Summary(value=[Summary.Value(**value)])
-        events.append(Event(step=step, wall_time=1e9 + step, summary=summary))
-    with (folder / name).open("wb") as file:
-        for event in events:
-            said = event.SerializeToString()
-            length = struct.pack("<Q", len(said))
-            for part in (length, said):
-                file.write(part + struct.pack("<I", masked_crc32c(part)))
-
-
-def losses(count=50, tag="loss"):
-    return [(step, {"tag": tag, "simple_value": 2 / (step + 1)}) for step in range(count)]
 
 
 @pytest.fixture
@@ -100,6 +78,21 @@ def processes(folder):
     return found
 
 
+def listened(process):
+    """The addresses of TCP on which a process listens: of proc(5)."""
+    own = set()
+    for one in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(one))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in own:
+                found.add(local)
+    return found
+
+
 def ask(socket, path):
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=within(20)) as client:
         return client.get(f"http://tensorboard/{path}")
@@ -121,8 +114,7 @@ def test_one_process_serves_all_who_ask(boards, layout):
     assert tags == {"logs/train": ["loss"]}
     assert at.stat().st_mode & 0o077 == 0 and at.parent.stat().st_mode & 0o077 == 0
     # No port, which would be open to all users of the host, and no settings of Airflow's.
-    listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    assert f"pid={process}," not in listening
+    assert listened(process) == set()
     environment = Path(f"/proc/{process}/environ").read_bytes()
     assert b"AIRFLOW" not in environment
     assert "libtensorflow" not in Path(f"/proc/{process}/maps").read_text()
@@ -130,6 +122,11 @@ def test_one_process_serves_all_who_ask(boards, layout):
     first.close()
     until(lambda: not processes(at.parent), 5)
     assert not at.exists()
+
+
+def test_who_listens_on_a_port_is_seen():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert listened(os.getpid()) == {f"0100007F:{server.getsockname()[1]:04X}"}
 
 
 def test_nobody_asks_and_it_ends(boards, layout):
@@ -186,6 +183,17 @@ def test_links_of_a_training_lead_nowhere(boards, layout):
     time.sleep(1)
     shown = ask(at, "data/plugin/timeseries/tags").json()["scalars"]["runTagInfo"]
     assert shown == {"logs/train": ["loss"], "result/seen": ["loss"]}
+
+
+@pytest.mark.parametrize("name", ["a link", "with, a comma: and a colon"])
+def test_the_workspace_may_have_any_name(boards, layout, tmp_path, name):
+    place = tmp_path / name
+    if name == "a link":
+        place.symlink_to(layout.workspace)
+    else:
+        layout.workspace.rename(place)
+    moved = replace(layout, workspace=place)
+    assert runs(boards(place).start(moved)) == ["logs/train"]
 
 
 def test_a_record_that_lies_about_its_length_is_left_alone(boards, layout):
@@ -307,7 +315,7 @@ def test_keys_of_the_person_go_no_further(app, layout, capsys):
     boards._make_folder()
     Told.asked = []
     at = boards.socket(layout)
-    token = Tokens("of this site").make("digits", "run")
+    token = Tokens("of this site").make("digits", layout.training_id)
     with socketserver.ThreadingUnixStreamServer(str(at), Told) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client = TestClient(app, cookies={"_token": "secret"}, follow_redirects=False)

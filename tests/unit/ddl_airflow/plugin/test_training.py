@@ -20,6 +20,7 @@ from ddl_airflow.plugin.training import (
     read_pace,
     read_starts,
 )
+from ddl_airflow.plugin.unchanged import Unchanged
 from tests.limits import until
 
 # Airflow's own import of Starlette's test client warns of the client's name.
@@ -199,6 +200,45 @@ def test_what_each_rank_takes_of_its_host(layout):
         {"cores": 1.5, "memory": None, "peak": 3 << 20},
         {"cores": None, "memory": None, "peak": None},
     ]
+
+
+def test_what_has_not_changed_is_not_read_again(layout):
+    """Of 3 tries of 50 ranks, whose page is open; one of them changes."""
+    for tried in (1, 2, 3):
+        for rank in range(50):
+            record(layout, f"try-{tried}", rank, started=100.0 * tried, exit_code=0, ended=150.0)
+    layout.statistics.write_text(json.dumps({"ranks": []}))
+    files = Unchanged()
+
+    def look():
+        before = files.reads
+        jobs, starts = read_jobs(layout, files), read_starts(layout, files)
+        read_communication(layout, files)
+        assert jobs == read_jobs(layout) and starts == read_starts(layout)
+        return files.reads - before
+
+    look()
+    # What was written a moment ago may be written again in the same tick of the clock.
+    assert look() == 150 + 3 + 1
+    for path in layout.state.rglob("*.json"):
+        os.utime(path, (path.stat().st_mtime - 60,) * 2)
+    assert (look(), look()) == (151, 0)
+    record(layout, "try-3", 7, started=300.0, exit_code=1, ended=160.0)
+    assert look() == 1 and "rank 7 exited with code 1" in read_jobs(layout, files)[-1]["words"]
+    # Replaced by one of the same length and time: it is another file.
+    path = layout.state / "try-3" / "rank-8.json"
+    os.utime(layout.state / "try-3" / "rank-7.json", (1, 1))
+    look()
+    new = path.with_suffix(".new")
+    new.write_text(path.read_text().replace('"exit_code": 0', '"exit_code": 2'))
+    os.utime(new, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    new.replace(path)
+    assert look() == 1
+    # One that was known is not shown from memory when a link has taken its place.
+    moved = layout.state / "moved"
+    path.rename(moved)
+    path.symlink_to(moved)
+    assert len(read_jobs(layout, files)[-1]["ranks"]) == 49
 
 
 def test_how_each_rank_spent_its_time(layout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -216,6 +217,18 @@ def test_the_end_of_who_wants_it_ends_all_threads(stream, store):
     with stream():
         until(lambda: len(store.asked) == len(KEYS), 10)
     assert set(threading.enumerate()) <= before
+
+
+def test_the_end_is_seen_while_the_store_is_asked_for_access(
+    stream, store, cache, tmp_path, monkeypatch
+):
+    opened(store, *KEYS)
+    stage(store, cache, tmp_path / "elsewhere")
+    asked = []
+    monkeypatch.setattr(store, "check_access", lambda obj: asked.append(obj) or time.sleep(0.4))
+    with stream(workers=1):
+        until(lambda: asked, 10)
+    assert len(asked) < len(KEYS)
 
 
 def test_wait_for_the_rest_may_be_given_up(stream, store):
