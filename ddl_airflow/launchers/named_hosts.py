@@ -7,7 +7,6 @@ its record on its own host, from which they are brought at the end: mpirun's exi
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import sys
@@ -20,7 +19,7 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.hosts import Host, named_twice
 from ddl_airflow.launchers import preflight, processes
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
-from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.remote import Ssh, objects, on_each
 from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
 
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -162,9 +161,9 @@ class NamedHosts:
         self._records.mkdir(mode=0o700, exist_ok=True)  # where hosts share even that
         for host, one in said.items():
             try:
-                found = json.loads(one.text)
+                found = objects(one.text)[-1]
                 texts = {name: str(found[name]) for name in names if name in found}
-            except (ValueError, TypeError):
+            except (LookupError, TypeError):
                 silent[host] = one.why or "its ranks' records cannot be read"
                 continue
             for name, text in texts.items():

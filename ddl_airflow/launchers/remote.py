@@ -1,11 +1,14 @@
 """Hosts reached by ssh: commands on them, and files to them and back.
 
 Host keys are checked, nothing is asked, no agent and no port is passed on, and a link that is cut
-ends what uses it within seconds. The rest is as ssh's configuration says: users, ports, keys.
+ends what uses it within seconds. What is written there for people at a terminal (a terminal, a
+command of their own, a connection that outlives the task) is left out. The rest is as ssh's
+configuration says: users, ports, keys.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddl_airflow.launchers.tether import tethered
 
@@ -33,9 +36,13 @@ _OPTIONS = {
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
     "ConnectTimeout": str(_CONNECT_S),
+    "ControlMaster": "no",
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "LogLevel": "ERROR",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
     "ServerAliveCountMax": str(_ALIVE_COUNT),
     "ServerAliveInterval": str(_ALIVE_S),
     "StrictHostKeyChecking": "yes",
@@ -189,7 +196,24 @@ class Ssh:
             return ""  # there is no such folder
         if "command not found" in ended.stderr:
             return "rsync is not installed there. apt-get install rsync"
+        if "is your shell clean" in ended.stderr:
+            return (
+                "rsync finds words of the shell there before its own. Let ~/.bashrc and the like "
+                "write nothing where the shell is not interactive"
+            )
         return f"rsync: {_first(ended.stderr)}"
+
+
+def objects(said: str) -> list[dict[str, Any]]:
+    """Each line of JSON, and nothing of what shells and programs say before and between them."""
+    found = []
+    for line in said.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        found += [one] if isinstance(one, dict) else []
+    return found
 
 
 def _ended(

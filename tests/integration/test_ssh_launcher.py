@@ -135,6 +135,36 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
     assert five.ended() == ["", "", 2], five.said()
 
 
+# What people have there for their own sessions.
+FOR_PEOPLE = """
+Host *
+  ControlMaster auto
+  ControlPath {folder}/master-%C
+  ControlPersist 300
+  PermitLocalCommand yes
+  LocalCommand echo a local command
+  RequestTTY force
+  RemoteCommand exec bash -i
+"""
+
+
+def test_what_is_for_people_at_a_terminal_does_not_matter(task, hosts, tmp_path) -> None:
+    config, shell = tmp_path / "ssh_config", tmp_path / "bashrc"
+    config.write_text(FOR_PEOPLE.format(folder=tmp_path) + hosts.ssh_config.read_text())
+    shell.write_text("echo Welcome to this host\n")
+    Path("/root/.bashrc").touch()
+    for host in (1, 2):
+        words = ["mount", "--bind", str(shell), "/root/.bashrc"]
+        subprocess.run(hosts.on(host, words), check=True)
+    try:
+        one = task(WHERE, settings={"ssh_config": str(config)})
+        assert one.ended() == ["", "", 2], one.said()
+    finally:
+        for host in (1, 2):
+            subprocess.run(hosts.on(host, ["umount", "/root/.bashrc"]), check=True)
+    assert not list(tmp_path.glob("master-*"))  # no connection outlives the task
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_where_the_task_is_ended(task, hosts, number) -> None:
     one = task(WAIT, slots=2)

@@ -266,3 +266,9 @@ def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
     for folder in (job.folder, job.log_dir, job.record_dir, Path(job.env["RESULT_DIR"])):
         assert str(folder) in made
     assert "rsync --server" in asked[asked.index(made) :]
+
+
+def test_a_shell_that_writes_where_rsync_reads_is_named_with_the_cure(said, tmp_path):
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(program.read_text().replace("host=$1\n", "host=$1\necho Welcome\n"))
+    assert "Let ~/.bashrc and the like write nothing" in Ssh().copy_to("h0", tmp_path / "run")
