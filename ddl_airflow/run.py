@@ -212,7 +212,7 @@ def _hosts(options: argparse.Namespace) -> Sequence[Host]:
     """Those that are named. Raises SettingInvalid for what names none, or cannot be read."""
     try:
         if options.hostfile is not None:
-            return parse_hostfile(options.hostfile.read_text("utf-8"), str(options.hostfile))
+            return parse_hostfile(options.hostfile.read_text("utf-8-sig"), str(options.hostfile))
         return [parse_host(one) for one in options.hosts.split(",")] if options.hosts else []
     except UnicodeDecodeError:
         raise SettingInvalid(f"{options.hostfile} is no text.") from None

@@ -130,14 +130,17 @@ def judged(looks: Sequence[Look], asked: Asked) -> list[Look]:
 
 
 def _once(looks: Sequence[Look]) -> list[Look]:
-    """With what is wrong where two names are of one host."""
+    """With what is wrong where two names are of one host, or two hosts have one name."""
     first: dict[str, str] = {}
     found = []
     for look in looks:
         name = look.facts.get("host", look.host)
         if (other := first.setdefault(name, look.host)) != look.host:
-            wrong = (*look.wrong, f"it is {name}, as {other} is. Name it once, with all its slots")
-            look = replace(look, wrong=wrong)
+            said = (
+                f"it calls itself {name}, as {other} does. If both are one host, name it once, with "
+                "all its slots; if not, give each a host name of its own"
+            )
+            look = replace(look, wrong=(*look.wrong, said))
         found.append(look)
     return found
 

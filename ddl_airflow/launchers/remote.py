@@ -29,6 +29,8 @@ _SSH_FAILED = 255
 # Of rsync(1): its exit codes, seconds without a byte, and what it copies.
 _PARTIAL, _VANISHED = 23, 24
 _SILENT_S = 30
+# Where it has files until all are whole, in each folder.
+_PARTIAL_FOLDER = ".~tmp~"
 # For logs and records. Data and results may be of any size: of those silence alone is a failure.
 _MOST_S = 3600.0
 _KINDS = ("--recursive", "--times")
@@ -143,7 +145,13 @@ class Ssh:
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
     def copy_from(
-        self, host: str, folder: Path, *, only: Sequence[str] = (), grow: bool = False
+        self,
+        host: str,
+        folder: Path,
+        *,
+        only: Sequence[str] = (),
+        grow: bool = False,
+        incoming: Path | None = None,
     ) -> str:
         """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
 
@@ -155,6 +163,8 @@ class Ssh:
             only: patterns of files in it; empty: all there is.
             grow: whether files here grow as those there do; else each is replaced when it is whole,
                 and a reader finds the old one or the new one.
+            incoming: a folder of the same file system, in which files are until they are whole; by
+                default each is beside what it replaces.
 
         Returns:
             What was wrong; empty if nothing was, or there is no such folder.
@@ -170,6 +180,8 @@ class Ssh:
             words += [*(f"--include=/{one}" for one in only), "--exclude=*"]
         else:
             words.append("--delay-updates")
+        if incoming is not None:
+            words.append(f"--temp-dir={incoming}")
         if grow:
             words.append("--inplace")
         try:
@@ -202,6 +214,13 @@ class Ssh:
                 "write nothing where the shell is not interactive"
             )
         return f"rsync: {_first(ended.stderr)}"
+
+
+def drop_partial(folder: Path) -> None:
+    """Removes what a copy of a whole folder that did not come to its end has left in it."""
+    for left in folder.rglob(_PARTIAL_FOLDER):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def objects(said: str) -> list[dict[str, Any]]:

@@ -198,13 +198,16 @@ class SshLauncher(LocalLauncher):
         """Those with as many slots as a node has ranks."""
         try:
             if self._hostfile:
-                text = Path(self._hostfile).read_text("utf-8")
+                text = Path(self._hostfile).read_text("utf-8-sig")
                 named: Sequence[Host] = parse_hostfile(text, self._hostfile)
             else:
                 # The connection's, if the manifest names none.
                 names = self._named or (self._conn_id and hosts_of(self._find(self._conn_id)))
                 named = [parse_host(one) for one in names]
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            said = f"launcher.hostfile: {self._hostfile} is no text: {error.reason}"
+            raise SubmitFailed(said, retryable=False) from error
+        except OSError as error:
             raise SubmitFailed(f"launcher.hostfile: {error}", retryable=False) from error
         except ValueError as error:
             raise SubmitFailed(f"launcher: {error}.", retryable=False) from error

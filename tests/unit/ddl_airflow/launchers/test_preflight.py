@@ -89,6 +89,12 @@ def test_a_host_that_cannot_say_how_large_its_packets_are_is_well(others: str) -
     assert wrong(**{host: {"mtu": 0} for host in others}) == {}
 
 
+def test_two_hosts_of_one_name_are_told_so_whether_or_not_they_are_one() -> None:
+    said = wrong("ab", a={"host": "localhost"}, b={"host": "localhost"})
+    assert said.keys() == {"b"}
+    assert said["b"].startswith("it calls itself localhost, as a does. If both are one host, name")
+
+
 def test_what_most_of_the_hosts_have_is_right() -> None:
     old = {"versions": VERSIONS | {"tensorflow": "2.20"}}
     assert list(wrong(a=old, b=old, c=old)) == ["d"]
