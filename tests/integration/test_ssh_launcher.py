@@ -139,7 +139,7 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
 FOR_PEOPLE = """
 Host *
   ControlMaster auto
-  ControlPath {folder}/master-%C
+  ControlPath {folder}/m-%h
   ControlPersist 300
   PermitLocalCommand yes
   LocalCommand echo a local command
@@ -150,7 +150,7 @@ Host *
 
 def test_what_is_for_people_at_a_terminal_does_not_matter(task, hosts, tmp_path) -> None:
     config, shell = tmp_path / "ssh_config", tmp_path / "bashrc"
-    config.write_text(FOR_PEOPLE.format(folder=tmp_path) + hosts.ssh_config.read_text())
+    config.write_text(FOR_PEOPLE.format(folder=hosts.folder) + hosts.ssh_config.read_text())
     shell.write_text("echo Welcome to this host\n")
     Path("/root/.bashrc").touch()
     for host in (1, 2):
@@ -162,7 +162,7 @@ def test_what_is_for_people_at_a_terminal_does_not_matter(task, hosts, tmp_path)
     finally:
         for host in (1, 2):
             subprocess.run(hosts.on(host, ["umount", "/root/.bashrc"]), check=True)
-    assert not list(tmp_path.glob("master-*"))  # no connection outlives the task
+    assert not list(hosts.folder.glob("m-*"))  # no connection outlives the task
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
