@@ -137,8 +137,8 @@ def _once(looks: Sequence[Look]) -> list[Look]:
         name = look.facts.get("host", look.host)
         if (other := first.setdefault(name, look.host)) != look.host:
             said = (
-                f"it calls itself {name}, as {other} does. If both are one host, name it once, with "
-                "all its slots; if not, give each a host name of its own"
+                f"it calls itself {name}, as {other} does. If both are one host, name it once, "
+                "with all its slots; if not, give each a host name of its own"
             )
             look = replace(look, wrong=(*look.wrong, said))
         found.append(look)
