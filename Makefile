@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
 .PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-training bench-scaling
 .PHONY: wheels images
-.PHONY: docs check
+.PHONY: docs screenshots check
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -95,6 +95,10 @@ images:  ## Images of trainer, Airflow, worker and example, by ENGINE=docker; VA
 
 docs:  ## The documentation as a site that needs no server, in build/docs; in an environment of its own
 	@scripts/docs $(PYTHON)
+
+screenshots: install  ## Pictures of the page, in docs/screenshots, by the browser tests of a running Airflow; ten minutes
+	@mkdir -p docs/screenshots
+	@DDL_DOCS_SCREENSHOTS=1 $(BIN)/python -m pytest tests/ui
 
 check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)

@@ -361,7 +361,7 @@ def test_trainings_of_a_dag(tab, published):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_lineage_of_a_model(tab, published, theme):
     page, frame = tab("", theme)
-    frame.locator("tr", has_text="second").get_by_role("link", name="published").click()
+    frame.locator("tr", has_text="second").get_by_role("link", name="Lineage").click()
     kinds = ["data", "code", "manifest", "run", "model", "pointer ★"]
     expect(frame.locator(".node > .source")).to_have_text(kinds)
     expect(frame.locator(".graph path")).to_have_count(5)
