@@ -1,9 +1,9 @@
 """Questions about many models: `python -m benchmarks.lineage_answers [--models 10000]`.
 
 Fills a folder, and a bucket of a Ceph where there is one, with the records of that many models of
-20 DAGs, each trained on 25 states of its data in turn (`--states`), without an index. Then asks each
-question as a person does, by `ddl-airflow lineage` in a process of its own: once, which makes the
-index, and again, in turns.
+20 DAGs, each trained on 25 states of its data in turn (`--states`), without an index. Then asks
+each question as a person does, by `ddl-airflow lineage` in a process of its own: once, which makes
+the index, and again, in turns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def record(kept: Mapping[str, Any], number: int, states: int) -> dict[str, Any]:
     """Of a model, made of that of a real training."""
     dag = number % DAGS
     listing = [
-        {"key": f"part-{part:04}.tfrecord", "size": 1 << 20, "etag": f"{dag} {number // DAGS % states}"}
+        {
+            "key": f"part-{part:04}.tfrecord",
+            "size": 1 << 20,
+            "etag": f"{dag} {number // DAGS % states}",
+        }
         for part in range(OBJECTS)
     ]
     digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
