@@ -394,9 +394,7 @@ class S3Target:
                 )
 
         def look() -> dict[str, Any]:
-            with self._errors(0):
-                answer: dict[str, Any] = self._client.head_object(**name)
-                return answer
+            return self._head(**name)
 
         doubt: StagingError | None = None
         try:
@@ -474,10 +472,8 @@ class S3Target:
     def _source(self, left: Sequence[Earlier], sha256: str) -> Earlier | None:
         """A whole object that says to be the same."""
         for one in [one for one in left if one.etag][:_MOST_LOOKED_AT]:
-            with suppress(StagingError), self._errors(0):
-                answer = self._client.head_object(
-                    Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"'
-                )
+            with suppress(StagingError):
+                answer = self._head(Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"')
                 if (answer["ContentLength"], answer["Metadata"].get(SHA256_FIELD)) == (
                     self._size,
                     sha256,
@@ -485,12 +481,19 @@ class S3Target:
                     return one
         return None
 
+    def _head(self, **name: str) -> dict[str, Any]:
+        with self._errors(0):
+            answer: dict[str, Any] = self._client.head_object(**name)
+        if "ETag" not in answer or "ContentLength" not in answer:
+            raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        return answer
+
     def _found(self, key: str) -> list[Earlier]:
         """The whole object of that key, if there is one."""
         if not key:
             return []
-        with suppress(StagingError), self._errors(0):
-            answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        with suppress(StagingError):
+            answer = self._head(Bucket=self._bucket, Key=key)
             return [Earlier(key, answer["ETag"].strip('"'))]
         return []
 

@@ -8,6 +8,7 @@ for a kind that has no file here: that takes tens of milliseconds, and most site
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -179,6 +180,20 @@ def parameter_servers_have_a_launcher(at: str, launcher: Launcher, distribution:
 def who_streams_has_a_launcher(at: str, launcher: Launcher, stream: bool) -> Findings:
     if stream and not isinstance(launcher, _Unknown) and not launcher.can_stream:
         yield Finding(at, *cannot_stream(launcher.kind))
+
+
+@_rule("launcher", "checkpoints.upload_every")
+def who_saves_has_a_launcher(at: str, launcher: Launcher, upload_every: timedelta) -> Findings:
+    if not isinstance(launcher, _Unknown) and not launcher.can_stream:
+        yield Finding(at, *cannot_save(launcher.kind))
+
+
+def cannot_save(kind: str) -> tuple[str, str]:
+    """What is wrong with checkpoints that go while the ranks of that kind run, and what to do."""
+    can = [name for name in offered_kinds() if own_kinds()[name].can_stream]
+    wrong = f"checkpoints cannot go while ranks of launcher {kind} run: no step is there meanwhile"
+    fix = "its workspace is on a file system that outlives a node"
+    return wrong, f"Delete it: {fix}; or set launcher.kind: {_either(can)}."
 
 
 def cannot_stream(kind: str) -> tuple[str, str]:
