@@ -549,6 +549,7 @@ def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
         versions = {name: bench.tools[name].version for name in tools}
         planned = jobs(bench, tools, arguments.ways, arguments.faults)
         planned += alone(bench, tools, arguments.ways, arguments.faults)
+        random.Random(17).shuffle(planned)  # noqa: S311  # who stops it early has some of each
         print(f"{len(planned)} runs", flush=True)
         began = time.monotonic()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -557,6 +558,9 @@ def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
                 outcomes.append(outcome)
                 if outcome.end not in ("right", "clear") or outcome.orphan or outcome.left:
                     print(f"{outcome}", flush=True)
+                if arguments.json:
+                    known = {"versions": versions, "outcomes": [asdict(one) for one in outcomes]}
+                    arguments.json.write_text(json.dumps(report.about() | known, indent=1) + "\n")
                 if len(outcomes) % 20 == 0:
                     took_s = time.monotonic() - began
                     print(f"… {len(outcomes)}/{len(planned)}, {took_s:.0f} s", flush=True)

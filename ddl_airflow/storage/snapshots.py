@@ -1,4 +1,4 @@
-"""What a training has left so far, in a store while it runs: for a worker that is lost with its disk.
+"""What a training has left so far, in a store while it runs, for a worker that is lost.
 
 Below a place of the training's own::
 

@@ -2,7 +2,8 @@
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
 schedule, retries, steps, launcher, distribution, experiment, checkpoints, metrics, transform,
-evaluation, approval, lineage, keep, notifications, parameters and code; ``ffdl`` translates another into it.
+evaluation, approval, lineage, keep, notifications, parameters and code; ``ffdl`` translates another
+into it.
 Each field carries its description and an example; error messages and the reference page are made
 from them. What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
 """
