@@ -97,22 +97,40 @@ class CheckpointsInStore:
         """Brings those in the store where what is here is older, or lost.
 
         Raises:
-            StagingError: they cannot be fetched: the training would begin from its start.
+            TryIsOver: a later try of the training has begun.
+            StagingError: there are none here, and it is not known whether there are in the store,
+                or they cannot be fetched: the training would begin from its start.
         """
-        from ddl_airflow.storage.snapshots import newest_in
+        from ddl_airflow.storage.snapshots import TryIsOver, newest_in
 
         layout = self._layout
-        self._snapshots.begin()
+        try:
+            self._snapshots.begin()
+        except TryIsOver:
+            raise
+        except StagingError as error:  # so says every save
+            self._log.warning("checkpoints will not be saved in the store: %s", error)
         here = newest_in(layout.result, layout.workspace)
-        brought = self._snapshots.restore(here)
+        try:
+            brought = self._snapshots.restore(here)
+        except StagingError as error:
+            if not here:
+                raise
+            self._log.warning("goes on from the checkpoints that are here: %s", error)
+            return
         if brought is None:
             return
         layout.give_to_ranks(layout.result)
         layout.create()
         self._log.info(
-            "goes on from checkpoints in the store, %s than here: %d files, %.1f MiB of try %d, "
+            "goes on from checkpoints in the store, %s here: %d files, %.1f MiB of try %d, "
             "saved %.0f s ago: %s",
-            *("newer" if here else "lost", brought.files, brought.nbytes / 2**20, brought.by_try),
+            *(
+                "newer than those" if here else "lost",
+                brought.files,
+                brought.nbytes / 2**20,
+                brought.by_try,
+            ),
             *(time.time() - brought.made, brought.uri),
         )
 

@@ -193,7 +193,7 @@ class Snapshots:
             except (SourceMissing, TransferCorrupt) as error:
                 failed = error  # the one before may be whole
             else:
-                files = snapshot["files"]
+                self._last = files = snapshot["files"]
                 nbytes = sum(file["size"] for file in files)
                 uri = f"{self._store.uri}/{name}"
                 return Restored(uri, len(files), nbytes, snapshot["made"], snapshot["try"])
