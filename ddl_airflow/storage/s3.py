@@ -33,7 +33,7 @@ from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
 from ddl_airflow.storage.s3_get import TRIES, Retries, S3Source, etag_is_md5, wait
 from ddl_airflow.storage.s3_http import Connections, connections_of
-from ddl_airflow.storage.s3_put import Earlier, S3Target
+from ddl_airflow.storage.s3_put import Earlier, S3Target, content_type
 from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
 
 _log = logging.getLogger(__name__)
@@ -313,7 +313,11 @@ class S3Store:
     def _put_where(self, key: str, body: bytes, condition: dict[str, str]) -> bool:
         from botocore.exceptions import ClientError
 
-        name = {"Bucket": self.bucket, "Key": self._key(key)}
+        name = {
+            "Bucket": self.bucket,
+            "Key": self._key(key),
+            "ContentType": content_type(key),
+        }
         with self._errors(key, len(body)):
             if not condition.keys() <= self._heeded(key):
                 self._client.put_object(**name, Body=body)

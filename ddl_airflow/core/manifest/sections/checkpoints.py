@@ -25,7 +25,7 @@ class Checkpoints(Section):
     )
 
 
-@_rule("checkpoints.upload_every")
-def uploads_take_time(at: str, upload_every: timedelta) -> Findings:
-    if upload_every < _LEAST:
-        yield Finding(at, "is less than a second", "Write for example 5m.")
+@_rule("checkpoints")
+def uploads_take_time(at: str, checkpoints: Checkpoints | None) -> Findings:
+    if checkpoints is not None and checkpoints.upload_every < _LEAST:
+        yield Finding(f"{at}.upload_every", "is less than a second", "Write for example 5m.")

@@ -8,7 +8,6 @@ for a kind that has no file here: that takes tens of milliseconds, and most site
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -19,6 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, SerializeAsAny
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, nearest, registering
 from ddl_airflow.core.manifest.sections.base import ByKind
+from ddl_airflow.core.manifest.sections.checkpoints import Checkpoints
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ def who_streams_has_a_launcher(at: str, launcher: Launcher, stream: bool) -> Fin
         yield Finding(at, *cannot_stream(launcher.kind))
 
 
-@_rule("launcher", "checkpoints.upload_every")
-def who_saves_has_a_launcher(at: str, launcher: Launcher, upload_every: timedelta) -> Findings:
-    if not isinstance(launcher, _Unknown) and not launcher.can_stream:
-        yield Finding(at, *cannot_save(launcher.kind))
+@_rule("launcher", "checkpoints")
+def who_saves_has_a_launcher(at: str, launcher: Launcher, asked: Checkpoints | None) -> Findings:
+    if asked is not None and not isinstance(launcher, _Unknown) and not launcher.can_stream:
+        yield Finding(f"{at}.upload_every", *cannot_save(launcher.kind))
 
 
 def cannot_save(kind: str) -> tuple[str, str]:
