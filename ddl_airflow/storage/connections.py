@@ -18,12 +18,14 @@ OWN_TYPE = "ddlstore"
 def store_client(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
 
-    Contacts nobody. The extra may have region_name, ca_bundle and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, ca_bundle, what ``s3_settings`` reads and, of
+    type ``aws``, endpoint_url.
 
     Raises:
-        ConnectionInvalid: a key is missing, or the endpoint is none.
+        ConnectionInvalid: a key is missing, the endpoint is none, or the extra says what it may
+            not.
     """
-    from ddl_airflow.storage.s3_client import s3_client  # no parse needs it
+    from ddl_airflow.storage.s3_client import s3_client, s3_settings  # no parse needs them
 
     name, extra = connection.conn_id, connection.extra
     if not (connection.login and connection.password):
@@ -38,6 +40,7 @@ def store_client(connection: AirflowConnection) -> Any:
         connection.password,
         extra.get("region_name") or None,
         extra.get("ca_bundle") or None,
+        settings=s3_settings(extra),
     )
 
 

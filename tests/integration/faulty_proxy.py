@@ -210,7 +210,8 @@ class FaultyProxy:
         near.send_header("Content-Type", "application/xml")
         near.send_header("Content-Length", str(len(body)))
         near.end_headers()
-        near.wfile.write(body)
+        if near.command != "HEAD":
+            near.wfile.write(body)
 
     def _pass(self, near: BaseHTTPRequestHandler, body: bytes, fault: str) -> Iterator[int]:
         """Passes on request and answer; yields how many bytes of that were sent."""
