@@ -7,16 +7,21 @@ rank has failed, if the others suffice.
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddl_airflow.core.errors import SettingInvalid, SubmitFailed
 from ddl_airflow.core.hosts import Host, named_twice, parse_host
+from ddl_airflow.core.layout import make_workspace
 
 _LOOK_S = 5.0
 _SCRIPT_S = 60.0
@@ -172,10 +177,7 @@ class Pool:
         self._out &= slots.keys()  # one that comes back later is looked at again
         there = {name: number for name, number in slots.items() if name not in self._out}
         # Fewer than are needed: the ranks go on, and the next start waits.
-        return (
-            sum(there.values()) >= self._bounds.least
-            and self._filled(there) != self._slots
-        )
+        return sum(there.values()) >= self._bounds.least and self._filled(there) != self._slots
 
     def _filled(self, slots: Mapping[str, int]) -> dict[str, int]:
         """Those of the last start first, so that nothing moves without need."""
@@ -189,9 +191,11 @@ class Pool:
         return taken
 
     def _rests(self, name: str) -> bool:
-        failures = self._failures.get(name, [])
-        if not failures or self._bounds.cooldown_s is None:
-            return bool(failures)
+        failures = self._failures.get(name)
+        if failures is None:
+            return False
+        if self._bounds.cooldown_s is None:
+            return True
         first, most = self._bounds.cooldown_s
         return time.monotonic() - failures[-1] < min(first * 2 ** (len(failures) - 1), most)
 
@@ -199,3 +203,56 @@ class Pool:
         if sentence not in self._said:
             self._said.add(sentence)
             self._say(sentence)
+
+
+class Commits:
+    """Where ranks commit, in all starts of one call.
+
+    Attributes:
+        folder: that.
+        environment: of the ranks.
+        done: whether what is in it is needed no longer.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.done = False
+
+    def state(self) -> set[tuple[str, int]]:
+        """Changes whenever something is committed."""
+        found = set()
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # an older one, which is removed just now
+                if not path.name.startswith("."):
+                    found.add((path.name, path.stat().st_mtime_ns))
+        return found
+
+
+@contextmanager
+def commit_folder(beneath: Path, say: Callable[[str], None]) -> Iterator[Commits]:
+    """CHECKPOINT_DIR if the caller has set it; else a folder of this call, which goes with it.
+
+    It stays if the training has not come to its end, and it is said how to go on from it.
+
+    Args:
+        beneath: in which that folder is made.
+        say: takes a sentence for a person.
+    """
+    if given := os.environ.get("CHECKPOINT_DIR"):
+        folder = Path(given).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield Commits(folder, {"CHECKPOINT_DIR": str(folder)})
+        return
+    make_workspace(beneath)
+    commits = Commits(Path(tempfile.mkdtemp(prefix="commits-", dir=beneath)), {})
+    commits.environment = {"DDL_COMMIT_DIR": str(commits.folder)}
+    try:
+        yield commits
+    finally:
+        if commits.done or not commits.state():
+            shutil.rmtree(commits.folder, ignore_errors=True)
+            with suppress(OSError):  # other trainings have folders there
+                beneath.rmdir()
+        else:
+            say(f"To go on from what was committed, set CHECKPOINT_DIR={commits.folder}.")
