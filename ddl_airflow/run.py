@@ -456,8 +456,7 @@ def _run(
 
 def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None) -> int:
     """As _run, again and again where ranks are lost; returns the exit code of the last start."""
-    find, bounds = _find_hosts(options), _bounds(options)
-    ssh = _ssh(options)
+    bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # between starts
     with (
         commit_folder(Path.cwd() / _FOLDER, _say_line) as commits,

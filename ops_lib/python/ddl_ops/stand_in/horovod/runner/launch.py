@@ -212,7 +212,7 @@ def _configure(options: argparse.Namespace) -> list[str]:
     idle = []
     for section, settings in (found or {}).items():
         if not isinstance(settings, dict):
-            idle.append(f"{section}: of --config-file")  # controller: gloo
+            idle.append(f"{section} of --config-file")  # controller: gloo
             continue
         for name, value in settings.items():
             if (section, name) not in _TAKEN:
