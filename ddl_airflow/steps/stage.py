@@ -56,11 +56,12 @@ class StageData(StepTry[StageDataStep]):
     def rehearse(self) -> str:
         """What is there, and how much of it would have to be fetched."""
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+        from ddl_airflow.storage.transfer import list_dataset
 
         self._take_code()
         streams = self._streams()
         store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
-        found = store.list()
+        found = list_dataset(store, self.step.selection, self.log.warning).objects
         missing = [obj for obj in found if not cache.holds(store, obj)]
         return (
             f"{store.uri} has {len(found)} files, {_mib(found)}; would fetch {len(missing)} of "
@@ -87,7 +88,7 @@ class StageData(StepTry[StageDataStep]):
         if self.step.results is not None:  # now, and not after days of training
             check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
         store = self.site.open_store(self.step.dataset)
-        listing = list_dataset(store)
+        listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
         summary = {
             "uri": store.uri,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
@@ -164,15 +165,29 @@ class Listing(NamedTuple):
     fingerprint: str
 
 
-def list_dataset(store: ObjectStore) -> Listing:
-    """The objects of a dataset: all, but for those of size 0 that stand for folders.
+def list_dataset(
+    store: ObjectStore,
+    selection: Selection = Selection(),
+    warn: Callable[[str], object] = lambda said: None,
+) -> Listing:
+    """The objects of a dataset: those selected, but for those of size 0 that stand for folders.
 
-    Raises SourceMissing if there is no such bucket or folder, or nothing in it.
+    Args:
+        store: where they lie.
+        selection, warn: see ``Selection``.
+
+    Raises:
+        SourceMissing: no such bucket or folder, nothing in it, or nothing that is selected.
     """
-    return dataset_of(store, store.list())
+    return dataset_of(store, store.list(), selection, warn)
 
 
-def dataset_of(store: ObjectStore, listed: Iterable[StoredObject]) -> Listing:
+def dataset_of(
+    store: ObjectStore,
+    listed: Iterable[StoredObject],
+    selection: Selection = Selection(),
+    warn: Callable[[str], object] = lambda said: None,
+) -> Listing:
     """The same, of a listing that is there already."""
     objects = [obj for obj in listed if obj.size or not _names_folder(obj.key)]
     if not objects:
@@ -180,6 +195,7 @@ def dataset_of(store: ObjectStore, listed: Iterable[StoredObject]) -> Listing:
             f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "
             "prefix or path in the manifest."
         )
+    objects = selection.of(objects, store.uri, warn)
     return Listing(objects, fingerprint(objects))
 
 

@@ -18,6 +18,7 @@ from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.store import StoreKind
 from ddl_airflow.core.manifest.sections.stores import store_kinds
 from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text, truth
+from ddl_airflow.core.selection import Selection, wrong_patterns
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
@@ -203,11 +204,27 @@ class DataReference(_Reference):
         "script waits for each by ddl.data.files().",
         examples=[True],
     )
+    include: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of the keys below source that are the data, as .gitignore has them; "
+        "all by default.",
+        examples=[["train/*.tfrecord"]],
+    )
+    exclude: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of keys that are not, also where include has them.",
+        examples=[["*.tmp", "/old/"]],
+    )
 
     @property
     def place(self) -> Location:
         """Where: the same name for data and results."""
         return self.source
+
+    @property
+    def selection(self) -> Selection:
+        """Which of the objects there."""
+        return Selection(self.include, self.exclude)
 
 
 class ResultsReference(_Reference):
@@ -336,6 +353,13 @@ def keys_are_not_literal(at: str, connection: Connection | None) -> Findings:
             fix = "Put the keys into an Airflow connection and write conn_id: its id."
             yield Finding(f"{at}.{name}", "a key is written out in the manifest", fix)
             return
+
+
+@_rule("training_data_reference.include")
+@_rule("training_data_reference.exclude")
+def patterns_are_some(at: str, patterns: Sequence[str]) -> Findings:
+    for number, wrong, fix in wrong_patterns(patterns):
+        yield Finding(f"{at}.{number}", f"{patterns[number][:70]!r} {wrong}", fix)
 
 
 def leaves_its_folder(path: str) -> bool:
