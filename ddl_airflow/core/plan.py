@@ -154,6 +154,7 @@ class StageDataStep(Step):
         prove: whether the lineage has a digest of each file.
         include, exclude: patterns of the objects of the place that are the data, as ``Selection``
             has them.
+        unpack: whether archives among them become folders of what is in them.
     """
 
     dataset: StoreReference
@@ -166,6 +167,7 @@ class StageDataStep(Step):
     prove: bool = False
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    unpack: bool = False
 
     @property
     def selection(self) -> Selection:
@@ -392,6 +394,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             prove=manifest.lineage.prove,
             include=manifest.training_data_reference.include,
             exclude=manifest.training_data_reference.exclude,
+            unpack=manifest.training_data_reference.unpack,
         ),
         train=TrainStep(
             command=first,

@@ -176,6 +176,9 @@ class Selection:
         return f"{' and '.join(named)} {'match' if len(named) > 1 else 'matches'}"
 
 
+ALL = Selection()
+
+
 def _match(patterns: list[Pattern], key: str, idle: set[int]) -> bool:
     """Whether one of them matches; takes those that do out of ``idle``."""
     matched = False

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
-from ddl_airflow.core.selection import Selection
+from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
@@ -31,6 +31,7 @@ from ddl_airflow.storage.store import (
     RETIRED,
     SUCCESS,
     Left,
+    ObjectSource,
     ObjectStore,
     StoredObject,
     Unfinished,
@@ -166,8 +167,8 @@ class Listing(NamedTuple):
 
 
 def list_dataset(
-    store: ObjectStore,
-    selection: Selection = Selection(),
+    store: ObjectSource,
+    selection: Selection = ALL,
     warn: Callable[[str], object] = lambda said: None,
 ) -> Listing:
     """The objects of a dataset: those selected, but for those of size 0 that stand for folders.
@@ -183,9 +184,9 @@ def list_dataset(
 
 
 def dataset_of(
-    store: ObjectStore,
+    store: ObjectSource,
     listed: Iterable[StoredObject],
-    selection: Selection = Selection(),
+    selection: Selection = ALL,
     warn: Callable[[str], object] = lambda said: None,
 ) -> Listing:
     """The same, of a listing that is there already."""
@@ -200,7 +201,7 @@ def dataset_of(
 
 
 def stage(
-    store: ObjectStore,
+    store: ObjectSource,
     cache: Cache,
     destination: Path,
     *,
@@ -306,7 +307,7 @@ def check_stageable(store: ObjectStore, cache: Cache, objects: Sequence[StoredOb
     _check_room(cache, store, [obj for obj in objects if not cache.holds(store, obj)])
 
 
-def _check_room(cache: Cache, store: ObjectStore, missing: Sequence[StoredObject]) -> None:
+def _check_room(cache: Cache, store: ObjectSource, missing: Sequence[StoredObject]) -> None:
     needed = sum(obj.size - cache.nbytes_of_parts(store, obj) for obj in missing)
     with os_errors(cache.root, needed):
         cache.root.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,11 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 # Variables that ``${NAME}`` may read where the site says nothing else.
 MANIFEST_VARIABLES = ("DDL_*", "S3_*")
+UNPACKED_AND_STREAMED = (
+    "archives cannot be unpacked while ranks wait for their files: which those are is known at "
+    "the end of each",
+    "Delete it, or stream; or upload the files themselves.",
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -216,6 +221,13 @@ class DataReference(_Reference):
         examples=[["*.tmp", "/old/"]],
     )
 
+    unpack: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether archives become folders of what is in them, named as they are without "
+        "their suffix: .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip.",
+        examples=[True],
+    )
+
     @property
     def place(self) -> Location:
         """Where: the same name for data and results."""
@@ -360,6 +372,12 @@ def keys_are_not_literal(at: str, connection: Connection | None) -> Findings:
 def patterns_are_some(at: str, patterns: Sequence[str]) -> Findings:
     for number, wrong, fix in wrong_patterns(patterns):
         yield Finding(f"{at}.{number}", f"{patterns[number][:70]!r} {wrong}", fix)
+
+
+@_rule("training_data_reference.stream", "training_data_reference.unpack")
+def archives_do_not_come_meanwhile(at: str, stream: bool, unpack: bool) -> Findings:
+    if stream and unpack:
+        yield Finding(at, *UNPACKED_AND_STREAMED)
 
 
 def leaves_its_folder(path: str) -> bool:
