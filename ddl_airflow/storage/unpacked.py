@@ -72,6 +72,7 @@ class Unpacked:
         self._of: dict[str, tuple[StoredObject, str]] = {}
         self._members: list[StoredObject] = []
         self._asked: set[str] = set()
+        self._asking: dict[str, threading.Lock] = {}
         #: Of each archive, by its key, the SHA-256 in hex.
         self.sha256: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -104,6 +105,7 @@ class Unpacked:
         ]
         with self._lock:
             self.sha256[archive.key] = content.sha256
+            self._asking.setdefault(archive.key, threading.Lock())
             self._members += objects
             for obj, (name, *_) in zip(objects, content.files, strict=True):
                 self._of[obj.key] = (archive, name)
@@ -119,9 +121,13 @@ class Unpacked:
     def check_access(self, obj: StoredObject) -> None:
         """Asks for the archive, once for all that is in it."""
         archive, _ = self._of.get(obj.key, (obj, ""))
-        if archive.key not in self._asked:
-            self._store.check_access(archive)
-            self._asked.add(archive.key)
+        if obj.key not in self._of:
+            self._store.check_access(obj)
+            return
+        with self._asking[archive.key]:
+            if archive.key not in self._asked:
+                self._store.check_access(archive)
+                self._asked.add(archive.key)
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
         """Fetches an object, or the archive again for a file that was lost meanwhile."""
@@ -318,6 +324,7 @@ class _Archive:
             part.unlink(missing_ok=True)
         if not files:
             raise ArchiveRefused(f"{self._where}: there is no file in it. Delete or exclude it.")
+        check_keys((obj.key for obj in source.list()), self._store.uri)
         content = _Content(file_sha256(path)[0], files)
         with os_errors(self._index):
             # All at once: for each of maybe a million small files it would take longer than they.
@@ -348,9 +355,9 @@ class _Archive:
         free = found.f_bavail * found.f_frsize - _LEFT_FREE
         if member.size > free or (found.f_files and found.f_favail < 3):
             raise NoSpace(
-                f"{named}, after {count:,} others, is {member.size:,} bytes; {max(0, free):,} "
-                f"bytes and {found.f_favail:,} names are free in {self._cache.root}. Free space there, "
-                "run `ddl-airflow clean`, or set the workspace to a larger disk."
+                f"{named}, after {count:,} files, is {member.size:,} bytes; {max(0, free):,} "
+                f"bytes and {found.f_favail:,} names are free in {self._cache.root}. Free space "
+                "there, run `ddl-airflow clean`, or set the workspace to a larger disk."
             )
 
 
