@@ -15,7 +15,7 @@ from ddl_airflow.core.connections import SECRET_EXTRAS, AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client
+from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client, wants_to_pay
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -23,8 +23,8 @@ from ddl_airflow.storage.stores import open_store
 class ObjectStoreHook(BaseHook):
     """The store that a connection of type ``ddlstore`` describes.
 
-    Host is the endpoint, login and password are the keys; the extra may have region_name, ca_bundle
-    and bucket. The form is in ``ddl_airflow.provider_info``.
+    Host is the endpoint, login and password are the keys; the extra may have what ``store_client``
+    reads, and bucket. The form is in ``ddl_airflow.provider_info``.
     """
 
     conn_name_attr = "conn_id"
@@ -153,7 +153,7 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    from ddl_airflow.storage.s3_client import s3_config
+    from ddl_airflow.storage.s3_client import pay, s3_config
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -165,5 +165,12 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
         ) from error
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
+    extra = connection.extra_dejson
+    given = extra.get("config_kwargs")
+    s3_config(None, given)  # says what is wrong with them, where the hook does not
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
-    return S3Hook(aws_conn_id=conn_id, config=s3_config(endpoint)).get_conn(), ""
+    config = s3_config(endpoint, given)  # the hook takes either, and not both
+    client = S3Hook(aws_conn_id=conn_id, config=config).get_conn()
+    if wants_to_pay(extra):
+        pay(client)
+    return client, ""

@@ -18,27 +18,42 @@ OWN_TYPE = "ddlstore"
 def store_client(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
 
-    Contacts nobody. The extra may have region_name, ca_bundle and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, config_kwargs, requester_pays, ca_bundle or
+    verify and, of type ``aws``, endpoint_url.
 
     Raises:
-        ConnectionInvalid: a key is missing, or the endpoint is none.
+        ConnectionInvalid: a key is missing, the endpoint is none, or a role is to be taken.
     """
-    from ddl_airflow.storage.s3_client import s3_client  # no parse needs it
+    from ddl_airflow.storage.s3_client import pay, s3_client  # no parse needs it
 
     name, extra = connection.conn_id, connection.extra
+    if role := extra.get("role_arn"):
+        raise ConnectionInvalid(
+            f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
+            "provider. Give one with the role's own keys; or run it in Airflow."
+        )
     if not (connection.login and connection.password):
         missing = "secret access key" if connection.login else "access key ID"
         raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
     endpoint = connection.host or extra.get("endpoint_url") or None
     if connection.host and connection.port:
         endpoint = f"{connection.host}:{connection.port}"
-    return s3_client(
+    client = s3_client(
         endpoint,
         connection.login,
         connection.password,
         extra.get("region_name") or None,
-        extra.get("ca_bundle") or None,
+        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
+        config=extra.get("config_kwargs"),
     )
+    if wants_to_pay(extra):
+        pay(client)
+    return client
+
+
+def wants_to_pay(extra: Mapping[str, Any]) -> bool:
+    """Whether the extra of a connection says ``requester_pays``; its form may make a text of it."""
+    return str(extra.get("requester_pays", False)).strip().lower() in ("true", "1")
 
 
 def open_by_keys(

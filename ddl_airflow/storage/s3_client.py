@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -40,15 +40,30 @@ _INVALID = {
 }
 
 
-def s3_config(endpoint_url: str | None) -> Config:
+def s3_config(endpoint_url: str | None, more: object = None) -> Config:
     """The botocore settings that every client of ours uses.
 
     Args:
         endpoint_url: None for Amazon's own.
-    """
-    from botocore.config import Config
+        more: ``config_kwargs`` of a connection, which go before ours.
 
-    return Config(
+    Raises:
+        ConnectionInvalid: they are none of botocore's.
+    """
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    given = dict(more) if isinstance(more, Mapping) else {}
+    if more and not given:
+        raise ConnectionInvalid(f"config_kwargs: {type(more).__name__} is no mapping of settings.")
+    # Bucket names in the host name need wildcard DNS, which few own services have.
+    s3 = {"addressing_style": "path" if endpoint_url else "auto"}
+    if given.get("signature_version") == "unsigned":  # as the amazon provider has it
+        given["signature_version"] = UNSIGNED
+    if isinstance(given.get("s3"), Mapping):
+        given["s3"] = s3 | given["s3"]
+    ours = Config(
         connect_timeout=10,
         read_timeout=60,
         retries={"mode": "standard", "total_max_attempts": 4},
@@ -57,9 +72,34 @@ def s3_config(endpoint_url: str | None) -> Config:
         signature_version="s3v4",  # of signed URLs too, for which botocore has an older one
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        # Bucket names in the host name need wildcard DNS, which few own services have.
-        s3={"addressing_style": "path" if endpoint_url else "auto"},
+        s3=s3,
     )
+    try:
+        return ours.merge(Config(**given))
+    except (TypeError, ValueError, BotoCoreError) as error:
+        raise ConnectionInvalid(
+            f"config_kwargs: {error}. Write settings of botocore's Config in that extra."
+        ) from error
+
+
+def pay(client: Any) -> None:
+    """Has all requests of a client say that who makes them pays: a bucket may ask for that.
+
+    Source: Amazon S3's user guide, Requester Pays.
+    """
+
+    def add(params: dict[str, Any], model: Any, **_: Any) -> None:
+        if "RequestPayer" in model.input_shape.members:
+            params.setdefault("RequestPayer", "requester")
+
+    client.meta.events.register("provide-client-params.s3", add, unique_id="ddl-pays")
+    # Not by connections of our own, which sign addresses, and no headers.
+    client.meta.ddl_pays = True
+
+
+def pays(client: Any) -> bool:
+    """Whether ``pay`` was called for it."""
+    return getattr(client.meta, "ddl_pays", False) is True
 
 
 def s3_client(
@@ -67,22 +107,25 @@ def s3_client(
     access_key_id: str | None,
     secret_access_key: str | None,
     region_name: str | None = None,
-    ca_bundle: str | None = None,
+    ca_bundle: str | bool | None = None,
     said: str = "",
+    config: object = None,
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
 
     Args:
-        ca_bundle: file with the certificates to trust; None for the usual ones.
+        ca_bundle: file with the certificates to trust; None for the usual ones, False for any.
         said: what stands for the endpoint in messages, if it is not to be shown.
+        config: as ``s3_config`` has ``more``.
 
     Raises:
-        ConnectionInvalid: the endpoint is no http(s) URL.
+        ConnectionInvalid: the endpoint is no http(s) URL, or the settings are none.
     """
     import boto3
 
     if endpoint_url is not None:
         _check_endpoint(endpoint_url, said or repr(endpoint_url))
+    settings = s3_config(endpoint_url, config)
     with s3_errors("s3", endpoint_url or "AWS", said=said):
         # A session of its own: building clients from the shared one is not safe in threads.
         return boto3.session.Session().client(
@@ -92,7 +135,7 @@ def s3_client(
             aws_secret_access_key=secret_access_key,
             region_name=region_name,
             verify=ca_bundle,
-            config=s3_config(endpoint_url),
+            config=settings,
         )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
+from ddl_airflow.storage.s3_client import pays
+
 CONNECT_S = 10.0
 ANSWER_S = 60.0
 SEND_S = 15.0  # without that a byte of a body can be sent
@@ -198,7 +200,8 @@ def connections_of(client: Any) -> Connections | None:
     from botocore.utils import get_environ_proxies
 
     endpoint, config = client.meta.endpoint_url, client.meta.config
-    if config.signature_version != "s3v4" or config.proxies or get_environ_proxies(endpoint):
+    unusual = config.signature_version != "s3v4" or config.proxies or pays(client)
+    if unusual or get_environ_proxies(endpoint):
         return None
     if not endpoint.startswith("https://"):
         return Connections(client, None)

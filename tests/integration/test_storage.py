@@ -33,7 +33,7 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.s3_client import pay, s3_client
 from ddl_airflow.storage.store import Unfinished
 from ddl_airflow.storage.transfer import list_dataset, missing_from, publish, stage
 from ddl_airflow.storage.unpacked import unpack
@@ -243,6 +243,32 @@ def test_archives_in_the_store_are_unpacked_once(store, ceph, cache, tmp_path):
         source, inside = unpack(stranger.at("a prefix"), cache, list_dataset(store))
         with pytest.raises(AccessDenied):
             stage(source, cache, tmp_path / "stolen", listing=inside)
+
+
+def test_a_bucket_whose_readers_pay_is_read_by_who_says_so(store, ceph, client, cache, tmp_path):
+    (tmp_path / "large").write_bytes(os.urandom(17 * MIB))
+    publish({"large": tmp_path / "large"}, store)
+    rights = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": ["arn:aws:iam:::user/payer"]},
+                "Action": ["s3:ListBucket", "s3:GetObject"],
+                "Resource": [f"arn:aws:s3:::{store.bucket}", f"arn:aws:s3:::{store.bucket}/*"],
+            }
+        ],
+    }
+    payer = s3_client(ceph.endpoint_url, *ceph.add_user("payer"))
+    client.put_bucket_policy(Bucket=store.bucket, Policy=json.dumps(rights))
+    client.put_bucket_request_payment(
+        Bucket=store.bucket, RequestPaymentConfiguration={"Payer": "Requester"}
+    )
+    with pytest.raises(AccessDenied):
+        stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
+    pay(payer)
+    staged = stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
+    assert staged.fetched == 2 and staged.nbytes > 17 * MIB
 
 
 def test_objects_of_other_programs_are_checked_as_far_as_can_be(store, client, cache, tmp_path):
