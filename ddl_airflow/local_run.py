@@ -490,7 +490,7 @@ def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
             f"AIRFLOW_CONN_{conn_id.upper()} to it, as Airflow reads it too; or give a folder that "
             "has the data: --data DIR."
         )
-    if known.conn_type == "aws" and not known.login:
+    if known.conn_type == "aws" and not (known.login or known.extra.get("role_arn")):
         return open_by_environment(reference.uri)
     return open_store(reference.uri, store_client(known), known.login)
 

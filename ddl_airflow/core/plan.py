@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.selection import Selection
 
 _MASK = "***"
 # Of what a run keeps of its steps, as JSON.
@@ -151,6 +152,9 @@ class StageDataStep(Step):
         manifest: name, digest and dialect of the manifest, for that, ``said``: what its digest
             covers, and ``earlier_digests``: what earlier versions of ours called the same one.
         prove: whether the lineage has a digest of each file.
+        include, exclude: patterns of the objects of the place that are the data, as ``Selection``
+            has them.
+        unpack: whether archives among them become folders of what is in them.
     """
 
     dataset: StoreReference
@@ -161,6 +165,14 @@ class StageDataStep(Step):
     results: StoreReference | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
     prove: bool = False
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    unpack: bool = False
+
+    @property
+    def selection(self) -> Selection:
+        """Which objects of the place are the data."""
+        return Selection(tuple(self.include), tuple(self.exclude))
 
     def fixed(self) -> dict[str, Any]:
         """Nothing: this is the step that fixes what the run trains with."""
@@ -384,6 +396,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             results=results,
             manifest={**named, "said": said},
             prove=manifest.lineage.prove,
+            include=manifest.training_data_reference.include,
+            exclude=manifest.training_data_reference.exclude,
+            unpack=manifest.training_data_reference.unpack,
         ),
         train=TrainStep(
             command=first,

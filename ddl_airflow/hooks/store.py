@@ -23,8 +23,8 @@ from ddl_airflow.storage.stores import open_store
 class ObjectStoreHook(BaseHook):
     """The store that a connection of type ``ddlstore`` describes.
 
-    Host is the endpoint, login and password are the keys; the extra may have region_name,
-    ca_bundle, bucket, and what ``s3_settings`` reads. The form is in ``ddl_airflow.provider_info``.
+    Host is the endpoint, login and password are the keys; the extra may have what ``store_client``
+    reads, and bucket. The form is in ``ddl_airflow.provider_info``.
     """
 
     conn_name_attr = "conn_id"
@@ -166,9 +166,8 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
     settings = s3_settings(connection.extra_dejson)
-    known = S3Hook(aws_conn_id=conn_id).conn_config
-    config = s3_config(known.get_service_endpoint_url("s3"), settings.addressing_style)
-    if known.botocore_config is not None:  # the extra's ``config_kwargs``
-        config = config.merge(known.botocore_config)
+    s3_config(None, settings)  # says what is wrong with ``config_kwargs``, where the hook does not
+    endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
+    config = s3_config(endpoint, settings)  # the hook takes either, and not both
     client = S3Hook(aws_conn_id=conn_id, config=config).get_conn()
     return with_settings(client, settings), ""
