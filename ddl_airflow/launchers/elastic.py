@@ -197,7 +197,8 @@ class Pool:
         if self._bounds.cooldown_s is None:
             return True
         first, most = self._bounds.cooldown_s
-        return time.monotonic() - failures[-1] < min(first * 2 ** (len(failures) - 1), most)
+        rests_s = min(first * 2.0 ** (len(failures) - 1), most)
+        return time.monotonic() - failures[-1] < rests_s
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
