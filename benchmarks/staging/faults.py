@@ -41,7 +41,6 @@ AT_ONCE = 6
 STALL_S = 30
 SIZES = {"small.bin": 300_000, "large.bin": PIECE + 100_000}  # one request, two parts
 MANY = 10_001
-BOUNDARY = 5 * 2**30  # of what one PUT may bring; Source: Amazon S3's limits
 # Keys that a folder can hold, and that programs get wrong.
 ODD = (
     "empty",
@@ -114,7 +113,6 @@ _NAMES = {
     "replaced": "replaced by another object between two requests",
     "odd": f"{len(ODD)} odd names, two of them of 0 bytes",
     "many": f"{MANY:,} objects",
-    "boundary": "an object of 5 GiB and one byte",
 }
 
 
@@ -492,10 +490,14 @@ def cell(runs: Sequence[Outcome]) -> str:
         "right": "right",
         "clear": "clear failure",
         "unclear": "failure that does not say it",
-        "silent": "**silent damage**",
-        "hung": "**hung**",
+        "silent": "silent damage",
+        "hung": "hung",
     }
-    said = [f"{count[end]} {word}" for end, word in words.items() if count[end]]
+    said = [
+        f"**{count[end]} {word}**" if end in ("silent", "hung") else f"{count[end]} {word}"
+        for end, word in words.items()
+        if count[end]
+    ]
     for what, which in (("wrong file left", "left"), ("upload left", "orphan")):
         if number := sum(getattr(one, which) for one in runs):
             said.append(f"**{number} {what}**")
@@ -529,9 +531,34 @@ def tables(outcomes: Sequence[Outcome], tools: Sequence[str]) -> str:
     return "\n".join(text).rstrip()
 
 
+_PROSE = f"""# What faults do to data
+
+`python -m benchmarks.staging.faults --page` writes this page. A proxy before a Ceph object store
+on the same machine puts each fault at each request of a program, one at a time, also where it
+lists or looks; each program sends and fetches an object of one request and one of two parts, with
+the number of tries that it has by itself. Then every byte is compared with what was sent, and the
+store is asked for uploads in parts that were left.
+
+- **right**: it ended well, and every byte is right; for ours: what `_SUCCESS` lists.
+- **clear failure**: it failed, and said of which object, and why; of a request for none: of which
+  bucket.
+- **failure that does not say it**: it failed, and one of both is missing.
+- **silent damage**: it ended well, and bytes are wrong or missing. **Wrong file left**: it
+  failed, and there is something else under the object's name. **Upload left**: parts that nobody
+  sees, and pays for.
+- **hung**: it took longer than {BOUND_S:.0f} s.
+
+Requests are plain http, signed with a digest of what is sent. Over https that is left out by
+most, and a byte that changes is TLS's to find.
+
+<!-- measured -->
+<!-- /measured -->
+"""
+
+
 def write_page(text: str) -> None:
-    """Puts the tables between the marks of the page."""
-    page = PAGE.read_text("utf-8")
+    """Puts the tables between the marks of the page; makes one that is not there."""
+    page = PAGE.read_text("utf-8") if PAGE.exists() else _PROSE
     marked = r"(<!-- measured -->\n).*(<!-- /measured -->)"
     if not re.search(marked, page, re.DOTALL):
         raise RuntimeError(f"{PAGE} has no marks")
@@ -552,6 +579,7 @@ def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
         random.Random(17).shuffle(planned)  # noqa: S311  # who stops it early has some of each
         print(f"{len(planned)} runs", flush=True)
         began = time.monotonic()
+        about = report.about() | {"versions": versions}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for done in as_completed([pool.submit(one) for one in planned]):
                 outcome = done.result()
@@ -559,8 +587,8 @@ def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
                 if outcome.end not in ("right", "clear") or outcome.orphan or outcome.left:
                     print(f"{outcome}", flush=True)
                 if arguments.json:
-                    known = {"versions": versions, "outcomes": [asdict(one) for one in outcomes]}
-                    arguments.json.write_text(json.dumps(report.about() | known, indent=1) + "\n")
+                    known = {"outcomes": [asdict(one) for one in outcomes]}
+                    arguments.json.write_text(json.dumps(about | known, indent=1) + "\n")
                 if len(outcomes) % 20 == 0:
                     took_s = time.monotonic() - began
                     print(f"… {len(outcomes)}/{len(planned)}, {took_s:.0f} s", flush=True)

@@ -149,7 +149,7 @@ class Connections:
     def _headers(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, str]:
         """Those that say the parameters, as botocore's model of the service has them."""
         model = self._client.meta.service_model.operation_model(_OPERATIONS[operation])
-        headers = {}
+        headers: dict[str, str] = {}
         for name, value in parameters.items():
             said = model.input_shape.members[name].serialization
             if said.get("location") == "headers":

@@ -230,8 +230,11 @@ class FaultyProxy:
         leave_out: str = "",
     ) -> http.client.HTTPResponse:
         far.putrequest(near.command, near.path, skip_host=True, skip_accept_encoding=True)
+        # What is signed must go on: s5cmd signs Expect, too, when it sends once more.
+        signed = near.headers.get("Authorization", "").partition("SignedHeaders=")[2]
+        own = _OWN - {*signed.partition(",")[0].split(";")}
         for name, value in near.headers.items():
-            if name.lower() not in {*_OWN, leave_out}:
+            if name.lower() not in {*own, leave_out}:
                 far.putheader(name, value)
         far.endheaders(body or None)
         return far.getresponse()
