@@ -15,7 +15,7 @@ from ddl_airflow.core.connections import SECRET_EXTRAS, AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client, wants_to_pay
+from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -171,6 +171,6 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
     config = s3_config(endpoint, given)  # the hook takes either, and not both
     client = S3Hook(aws_conn_id=conn_id, config=config).get_conn()
-    if wants_to_pay(extra):
+    if _plain(conn_id, connection).is_set("requester_pays"):
         pay(client)
     return client, ""

@@ -46,14 +46,9 @@ def store_client(connection: AirflowConnection) -> Any:
         extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
         config=extra.get("config_kwargs"),
     )
-    if wants_to_pay(extra):
+    if connection.is_set("requester_pays"):
         pay(client)
     return client
-
-
-def wants_to_pay(extra: Mapping[str, Any]) -> bool:
-    """Whether the extra of a connection says ``requester_pays``; its form may make a text of it."""
-    return str(extra.get("requester_pays", False)).strip().lower() in ("true", "1")
 
 
 def open_by_keys(
