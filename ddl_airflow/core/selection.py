@@ -157,7 +157,8 @@ class Selection:
                     "pattern, or upload the data."
                 )
         idle = set(range(len(self._excluded)))
-        left = [one for one in taken if not _match(self._excluded, one.key, idle)]
+        out = {one.key for one in every if _match(self._excluded, one.key, idle)}
+        left = [one for one in taken if one.key not in out]
         if idle:
             warn(
                 f"{uri}: training_data_reference.exclude: {self._named(self.exclude, idle)} none "
