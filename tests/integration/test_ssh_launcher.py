@@ -16,9 +16,10 @@ import pytest
 
 from tests.integration.hosts import Hosts, available
 from tests.integration.launched import SCRIPT, LaunchedJob, over_ssh, task_environment
-from tests.limits import within
+from tests.limits import until, within
 
 pytestmark = pytest.mark.integration
+RESTARTS = Path(__file__).parents[1] / "parallel" / "scripts" / "restarts.py"
 WHERE = "import os, socket; print(socket.gethostname(), os.getcwd(), os.environ['LEARNER_ID'])"
 WAIT = "import time; print('up', flush=True); time.sleep(600)"
 
@@ -163,6 +164,39 @@ def test_what_is_for_people_at_a_terminal_does_not_matter(task, hosts, tmp_path)
         for host in (1, 2):
             subprocess.run(hosts.on(host, ["umount", "/root/.bashrc"]), check=True)
     assert not list(hosts.folder.glob("m-*"))  # no connection outlives the task
+
+
+def test_an_elastic_training_goes_on_from_its_commit_with_the_hosts_that_are_left(
+    task, hosts, tmp_path
+) -> None:
+    told = tmp_path / "told"
+    told.touch()
+    (tmp_path / "5").write_text("hang")
+    script = RESTARTS.read_text()
+    for argument, value in (("sys.argv[1]", str(tmp_path)), ("sys.argv[2]", 8)):
+        script = script.replace(argument, repr(value))
+    asked = {
+        "nodes": 3,
+        "settings": {"hosts": hosts.addresses[1:4], "min_nodes": 2},
+        "env": {"CHECKPOINT_DIR": str(tmp_path / "run" / "checkpoints")},
+    }
+    one = task(script, **asked)
+    until(lambda: "step 5" in told.read_text() or one.process.poll() is not None, 60, one.said)
+    hosts.cut(2)
+    try:
+        kind, _, again = one.ended()
+        assert (kind, again) == ("JobLost", True), one.said()
+        two = task(script, **asked)
+        assert two.ended() == ["", "", 2], two.said()
+    finally:
+        hosts.connect(2)
+    assert told.read_text().splitlines() == [
+        "begin 0 3 host2,host3,host4",
+        *(f"step {number}" for number in (1, 2, 3, 4, 5)),
+        "begin 4 2 host2,host4",
+        *(f"step {number}" for number in (5, 6, 7, 8)),
+        "end 8 2",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
