@@ -24,7 +24,7 @@ from typing import IO, BinaryIO, NamedTuple
 from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.store import CHUNK, PIECE, Advance, ObjectStore, StoredObject
+from ddl_airflow.storage.store import CHUNK, PIECE, Advance, ObjectSource, StoredObject
 
 CACHED = "cache"  # how an object was checked that this call did not fetch
 _SAMPLE = 4 * PIECE  # bytes compared whenever a dataset is staged from the cache
@@ -60,12 +60,12 @@ class Cache:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(os.path.abspath(root))
 
-    def path(self, store: ObjectStore, obj: StoredObject) -> Path:
+    def path(self, store: ObjectSource, obj: StoredObject) -> Path:
         """Where the object's blob is, or will be."""
         digest = hashlib.sha256(store.identity(obj).encode()).hexdigest()
         return Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
 
-    def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
+    def holds(self, store: ObjectSource, obj: StoredObject) -> bool:
         """Whether the object's blob is there, with its size and as it was left; it is then used."""
         blob = self.path(store, obj)
         try:
@@ -91,7 +91,7 @@ class Cache:
         blob.unlink()
         self._facts_of(blob).unlink(missing_ok=True)
 
-    def check_access(self, store: ObjectStore, obj: StoredObject) -> None:
+    def check_access(self, store: ObjectSource, obj: StoredObject) -> None:
         """Has the store say whether the caller may have what the cache holds, if need be.
 
         Raises:
@@ -107,7 +107,7 @@ class Cache:
                 self._keep(blob, facts._replace(callers=[*facts.callers, store.caller]))
 
     def drop_damaged(
-        self, store: ObjectStore, objects: Sequence[StoredObject], sample_bytes: int = _SAMPLE
+        self, store: ObjectSource, objects: Sequence[StoredObject], sample_bytes: int = _SAMPLE
     ) -> list[StoredObject]:
         """Compares samples of blobs with their digests; if one differs, all of all of them.
 
@@ -208,7 +208,7 @@ class Cache:
             return None
         return True
 
-    def fetch(self, store: ObjectStore, obj: StoredObject, advance: Advance) -> str:
+    def fetch(self, store: ObjectSource, obj: StoredObject, advance: Advance) -> str:
         """Makes the blob be there.
 
         Returns:
@@ -232,10 +232,7 @@ class Cache:
                     (blob.parent / name).unlink()
             try:
                 fetched = store.get(obj, part, advance)
-                part.chmod(0o444)  # runs reach it through links and must not change it
-                callers = [store.caller] if store.caller else []
-                self._keep(blob, _Facts(part.stat().st_mtime_ns, fetched.pieces, callers))
-                os.replace(part, blob)
+                self.add(store, obj, part, fetched.pieces)
             except BaseException as error:
                 if not kept or _in_vain(error):
                     _remove(part)
@@ -244,7 +241,22 @@ class Cache:
                 journal_of(part).unlink(missing_ok=True)
         return fetched.checked
 
-    def nbytes_of_parts(self, store: ObjectStore, obj: StoredObject) -> int:
+    def add(self, store: ObjectSource, obj: StoredObject, part: Path, pieces: list[str]) -> None:
+        """Makes a file in the cache's folder, which is whole and checked, the object's blob.
+
+        Args:
+            store, obj: what it is of.
+            part: the file; gone then.
+            pieces: SHA-256 in hex of each ``PIECE`` of it.
+        """
+        blob = self.path(store, obj)
+        part.chmod(0o444)  # runs reach it through links and must not change it
+        callers = [store.caller] if store.caller else []
+        self._keep(blob, _Facts(part.stat().st_mtime_ns, pieces, callers))
+        _names(blob.parent)
+        os.replace(part, blob)
+
+    def nbytes_of_parts(self, store: ObjectSource, obj: StoredObject) -> int:
         """What an unfinished fetch has left of the object, in bytes on disk."""
         if not store.resumes or obj.size <= PIECE:
             return 0
@@ -252,6 +264,12 @@ class Cache:
             return _resumed(self.path(store, obj)).stat().st_blocks * 512
         except FileNotFoundError:
             return 0
+
+    @contextmanager
+    def alone_with(self, path: Path, advance: Advance) -> Iterator[bool]:
+        """Keeps others off what is made at a path with a name of its own; as ``_lock``."""
+        with os_errors(path), self._lock(path, advance) as locked:
+            yield locked
 
     @contextmanager
     def _lock(self, blob: Path, advance: Advance) -> Iterator[bool]:
