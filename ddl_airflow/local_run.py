@@ -293,6 +293,7 @@ def _here(steps: Plan, manifest: Manifest, asked: Asked) -> Plan:
     return replace(
         steps,
         stage_data=replace(staged, results=results),
+        train=replace(steps.train, results=steps.train.results and results),
         evaluate=steps.evaluate and replace(steps.evaluate, results=results),
         upload_results=replace(steps.upload_results, results=results),
     )

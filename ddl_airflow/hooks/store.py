@@ -153,7 +153,7 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    from ddl_airflow.storage.s3_client import pay, s3_config
+    from ddl_airflow.storage.s3_client import s3_config, s3_settings, with_settings
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -165,12 +165,9 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
         ) from error
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
-    extra = connection.extra_dejson
-    given = extra.get("config_kwargs")
-    s3_config(None, given)  # says what is wrong with them, where the hook does not
+    settings = s3_settings(connection.extra_dejson)
+    s3_config(None, settings)  # says what is wrong with ``config_kwargs``, where the hook does not
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
-    config = s3_config(endpoint, given)  # the hook takes either, and not both
+    config = s3_config(endpoint, settings)  # the hook takes either, and not both
     client = S3Hook(aws_conn_id=conn_id, config=config).get_conn()
-    if _plain(conn_id, connection).is_set("requester_pays"):
-        pay(client)
-    return client, ""
+    return with_settings(client, settings), ""

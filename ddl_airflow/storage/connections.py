@@ -18,13 +18,14 @@ OWN_TYPE = "ddlstore"
 def store_client(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
 
-    Contacts nobody. The extra may have region_name, config_kwargs, requester_pays, ca_bundle or
-    verify and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
+    and, of type ``aws``, endpoint_url.
 
     Raises:
-        ConnectionInvalid: a key is missing, the endpoint is none, or a role is to be taken.
+        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
+            extra says what it may not.
     """
-    from ddl_airflow.storage.s3_client import pay, s3_client  # no parse needs it
+    from ddl_airflow.storage.s3_client import s3_client, s3_settings  # no parse needs them
 
     name, extra = connection.conn_id, connection.extra
     if role := extra.get("role_arn"):
@@ -38,17 +39,14 @@ def store_client(connection: AirflowConnection) -> Any:
     endpoint = connection.host or extra.get("endpoint_url") or None
     if connection.host and connection.port:
         endpoint = f"{connection.host}:{connection.port}"
-    client = s3_client(
+    return s3_client(
         endpoint,
         connection.login,
         connection.password,
         extra.get("region_name") or None,
         extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
-        config=extra.get("config_kwargs"),
+        settings=s3_settings(extra),
     )
-    if connection.is_set("requester_pays"):
-        pay(client)
-    return client
 
 
 def open_by_keys(

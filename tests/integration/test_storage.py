@@ -33,7 +33,7 @@ from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import pay, s3_client
+from ddl_airflow.storage.s3_client import S3Settings, s3_client, with_settings
 from ddl_airflow.storage.store import Unfinished
 from ddl_airflow.storage.transfer import list_dataset, missing_from, publish, stage
 from ddl_airflow.storage.unpacked import unpack
@@ -266,7 +266,7 @@ def test_a_bucket_whose_readers_pay_is_read_by_who_says_so(store, ceph, client, 
     )
     with pytest.raises(AccessDenied):
         stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
-    pay(payer)
+    with_settings(payer, S3Settings(requester_pays=True))
     staged = stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
     assert staged.fetched == 2 and staged.nbytes > 17 * MIB
 
