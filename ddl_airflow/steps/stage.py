@@ -133,17 +133,18 @@ class StageData(StepTry[StageDataStep]):
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.transfer import stage
 
-        layout = self.layout
+        layout, cache = self.layout, Cache(self.layout.cache)
         self.log.info("staging %s to %s", store.uri, layout.staged)
         dataset = stage(
             store,
-            Cache(layout.cache),
+            cache,
             layout.staged,
             listing=listing,
             closed_cache=layout.ranks_group is not None,
             workers=self.site.transfer_workers,
             progress=TransferLog(self.log, "staged"),
         )
+        cache.flush()  # who trains after this host has crashed does not look at the data again
         self.log.info(
             "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
             *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
