@@ -11,9 +11,9 @@ OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*
 STAMP := $(VENV)/.installed
 
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
-.PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-training bench-scaling
-.PHONY: wheels images
-.PHONY: docs check
+.PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-faults bench-training
+.PHONY: bench-scaling bench-lineage wheels images
+.PHONY: docs screenshots check
 .PHONY: check-nccl format lock clean
 
 help:  ## Say what there is
@@ -77,8 +77,14 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
 	@$(BIN)/python -m benchmarks.trainings_page
 
+bench-lineage: install  ## Measure questions about 10,000 models, in a folder and in Ceph; minutes
+	@$(BIN)/python -m benchmarks.lineage_answers
+
 bench-staging: install  ## Measure data from a store and to it against s5cmd, aws-cli and rclone; installs these once, needs Ceph
 	@$(BIN)/python -m benchmarks.staging
+
+bench-faults: install  ## Put faults on the way of data, of ours, s5cmd, aws-cli and rclone; installs these once, needs Ceph
+	@$(BIN)/python -m benchmarks.staging.faults
 
 bench-training: install  ## Measure training against Horovod and one rank alone; compiles Horovod once
 	@$(BIN)/python -m benchmarks.training
@@ -95,6 +101,10 @@ images:  ## Images of trainer, Airflow, worker and example, by ENGINE=docker; VA
 
 docs:  ## The documentation as a site that needs no server, in build/docs; in an environment of its own
 	@scripts/docs $(PYTHON)
+
+screenshots: install  ## Pictures of the page, in docs/screenshots, by the browser tests of a running Airflow; ten minutes
+	@mkdir -p docs/screenshots
+	@DDL_DOCS_SCREENSHOTS=1 $(BIN)/python -m pytest tests/ui
 
 check: install  ## Style, types, what must never go in; build/sbom.json, and what is known against it
 	@scripts/check $(BIN)

@@ -293,6 +293,7 @@ def _here(steps: Plan, manifest: Manifest, asked: Asked) -> Plan:
     return replace(
         steps,
         stage_data=replace(staged, results=results),
+        train=replace(steps.train, results=steps.train.results and results),
         evaluate=steps.evaluate and replace(steps.evaluate, results=results),
         upload_results=replace(steps.upload_results, results=results),
     )
@@ -489,7 +490,7 @@ def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
             f"AIRFLOW_CONN_{conn_id.upper()} to it, as Airflow reads it too; or give a folder that "
             "has the data: --data DIR."
         )
-    if known.conn_type == "aws" and not known.login:
+    if known.conn_type == "aws" and not (known.login or known.extra.get("role_arn")):
         return open_by_environment(reference.uri)
     return open_store(reference.uri, store_client(known), known.login)
 

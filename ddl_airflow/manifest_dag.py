@@ -215,6 +215,8 @@ def _changed_data(steps: Plan) -> Asset:
         conf.getfloat("ddl", "data_poll_interval", fallback=60.0),
         steps.dag_id,
         None if dataset.within is None else [str(folder) for folder in dataset.within],
+        list(steps.stage_data.include),
+        list(steps.stage_data.exclude),
     )
     # Not the dataset's own asset, which others may update as well.
     changed = asset_of(f"ddl-data-change://{steps.dag_id}")

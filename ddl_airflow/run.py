@@ -19,7 +19,8 @@ without MPI, and ends when all but the parameter servers have ended. ``--tf1`` g
 1.x API of TensorFlow; ``--timeline FILE`` records what they communicate (docs/ops.md, "Seeing what
 the ranks do").
 
-The fourth line starts ranks on hosts that ssh reaches, and which have the current folder.
+The fourth line starts ranks on hosts that ssh reaches, and which have the current folder. With
+``--min-np N`` ranks that are lost start again, on the hosts that are left.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from ddl_airflow.core.cluster import Cluster, counted, parameter_servers
@@ -46,10 +49,11 @@ from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
 from ddl_airflow.core.output import ended_by_its_reader
 from ddl_airflow.core.parameters import filled_in
 from ddl_airflow.launchers import session_directory, tasks, terminal
+from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovered
 from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
-from ddl_airflow.launchers.named_hosts import NamedHosts, filled, is_here
+from ddl_airflow.launchers.named_hosts import NamedHosts, ailing, filled, is_here
 from ddl_airflow.launchers.records import (
     explained,
     is_consequence,
@@ -63,6 +67,8 @@ from ddl_airflow.summary import Road, summary
 # Hidden: what is in it is no script, and no manifest, of the folder around it.
 _FOLDER = ".ddl-run"
 _PYTHON = re.compile(r"python[0-9.]*")
+# Starts in a row that have committed nothing, of an elastic training without a limit.
+_MOST_IDLE = 3
 # What only the train task, or a manifest, sets. Source: ddl_airflow.core.environment.
 _OF_A_RUN = frozenset(
     """
@@ -86,6 +92,7 @@ class _Training:
         averages: whether the ranks must train one model, as the manifest says.
         road: what would follow in the manifest's DAG; None without a manifest.
         slots: ranks of each host, where others than this one are named; empty: all run here.
+        looked_at: whether those hosts are known to be well.
     """
 
     command: str | Sequence[str]
@@ -97,6 +104,7 @@ class _Training:
     averages: bool = False
     road: Road | None = None
     slots: Mapping[str, int] = field(default_factory=dict)
+    looked_at: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,26 +124,35 @@ def _called(argv: Sequence[str] | None) -> int:
         for name in ("set", "data"):
             if getattr(options, name):
                 parser.error(f"--{name} is for a training of --manifest FILE")
-    named = options.hosts or options.hostfile
+    named = options.hosts or options.hostfile or options.host_discovery_script
     if named and (options.manifest is not None or options.tf_config is not None):
         parser.error("--hosts: a manifest names its hosts in launcher, and those of --tf-config")
+    elastic = options.min_np is not None or options.host_discovery_script is not None
+    if elastic and (options.manifest is not None or options.tf_config is not None):
+        parser.error("--min-np: a manifest has retries, and launcher.min_nodes over ssh")
+    files = terminal.OutputFiles(options.output_dir) if options.output_dir else None
     try:
+        if elastic:
+            return _run_elastic(options, files)
         training = _training(options)
         if options.timeline is not None and training.cluster is not None:
             parser.error("--timeline records MPI's ranks; there are none with TF_CONFIG")
-        return _run(training, options)
+        return _conclude(*_run(training, options, files), training, options)
     except DdlError as error:
         parser.exit(2, f"ddl-run: {error}\n")
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         parser.exit(1, f"ddl-run: {place}{error.strerror}\n")
+    finally:
+        if files is not None:
+            files.close()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddl-run",
         usage="ddl-run [--np N | --tf-config TASKS] [--manifest FILE [--set NAME=VALUE] "
-        "[--data DIR]] [--hosts HOSTS] [--tf1] [--timeline FILE] [COMMAND ...]",
+        "[--data DIR]] [--hosts HOSTS] [--min-np N] [--tf1] [--timeline FILE] [COMMAND ...]",
         description="Run COMMAND as N ranks, on this host unless others are named, as the train "
         "task of a manifest does.",
         epilog="examples: ddl-run --np 2 python train.py; ddl-run --manifest manifest.yml",
@@ -189,6 +206,40 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NETWORKS",
         help="interfaces or networks for what ranks send each other; by default all",
     )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="what each rank prints, in rank.N/stdout and stderr of DIR as well",
+    )
+    where.add_argument(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="in place of them, prints lines of HOST:SLOTS; asked again while ranks run",
+    )
+    elastic = parser.add_argument_group(
+        "elastic training", "where ranks are lost they start again, from what was committed"
+    )
+    elastic.add_argument(
+        "--min-np", type=_ranks, metavar="N", help="start again on the hosts that are left for N"
+    )
+    elastic.add_argument("--max-np", type=_ranks, metavar="N", help="at most; default: --np")
+    elastic.add_argument(
+        "--reset-limit", type=_whole, metavar="TIMES", help="how often; default: while it gets on"
+    )
+    elastic.add_argument(
+        "--elastic-timeout", type=_whole, default=600, metavar="S", help="wait for hosts; 600"
+    )
+    elastic.add_argument(
+        "--blacklist-cooldown-range",
+        type=_whole,
+        nargs=2,
+        metavar=("S", "S"),
+        help="how long a host is left out on which a rank has failed, at first and at most",
+    )
+    elastic.add_argument(
+        "--slots-per-host", type=_ranks, default=1, metavar="N", help="where the script names none"
+    )
     parser.add_argument("--ssh-port", type=int, metavar="PORT", help="of all hosts")
     parser.add_argument("--ssh-identity-file", metavar="FILE", help="the key for all hosts")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
@@ -212,7 +263,7 @@ def _hosts(options: argparse.Namespace) -> Sequence[Host]:
     """Those that are named. Raises SettingInvalid for what names none, or cannot be read."""
     try:
         if options.hostfile is not None:
-            return parse_hostfile(options.hostfile.read_text("utf-8"), str(options.hostfile))
+            return parse_hostfile(options.hostfile.read_text("utf-8-sig"), str(options.hostfile))
         return [parse_host(one) for one in options.hosts.split(",")] if options.hosts else []
     except UnicodeDecodeError:
         raise SettingInvalid(f"{options.hostfile} is no text.") from None
@@ -317,28 +368,39 @@ def _ssh(options: argparse.Namespace) -> Ssh:
     return Ssh(more=more)
 
 
-def _run_on_hosts(training: _Training, options: argparse.Namespace) -> int:
+def _run_on_hosts(
+    training: _Training,
+    options: argparse.Namespace,
+    files: terminal.OutputFiles | None,
+    asks: Callable[[], bool],
+) -> tuple[terminal.Ended, JobStatus]:
     """As _run, on hosts that ssh reaches."""
     records = session_directory.create(session_directory.usual_base())
     try:
         ranks = records / "ranks"
         ranks.mkdir()
         hosts = NamedHosts(training.slots, Path.cwd(), ranks, options.network, _ssh(options))
-        hosts.look()
-        environment = hosts.environment({"DDL_OPTIONS": DEFAULT_OPTIONS, **os.environ})
+        if training.looked_at:
+            hosts.make_room()
+        else:
+            hosts.look()
+        own = {**os.environ, **training.environment}
+        environment = hosts.environment({"DDL_OPTIONS": DEFAULT_OPTIONS, **own})
         environment |= _asked(options)
         argv = hosts.argv(rank_argv(training.python, training.command), environment)
         try:
             line = session_directory.argv(argv)
-            ended = terminal.run(line, environment, training.size, Path(), relayed=True)
+            ended = terminal.run(
+                line, environment, training.size, Path(), relayed=True, files=files, asks=asks
+            )
         finally:
             silent = hosts.finish()
         status = _status(training, ranks)
-        own = status.failure is not None and not is_consequence(status.failure)
-        if silent and not own and status.state is not JobState.SUCCEEDED:
+        failed = status.failure is not None and not is_consequence(status.failure)
+        if silent and not failed and status.state is not JobState.SUCCEEDED:
             why = " ".join(f"{host}: {why.rstrip('.')}." for host, why in silent.items())
             status = JobStatus(JobState.LOST, reason=f"A host is gone. {why}")
-        return _conclude(ended, status, training, options)
+        return ended, status
     finally:
         shutil.rmtree(records, ignore_errors=True)
 
@@ -351,9 +413,26 @@ def _asked(options: argparse.Namespace) -> dict[str, str]:
     return said
 
 
-def _run(training: _Training, options: argparse.Namespace) -> int:
+def _never() -> bool:
+    return False
+
+
+def _run(
+    training: _Training,
+    options: argparse.Namespace,
+    files: terminal.OutputFiles | None,
+    asks: Callable[[], bool] = _never,
+) -> tuple[terminal.Ended, JobStatus]:
+    """Runs the ranks once, to their end.
+
+    Args:
+        training: what runs.
+        options: of the command.
+        files: what the ranks print goes there as well.
+        asks: whether they are to be asked to make room.
+    """
     if training.slots:
-        return _run_on_hosts(training, options)
+        return _run_on_hosts(training, options, files, asks)
     # As the session directory of mpirun: it is gone with this process, however that ends.
     records = session_directory.create(session_directory.usual_base())
     try:
@@ -367,10 +446,116 @@ def _run(training: _Training, options: argparse.Namespace) -> int:
             line = session_directory.argv(mpi.argv(training.size, rank))
         environment |= confined(training.python, environment, mpi=training.cluster is None)
         environment |= _asked(options)
-        ended = terminal.run(line, environment, training.size, training.folder)
-        return _conclude(ended, _status(training, records), training, options)
+        ended = terminal.run(
+            line, environment, training.size, training.folder, files=files, asks=asks
+        )
+        return ended, _status(training, records)
     finally:
         shutil.rmtree(records, ignore_errors=True)
+
+
+def _run_elastic(options: argparse.Namespace, files: terminal.OutputFiles | None) -> int:
+    """As _run, again and again where ranks are lost; returns the exit code of the last start."""
+    bounds, find, ssh = _bounds(options), _find_hosts(options), _ssh(options)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # between starts
+    with (
+        commit_folder(Path.cwd() / _FOLDER, _say_line) as commits,
+        tempfile.NamedTemporaryFile(prefix=".hosts-", dir=commits.folder) as marker,
+    ):
+        look = partial(ailing, ssh, shared=Path(marker.name))
+        pool = Pool(bounds, find, look, _say_line)
+        starts = 0  # after the first
+        idle = 0  # in a row
+        while True:
+            slots = pool.choose()
+            size = sum(slots.values())
+            if starts or bounds.least != size:
+                _say_line(f"{_counted(size)} on {', '.join(map(_of_slots, slots.items()))}.")
+            before = commits.state()
+            training = _Training(
+                options.command,
+                size,
+                environment=commits.environment,
+                slots={} if all(map(is_here, slots)) else slots,
+                looked_at=True,
+            )
+            watched = pool.watched() if options.host_discovery_script else nullcontext(_never)
+            with watched as changed:
+                ended, status = _run(training, options, files, changed)
+                moved = changed() and status.state is JobState.PREEMPTED
+            idle = 0 if commits.state() != before else idle + 1
+            why_not = ""
+            if status.state is JobState.SUCCEEDED or status.apart or ended.signal:
+                commits.done = not ended.signal
+            elif _permanent(status):
+                why_not = "It would end in the same way again."
+            elif bounds.resets is not None and starts >= bounds.resets:
+                why_not = f"It has started again as often as --reset-limit {bounds.resets} allows."
+            elif idle >= _MOST_IDLE:
+                why_not = f"{idle} starts in a row have committed nothing."
+            else:
+                starts += 1
+                if status.failure is not None and not is_consequence(status.failure):
+                    pool.failed_on(status.failure.rank)
+                _say_line(f"{_why_again(status, size, moved)} Starts again ({starts}).")
+                continue
+            code = _conclude(ended, status, training, options)
+            if why_not:
+                _say_line(f"{why_not} Not started again.")
+            return code
+
+
+def _why_again(status: JobStatus, size: int, moved: bool) -> str:
+    if moved:
+        return "Hosts have come or gone; all ranks have committed."
+    if status.failure is not None:
+        return explained(status.failure, size)
+    return f"{(status.reason or 'not every rank did its work').rstrip('.')}."
+
+
+def _permanent(status: JobStatus) -> bool:
+    return status.permanent or (status.failure is not None and status.failure.permanent)
+
+
+def _of_slots(host: tuple[str, int]) -> str:
+    return f"{host[0]}:{host[1]}"
+
+
+def _counted(number: int) -> str:
+    """So many ranks, in words."""
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def _say_line(sentence: str) -> None:
+    _say(f"ddl-run: {sentence}\n")
+
+
+def _find_hosts(options: argparse.Namespace) -> Callable[[], Sequence[Host]]:
+    """What tells the hosts of an elastic job, at each start. Raises as _hosts, and SubmitFailed."""
+    if script := options.host_discovery_script:
+        return partial(discovered, script, options.slots_per_host)
+    hosts = _hosts(options) or [Host("localhost", options.np or options.max_np or options.min_np)]
+    filled(hosts, options.np or options.min_np)
+    return lambda: hosts
+
+
+def _bounds(options: argparse.Namespace) -> Bounds:
+    """Raises SettingInvalid if they exclude each other."""
+    least = options.min_np or options.np or 1
+    most = options.max_np or options.np
+    for name, other in (("--np", options.np), ("--max-np", options.max_np)):
+        if other is not None and other < least:
+            raise SettingInvalid(f"--min-np {least} is more than {name} {other}.")
+    if options.np is not None and most < options.np:
+        raise SettingInvalid(f"--np {options.np} is more than --max-np {most}.")
+    cooldown = options.blacklist_cooldown_range
+    return Bounds(
+        least,
+        most,
+        options.reset_limit,
+        options.elastic_timeout,
+        (cooldown[0], cooldown[1]) if cooldown else None,
+    )
 
 
 def _status(training: _Training, records: Path) -> JobStatus:
@@ -414,7 +599,7 @@ def _conclude(
         said, code = [f"ended by {by}.", was_ended], 128 + ended.signal
     elif failure is None:
         _say(ended.said)
-        gone = status.reason if training.slots else ""
+        gone = status.reason if training.slots or status.state is JobState.PREEMPTED else ""
         said = [
             gone
             or "not every rank did its work, and none says why; what its launcher says is above."
@@ -453,6 +638,12 @@ def _tasks(text: str) -> Cluster:
 def _ranks(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; give 1 or more")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; give 0 or more")
     return int(text)
 
 

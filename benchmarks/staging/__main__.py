@@ -110,6 +110,26 @@ class Program:
         }
 
 
+def variables(endpoint_url: str, key: str, secret: str) -> dict[str, str]:
+    """What all programs need in their environment to find the store."""
+    return {
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "S3_ENDPOINT_URL": endpoint_url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        # Ceph 16 takes no checksum trailers.
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+        "RCLONE_CONFIG_PEER_TYPE": "s3",
+        "RCLONE_CONFIG_PEER_PROVIDER": "Ceph",
+        "RCLONE_CONFIG_PEER_ENV_AUTH": "true",
+        "RCLONE_CONFIG_PEER_ENDPOINT": endpoint_url,
+        "RCLONE_CONFIG": "/dev/null",
+    }
+
+
 def make(data: Data, folder: Path) -> None:
     """The files, of bytes that no program can make less of."""
     folder.mkdir()
@@ -213,22 +233,7 @@ def run(sets: Sequence[Data], ways: Sequence[str], rounds: int, home: Path) -> d
     peers, mine = environments.staging().python.parent, environments.ours()
     with CephObjectStore(home / "store") as store:
         key, secret = store.add_user("owner")
-        known = {
-            "AWS_ACCESS_KEY_ID": key,
-            "AWS_SECRET_ACCESS_KEY": secret,
-            "AWS_ENDPOINT_URL": store.endpoint_url,
-            "S3_ENDPOINT_URL": store.endpoint_url,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            # Ceph 16 takes no checksum trailers.
-            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-            "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
-            "RCLONE_CONFIG_PEER_TYPE": "s3",
-            "RCLONE_CONFIG_PEER_PROVIDER": "Ceph",
-            "RCLONE_CONFIG_PEER_ENV_AUTH": "true",
-            "RCLONE_CONFIG_PEER_ENDPOINT": store.endpoint_url,
-            "RCLONE_CONFIG": "/dev/null",
-        }
+        known = variables(store.endpoint_url, key, secret)
         s5cmd = Program("s5cmd", [str(peers / "s5cmd")], known)
         aws = Program("aws-cli", [str(peers / "aws")], known)
         rclone = Program("rclone", [str(peers / "rclone")], known)

@@ -39,7 +39,8 @@ def down(store: S3Store, folder: Path) -> dict[str, Any]:
 
 def up(store: S3Store, folder: Path) -> dict[str, Any]:
     """Publishes all files of the folder, whose digests nobody knows yet."""
-    done = publish({path.name: path for path in folder.iterdir()}, store)
+    found = (path for path in folder.rglob("*") if path.is_file())
+    done = publish({path.relative_to(folder).as_posix(): path for path in found}, store)
     return {"sent": len(done.files)}
 
 

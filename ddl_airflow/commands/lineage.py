@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -181,16 +182,22 @@ def _impact(options: argparse.Namespace) -> int:
             made[one["publication"]] = one
         elif inside:
             within[one["publication"]] = inside
-    asked = [one for one in known if one["publication"] in within]
-    unread = []
+    # Whoever was trained on the same data has the same listing: one record answers for all of them.
+    alike: dict[tuple[str, str], list[Summary]] = {}
+    for one in known:
+        if one["publication"] in within:
+            dataset = one["dataset"]
+            alike.setdefault((dataset["uri"], dataset["fingerprint"]), []).append(one)
+    asked = list(alike.values())
+    unread: list[Summary] = []
     with ThreadPoolExecutor(_READERS) as pool:
-        looks = pool.map(lambda one: _had(store, one, within[one["publication"]]), asked)
-        for number, (one, had) in enumerate(zip(asked, looks, strict=True), 1):
+        looks = pool.map(lambda of: _had(store, of, within[of[0]["publication"]]), asked)
+        for number, (of, had) in enumerate(zip(asked, looks, strict=True), 1):
             _say_progress(number, len(asked))
             if had:
-                made[one["publication"]] = one
+                made |= {one["publication"]: one for one in of}
             elif had is None:
-                unread.append(one)
+                unread += of
     _say(
         _with_production(store, [one for one in known if one["publication"] in made]), options.json
     )
@@ -214,18 +221,18 @@ def _plain(uri: str) -> str:
     return (unquote(uri) if uri.startswith("file://") else uri).rstrip("/")
 
 
-def _had(store: ObjectStore, one: Summary, keys: Collection[str]) -> bool | None:
-    """Whether the dataset had one of the objects, or something in such a folder.
+def _had(store: ObjectStore, alike: Sequence[Summary], keys: Collection[str]) -> bool | None:
+    """Whether data had one of the objects, or something in such a folder.
 
-    None: its record cannot be read.
+    None: none of the records of those trained on it can be read.
     """
-    try:
-        listing = read_record(store.at(one["publication"]))["dataset"]["listing"]
-        listed = [obj["key"] for obj in listing]
-    except (DdlError, LookupError, TypeError):
-        return None
     folders = tuple(f"{key}/" for key in keys)
-    return any(key in keys or key.startswith(folders) for key in listed)
+    for one in alike:
+        with suppress(DdlError, LookupError, TypeError):
+            listing = read_record(store.at(one["publication"]))["dataset"]["listing"]
+            listed = [obj["key"] for obj in listing]
+            return any(key in keys or key.startswith(folders) for key in listed)
+    return None
 
 
 def _list(options: argparse.Namespace) -> int:

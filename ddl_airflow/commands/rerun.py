@@ -192,7 +192,8 @@ def _made(
     manifest = load_manifest_text(text, str(path), compute)
     try:
         data = data_of(manifest, path)
-        changes = data_changes(record, data)
+        selection = manifest.training_data_reference.selection
+        changes = data_changes(record, data, selection)
     except ConnectionInvalid as error:
         if options.prove:
             raise

@@ -175,6 +175,11 @@ VARIABLES = (
         "ranks of each host, or of every one in their order: `2` or `2,1`",
     ),
     _variable(
+        "DDL_COMMIT_DIR",
+        "by [`horovodrun --min-np`](coming-from-horovod.md#elastic-training) alone: where "
+        "elastic states commit, in place of `CHECKPOINT_DIR`",
+    ),
+    _variable(
         "DDL_NO_GPU",
         "`1` on a kind of node without GPUs: the shim leaves TensorFlow's lines on "
         "missing CUDA drivers out of the log, unless `TF_CPP_MIN_LOG_LEVEL` is set",

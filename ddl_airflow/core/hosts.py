@@ -35,7 +35,10 @@ def parse_host(text: str) -> Host:
     """
     found = _HOST.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no host. Write name or name:slots, for example gpu1:4")
+        more = "@" in text or text.count(":") > 1
+        where = "; users, ports and IPv6 addresses belong into ssh's configuration" if more else ""
+        wrong = f"{text[:60]!r} is no host"
+        raise ValueError(f"{wrong}. Write name or name:slots, for example gpu1:4{where}")
     if found[3] is not None and int(found[3]) == 0:
         raise ValueError(f"{text[:60]!r} has no slots. Leave the host out")
     return Host(found[1], int(found[3]) if found[3] else None)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from ddl_airflow.core.compute import Place
 from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.selection import Selection
 
 _MASK = "***"
 # Of what a run keeps of its steps, as JSON.
@@ -151,6 +152,9 @@ class StageDataStep(Step):
         manifest: name, digest and dialect of the manifest, for that, ``said``: what its digest
             covers, and ``earlier_digests``: what earlier versions of ours called the same one.
         prove: whether the lineage has a digest of each file.
+        include, exclude: patterns of the objects of the place that are the data, as ``Selection``
+            has them.
+        unpack: whether archives among them become folders of what is in them.
     """
 
     dataset: StoreReference
@@ -161,6 +165,14 @@ class StageDataStep(Step):
     results: StoreReference | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
     prove: bool = False
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    unpack: bool = False
+
+    @property
+    def selection(self) -> Selection:
+        """Which objects of the place are the data."""
+        return Selection(tuple(self.include), tuple(self.exclude))
 
     def fixed(self) -> dict[str, Any]:
         """Nothing: this is the step that fixes what the run trains with."""
@@ -188,12 +200,14 @@ class TrainStep(ScriptStep):
             digest of each file that has come meanwhile.
         stream: whether the data come while the ranks run; ``stage_data`` then only lists them.
         dataset: where from; None where nothing comes.
+        upload_every_s: how often checkpoints are saved while the ranks run; None: never.
+        results: where to; None where none are.
     """
 
     settable = ("nodes", "launcher")
     templated = ("command",)
     # The keys are those of now. That it is the run's data, the step sees.
-    not_fixed = ("dataset",)
+    not_fixed = ("dataset", "upload_every_s", "results")
 
     command: str
     nodes: int = 1
@@ -208,6 +222,8 @@ class TrainStep(ScriptStep):
     prove: bool = False
     stream: bool = False
     dataset: StoreReference | None = None
+    upload_every_s: float | None = None
+    results: StoreReference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +365,7 @@ def plan(manifest: Manifest, path: Path) -> Plan:
     references = (manifest.training_data_reference, manifest.training_results_reference)
     dataset = _store(manifest.training_data_reference, path.parent)
     results = _store(manifest.training_results_reference, path.parent)
-    stream = manifest.training_data_reference.stream
+    stream, saved = manifest.training_data_reference.stream, manifest.checkpoints
     named = {
         "name": definition.name,
         "digest": digest(said),
@@ -380,6 +396,9 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             results=results,
             manifest={**named, "said": said},
             prove=manifest.lineage.prove,
+            include=manifest.training_data_reference.include,
+            exclude=manifest.training_data_reference.exclude,
+            unpack=manifest.training_data_reference.unpack,
         ),
         train=TrainStep(
             command=first,
@@ -395,6 +414,8 @@ def plan(manifest: Manifest, path: Path) -> Plan:
             prove=manifest.lineage.prove,
             stream=stream,
             dataset=dataset if stream else None,
+            upload_every_s=saved.upload_every.total_seconds() if saved else None,
+            results=results if saved else None,
             **scripts,
         ),
         transform=TransformStep(
@@ -526,7 +547,11 @@ def confined(steps: Plan, within: tuple[Path, ...]) -> Plan:
     train = steps.train
     return replace(
         steps,
-        train=replace(train, dataset=train.dataset and to(train.dataset)),
+        train=replace(
+            train,
+            dataset=train.dataset and to(train.dataset),
+            results=train.results and to(train.results),
+        ),
         stage_data=replace(steps.stage_data, dataset=to(steps.stage_data.dataset), results=results),
         evaluate=steps.evaluate and replace(steps.evaluate, results=results),
         approve=steps.approve and replace(steps.approve, results=results),

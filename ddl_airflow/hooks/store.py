@@ -23,8 +23,8 @@ from ddl_airflow.storage.stores import open_store
 class ObjectStoreHook(BaseHook):
     """The store that a connection of type ``ddlstore`` describes.
 
-    Host is the endpoint, login and password are the keys; the extra may have region_name, ca_bundle
-    and bucket. The form is in ``ddl_airflow.provider_info``.
+    Host is the endpoint, login and password are the keys; the extra may have what ``store_client``
+    reads, and bucket. The form is in ``ddl_airflow.provider_info``.
     """
 
     conn_name_attr = "conn_id"
@@ -153,7 +153,7 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
     """A client, and its access key where that says who asks: a role's changes."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
 
-    from ddl_airflow.storage.s3_client import s3_config
+    from ddl_airflow.storage.s3_client import s3_config, s3_settings, with_settings
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -165,5 +165,9 @@ def _client_of_connection(conn_id: str) -> tuple[Any, str]:
         ) from error
     if connection.conn_type == ObjectStoreHook.conn_type:
         return ObjectStoreHook(conn_id).get_conn(), str(connection.login)
+    settings = s3_settings(connection.extra_dejson)
+    s3_config(None, settings)  # says what is wrong with ``config_kwargs``, where the hook does not
     endpoint = S3Hook(aws_conn_id=conn_id).conn_config.get_service_endpoint_url("s3")
-    return S3Hook(aws_conn_id=conn_id, config=s3_config(endpoint)).get_conn(), ""
+    config = s3_config(endpoint, settings)  # the hook takes either, and not both
+    client = S3Hook(aws_conn_id=conn_id, config=config).get_conn()
+    return with_settings(client, settings), ""

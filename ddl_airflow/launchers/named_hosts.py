@@ -7,7 +7,6 @@ its record on its own host, from which they are brought at the end: mpirun's exi
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import sys
@@ -20,7 +19,7 @@ from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.hosts import Host, named_twice
 from ddl_airflow.launchers import preflight, processes
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
-from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.remote import Ssh, objects, on_each
 from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
 
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -103,9 +102,7 @@ class NamedHosts:
         Raises:
             SubmitFailed: one is not well, or has not the folder. Names each, and the cure.
         """
-        where = {"temporary files": Path("/tmp")}  # noqa: S108
-        asked = preflight.Asked(sys.executable, max(self._slots.values()), self._folder, where)
-        looks = preflight.look_at(self._ssh, self._others, asked)
+        looks = _looks(self._ssh, self._others, max(self._slots.values()), self._folder)
         wrong = {
             look.host: f"it has no {self._folder}, where the ranks are to run. Let the folder be "
             "there, with the script"
@@ -113,12 +110,19 @@ class NamedHosts:
             if look.facts and not look.facts["sees_marker"]
         }
         wrong = wrong or {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
-        if not wrong:
-            made = self._on_others(["mkdir", "-p", "-m", "700", "--", str(self._records)])
-            wrong = {host: one.why for host, one in made.items() if one.code != 0}
         if wrong:
-            said = " ".join(f"{host}: {why.rstrip('.')}." for host, why in wrong.items())
-            raise SubmitFailed(f"not all hosts are well. {said}")
+            raise SubmitFailed(f"not all hosts are well. {_each(wrong)}")
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Makes the folder for records on hosts that are known to be well.
+
+        Raises:
+            SubmitFailed: it cannot be made. Names each host.
+        """
+        made = self._on_others(["mkdir", "-p", "-m", "700", "--", str(self._records)])
+        if wrong := {host: one.why for host, one in made.items() if one.code != 0}:
+            raise SubmitFailed(f"not all hosts are well. {_each(wrong)}")
 
     def _on_others(self, words: Sequence[str], text: str = "") -> Mapping[str, Any]:
         return on_each(
@@ -162,11 +166,41 @@ class NamedHosts:
         self._records.mkdir(mode=0o700, exist_ok=True)  # where hosts share even that
         for host, one in said.items():
             try:
-                found = json.loads(one.text)
+                found = objects(one.text)[-1]
                 texts = {name: str(found[name]) for name in names if name in found}
-            except (ValueError, TypeError):
+            except (LookupError, TypeError):
                 silent[host] = one.why or "its ranks' records cannot be read"
                 continue
             for name, text in texts.items():
                 (self._records / name).write_text(text, "utf-8")
         return silent
+
+
+def ailing(ssh: Ssh, slots: Mapping[str, int], shared: Path) -> dict[str, str]:
+    """Which hosts are not well for ranks that go on from what others have left, and why.
+
+    Args:
+        ssh: how they are reached.
+        slots: ranks on each.
+        shared: a file that all of them must see.
+    """
+    others = [name for name in slots if not is_here(name)]
+    looks = _looks(ssh, others, max(slots.values()), shared) if others else []
+    wrong = {look.host: "; ".join(look.wrong) for look in looks if look.wrong}
+    for look in looks:
+        if look.facts and not look.facts["sees_marker"]:
+            wrong[look.host] = (
+                f"it does not see {shared.parent}, where this host has what is committed. Let the "
+                "current folder be on a file system that all hosts share, or CHECKPOINT_DIR name "
+                "one that is"
+            )
+    return {host: why.rstrip(".") for host, why in wrong.items()}
+
+
+def _looks(ssh: Ssh, others: Sequence[str], slots: int, marker: Path) -> list[preflight.Look]:
+    where = {"temporary files": Path("/tmp")}  # noqa: S108
+    return preflight.look_at(ssh, others, preflight.Asked(sys.executable, slots, marker, where))
+
+
+def _each(wrong: Mapping[str, str]) -> str:
+    return " ".join(f"{host}: {why.rstrip('.')}." for host, why in wrong.items())

@@ -9,6 +9,7 @@ may go on elsewhere, when that host is gone for good. At the end hosts keep the 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobSpec
-from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.remote import Ssh, drop_partial, on_each
 
 # Of the first host, whose log and progress people follow; of the others; and of what is saved.
 _LOGS_S = 2.0
@@ -42,6 +43,8 @@ class Placement:
         self._job = job
         self._log = log
         self._state = job.record_dir.parent
+        # In the same workspace as what is saved, and no part of it.
+        self._incoming = self._state / "incoming"
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -56,6 +59,7 @@ class Placement:
             SubmitFailed: one could not be given it.
         """
         began = time.monotonic()
+        self._drop_partial()  # of a try that was killed
         wrong = self._beside_each_other()
         self._sends = not wrong
         wrong = wrong or {
@@ -175,6 +179,19 @@ class Placement:
         return why or self._ssh.copy_from(host, self._state, only=records)
 
     def _bring_results(self) -> str:
-        host = self._job.hosts[0]
-        each = (self._ssh.copy_from(host, folder) for folder in self._results)
-        return next(filter(None, each), "")
+        host, incoming = self._job.hosts[0], self._incoming
+        try:
+            incoming.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"{incoming}: {error.strerror}"
+        each = (self._ssh.copy_from(host, one, incoming=incoming) for one in self._results)
+        why = next(filter(None, each), "")
+        if why:
+            self._drop_partial()
+        return why
+
+    def _drop_partial(self) -> None:
+        """Half of a file is not to be taken for what was saved, nor to fill the disk."""
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        for folder in self._results:
+            drop_partial(folder)

@@ -21,7 +21,7 @@ from typing import Any
 
 from ddl_airflow.launchers import probe
 from ddl_airflow.launchers.mpirun import how_to_get_ops
-from ddl_airflow.launchers.remote import Ssh, on_each
+from ddl_airflow.launchers.remote import Ssh, objects, on_each
 from ddl_airflow.launchers.tether import tethered
 
 # Must be the same everywhere, and there: ranks of unlike ones fail in ways that name neither.
@@ -36,8 +36,11 @@ _LEAST_DISK_BYTES = 64 << 20
 _SLOW = 0.25
 # Measured again before it is called slow, on a busy host.
 _AGAIN = 3
-# For the reductions: so long, and for each pair of hosts.
+# For the reductions: so long, and for each pair of hosts; longer where hosts take long to answer a
+# question, since they are busy or read their Python over a network. Not for ever.
 _PREFLIGHT_S = 15.0
+_MOST_S = 60.0
+_ANSWERS = 10.0
 _PAIR_S = 0.2
 # Of mpirun, which no person needs.
 _REMARK = re.compile("Warning: setpgid")
@@ -106,14 +109,15 @@ def look_at(ssh: Ssh, hosts: Sequence[str], asked: Asked) -> list[Look]:
         if said.code in (126, 127):
             cure = "Install it there, or name the ranks' Python in launcher.python"
             return Look(host, wrong=(f"has no {asked.python} that runs. {cure}",))
-        try:
-            facts = json.loads(said.text)
-        except ValueError:
+        found = [one for one in objects(said.text) if "versions" in one]
+        if not found:  # what a shell there says before does not matter
             return Look(
                 host, wrong=(f"did not say what it is like: {said.why or said.text[:200]}",)
             )
+        facts = found[-1]
         # It read its clock between the question and the answer.
         facts["clock_s"] = _outside(facts["time"], began, began + took)
+        facts["took_s"] = took
         return Look(host, facts)
 
     return judged(list(on_each(hosts, ask).values()), asked)
@@ -126,14 +130,17 @@ def judged(looks: Sequence[Look], asked: Asked) -> list[Look]:
 
 
 def _once(looks: Sequence[Look]) -> list[Look]:
-    """With what is wrong where two names are of one host."""
+    """With what is wrong where two names are of one host, or two hosts have one name."""
     first: dict[str, str] = {}
     found = []
     for look in looks:
         name = look.facts.get("host", look.host)
         if (other := first.setdefault(name, look.host)) != look.host:
-            wrong = (*look.wrong, f"it is {name}, as {other} is. Name it once, with all its slots")
-            look = replace(look, wrong=wrong)
+            said = (
+                f"it calls itself {name}, as {other} does. If both are one host, name it once, "
+                "with all its slots; if not, give each a host name of its own"
+            )
+            look = replace(look, wrong=(*look.wrong, said))
         found.append(look)
     return found
 
@@ -239,8 +246,17 @@ def _why_not(measure: Measure, first: str, host: str) -> str:
     return measure([first, host])[1]
 
 
+def patience_s(looks: Sequence[Look]) -> float:
+    """How many seconds hosts that took so long to answer may take to start and to reduce."""
+    took = max((float(look.facts.get("took_s", 0.0)) for look in looks), default=0.0)
+    return min(max(_PREFLIGHT_S, _ANSWERS * took), _MOST_S)
+
+
 def run_mpirun(
-    argv: Sequence[str], hosts: int, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    hosts: int,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = _PREFLIGHT_S,
 ) -> tuple[list[dict[str, Any]], str]:
     """What an mpirun of ``ddl_ops.preflight`` says.
 
@@ -248,11 +264,12 @@ def run_mpirun(
         argv: with all its options.
         hosts: how many it starts a process on.
         env: its environment; None: that of this process.
+        limit_s: how long it may take, beside what the pairs of hosts take.
 
     Returns:
         Each line of JSON; and why it did not end well, empty if it did.
     """
-    limit = _PREFLIGHT_S + _PAIR_S * hosts * hosts
+    limit = limit_s + _PAIR_S * hosts * hosts
     try:
         ended = subprocess.run(
             tethered(argv),
@@ -269,24 +286,13 @@ def run_mpirun(
         cut = expired.stdout or b""  # bytes, whatever was asked for
         said = cut.decode("utf-8", "replace") if isinstance(cut, bytes) else cut
         why = f"it did not end within {limit:.0f} s. Look at firewalls, and at network"
-        return _objects(said), why
-    found = _objects(ended.stdout)
+        return objects(said), why
+    found = objects(ended.stdout)
     if ended.returncode == 0:
         return found, ""
     lines = [line.strip() for line in ended.stderr.splitlines()]
     words = [line for line in lines if re.search(r"\w", line) and not _REMARK.search(line)]
     return found, " ".join(words)[:300] or f"mpirun ended with exit code {ended.returncode}"
-
-
-def _objects(said: str) -> list[dict[str, Any]]:
-    found = []
-    for line in said.splitlines():
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        found += [one] if isinstance(one, dict) else []
-    return found
 
 
 def reductions(

@@ -1,11 +1,14 @@
 """Hosts reached by ssh: commands on them, and files to them and back.
 
 Host keys are checked, nothing is asked, no agent and no port is passed on, and a link that is cut
-ends what uses it within seconds. The rest is as ssh's configuration says: users, ports, keys.
+ends what uses it within seconds. What is written there for people at a terminal (a terminal, a
+command of their own, a connection that outlives the task) is left out. The rest is as ssh's
+configuration says: users, ports, keys.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddl_airflow.launchers.tether import tethered
 
@@ -26,6 +29,8 @@ _SSH_FAILED = 255
 # Of rsync(1): its exit codes, seconds without a byte, and what it copies.
 _PARTIAL, _VANISHED = 23, 24
 _SILENT_S = 30
+# Where it has files until all are whole, in each folder.
+_PARTIAL_FOLDER = ".~tmp~"
 # For logs and records. Data and results may be of any size: of those silence alone is a failure.
 _MOST_S = 3600.0
 _KINDS = ("--recursive", "--times")
@@ -33,9 +38,13 @@ _OPTIONS = {
     "BatchMode": "yes",
     "ClearAllForwardings": "yes",
     "ConnectTimeout": str(_CONNECT_S),
+    "ControlMaster": "no",
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "LogLevel": "ERROR",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
     "ServerAliveCountMax": str(_ALIVE_COUNT),
     "ServerAliveInterval": str(_ALIVE_S),
     "StrictHostKeyChecking": "yes",
@@ -136,7 +145,13 @@ class Ssh:
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
     def copy_from(
-        self, host: str, folder: Path, *, only: Sequence[str] = (), grow: bool = False
+        self,
+        host: str,
+        folder: Path,
+        *,
+        only: Sequence[str] = (),
+        grow: bool = False,
+        incoming: Path | None = None,
     ) -> str:
         """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
 
@@ -148,6 +163,8 @@ class Ssh:
             only: patterns of files in it; empty: all there is.
             grow: whether files here grow as those there do; else each is replaced when it is whole,
                 and a reader finds the old one or the new one.
+            incoming: a folder of the same file system, in which files are until they are whole; by
+                default each is beside what it replaces.
 
         Returns:
             What was wrong; empty if nothing was, or there is no such folder.
@@ -163,6 +180,8 @@ class Ssh:
             words += [*(f"--include=/{one}" for one in only), "--exclude=*"]
         else:
             words.append("--delay-updates")
+        if incoming is not None:
+            words.append(f"--temp-dir={incoming}")
         if grow:
             words.append("--inplace")
         try:
@@ -189,7 +208,31 @@ class Ssh:
             return ""  # there is no such folder
         if "command not found" in ended.stderr:
             return "rsync is not installed there. apt-get install rsync"
+        if "is your shell clean" in ended.stderr:
+            return (
+                "rsync finds words of the shell there before its own. Let ~/.bashrc and the like "
+                "write nothing where the shell is not interactive"
+            )
         return f"rsync: {_first(ended.stderr)}"
+
+
+def drop_partial(folder: Path) -> None:
+    """Removes what a copy of a whole folder that did not come to its end has left in it."""
+    for left in folder.rglob(_PARTIAL_FOLDER):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def objects(said: str) -> list[dict[str, Any]]:
+    """Each line of JSON, and nothing of what shells and programs say before and between them."""
+    found = []
+    for line in said.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        found += [one] if isinstance(one, dict) else []
+    return found
 
 
 def _ended(

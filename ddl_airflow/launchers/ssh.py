@@ -198,13 +198,16 @@ class SshLauncher(LocalLauncher):
         """Those with as many slots as a node has ranks."""
         try:
             if self._hostfile:
-                text = Path(self._hostfile).read_text("utf-8")
+                text = Path(self._hostfile).read_text("utf-8-sig")
                 named: Sequence[Host] = parse_hostfile(text, self._hostfile)
             else:
                 # The connection's, if the manifest names none.
                 names = self._named or (self._conn_id and hosts_of(self._find(self._conn_id)))
                 named = [parse_host(one) for one in names]
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            said = f"launcher.hostfile: {self._hostfile} is no text: {error.reason}"
+            raise SubmitFailed(said, retryable=False) from error
+        except OSError as error:
             raise SubmitFailed(f"launcher.hostfile: {error}", retryable=False) from error
         except ValueError as error:
             raise SubmitFailed(f"launcher: {error}.", retryable=False) from error
@@ -237,7 +240,8 @@ class SshLauncher(LocalLauncher):
         well = [look.host for look in looks if not look.wrong]
         speeds: preflight.Speeds = {}
         if self._preflight and len(well) > 1 and len(well) >= self._least(job):
-            speeds, at_fault = preflight.linked(well, partial(self._measured, job))
+            limit_s = preflight.patience_s(looks)
+            speeds, at_fault = preflight.linked(well, partial(self._measured, job, limit_s))
             wrong |= at_fault
             well = [host for host in well if host not in wrong]
         for host, why in wrong.items():
@@ -255,13 +259,15 @@ class SshLauncher(LocalLauncher):
         log.info("ranks go to %d host(s)%s: %s", len(chosen), fewer, ", ".join(chosen))
         return chosen, _shared(chosen, looks, marker)
 
-    def _measured(self, job: JobSpec, hosts: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+    def _measured(
+        self, job: JobSpec, limit_s: float, hosts: Sequence[str]
+    ) -> tuple[dict[str, Any] | None, str]:
         """What ``ddl_ops.preflight`` says of the hosts, or why it says nothing."""
         env = self._environment(replace(job, env={}))  # no secrets
         command = [_python(job), "-m", "ddl_ops.preflight"]
         mpi = OpenMpi(find_mpirun(_python(job)))
         argv = mpi.argv(len(hosts), [*self._options(hosts, 1, env), *command], 1)
-        said, why = preflight.run_mpirun(argv, len(hosts), env)
+        said, why = preflight.run_mpirun(argv, len(hosts), env, limit_s)
         return preflight.reductions(said, len(hosts), why)
 
     def render(self, job: JobSpec) -> Submission:

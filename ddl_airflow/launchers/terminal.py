@@ -25,12 +25,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from ddl_airflow.launchers import tether
 from ddl_airflow.launchers.base import GRACE_S
@@ -42,6 +43,7 @@ _CHUNK = 1 << 16
 _LONGEST = 1 << 20
 _LOOK_S = 0.05
 _ASKED_S = 5.0
+_ASK_S = 1.0
 _KILLED_S = 2.0
 _DRAIN_S = 1.0
 # Of what mpirun says.
@@ -91,6 +93,8 @@ def run(
     folder: Path,
     *,
     relayed: bool = False,
+    files: OutputFiles | None = None,
+    asks: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Runs mpirun, or what starts the tasks of a cluster, to its end. No process is left then.
 
@@ -104,11 +108,43 @@ def run(
         folder: where it runs.
         relayed: whether what ranks print comes through mpirun; DDL_OUTPUT in ``environ`` says so to
             them.
+        files: what ranks print goes there as well.
+        asks: whether ranks are to be asked to make room, by SIGURG: once a second from then on.
 
     Raises:
         OSError: it cannot be started, or the output cannot be written.
     """
-    return _Job(environ, ranks, folder, relayed).run(argv)
+    return _Job(environ, ranks, folder, relayed, files, asks).run(argv)
+
+
+class OutputFiles:
+    """What each rank prints, in ``rank.<number>/stdout`` and ``stderr`` of a folder.
+
+    A file begins empty; of a job that starts again it has all starts.
+
+    Args:
+        folder: made when it is needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[tuple[int, int], IO[bytes]] = {}
+
+    def add(self, rank: int, ranks: int, to: int, chunk: bytes) -> None:
+        """Adds what one of so many ranks has printed, to stream 1 or 2. Raises OSError."""
+        file = self._open.get((rank, to))
+        if file is None:
+            # As wide as the largest number: a listing has them in their order.
+            own = self._folder / f"rank.{rank:0{len(str(ranks - 1))}}"
+            own.mkdir(parents=True, exist_ok=True)
+            file = (own / ("stdout" if to == 1 else "stderr")).open("wb", buffering=0)
+            self._open[rank, to] = file
+        file.write(chunk)
+
+    def close(self) -> None:
+        """Closes all."""
+        for file in self._open.values():
+            file.close()
 
 
 class Lines:
@@ -142,8 +178,19 @@ class Lines:
 
 
 class _Job:
-    def __init__(self, environ: Mapping[str, str], ranks: int, folder: Path, relayed: bool) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        ranks: int,
+        folder: Path,
+        relayed: bool,
+        files: OutputFiles | None,
+        asks: Callable[[], bool],
+    ) -> None:
         self._environ = environ
+        self._files = files
+        self._asks = asks
+        self._next_ask = 0.0
         self._ranks = ranks
         self._folder = folder
         self._relayed = relayed
@@ -213,6 +260,9 @@ class _Job:
         assert self._process is not None
         while self._process.poll() is None and time.monotonic() < self._until:
             self._read(_LOOK_S)
+            if time.monotonic() >= self._next_ask and self._asks():
+                self._process.send_signal(signal.SIGURG)
+                self._next_ask = time.monotonic() + _ASK_S
 
     def _drain(self) -> None:
         """What the ranks had printed when they ended."""
@@ -254,7 +304,7 @@ class _Job:
                 given.callback(os.close, descriptor)
             try:
                 rank, _, task = asking.recv(_CHUNK).decode().partition(" ")
-                alone = self._ranks == 1
+                alone = self._ranks == 1 and self._files is None
                 mine = [0, 1, 2] if alone else [null if int(rank) else 0, *theirs]
                 socket.send_fds(asking, [b"."], mine)
             except (OSError, ValueError):  # it was ended meanwhile; its record tells
@@ -264,8 +314,17 @@ class _Job:
                     os.close(descriptor)
                 return
         for descriptor, to in zip(ours, (1, 2), strict=True):
-            lines = Lines(f"[{task or f'rank {rank}'}] ")
-            self._look.register(descriptor, selectors.EVENT_READ, partial(self._pass_on, lines, to))
+            take = partial(self._take, Lines(f"[{task or f'rank {rank}'}] "), to, int(rank))
+            self._look.register(descriptor, selectors.EVENT_READ, take)
+
+    def _take(self, lines: Lines, to: int, rank: int, chunk: bytes) -> None:
+        """What a rank has printed."""
+        if self._files is not None and chunk:
+            try:
+                self._files.add(rank, self._ranks, to, chunk)
+            except OSError as error:
+                raise _unwritable(error) from error
+        self._pass_on(lines, to, chunk)
 
     def _sort(self, chunk: bytes) -> None:
         """Passes on what mpirun has marked as a rank's, in whole lines; the rest is its own."""
@@ -274,8 +333,9 @@ class _Job:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             if found := _MARKED.match(line):
-                rank = Lines(f"[rank {found[1].decode()}] ")
-                self._pass_on(rank, 1 if found[2] == b"out" else 2, line[found.end() :] + b"\n")
+                rank = int(found[1])
+                to = 1 if found[2] == b"out" else 2
+                self._take(Lines(f"[rank {rank}] "), to, rank, line[found.end() :] + b"\n")
             else:
                 self._said.append(line + b"\n")
 
@@ -292,9 +352,7 @@ class _Job:
             except BrokenPipeError:
                 self._end(signal.SIGPIPE)
             except OSError as error:
-                raise OSError(
-                    error.errno, f"the output cannot be written: {error.strerror}"
-                ) from error
+                raise _unwritable(error) from error
 
     def _takes_more(self, to: int) -> bool:
         """Waits for whoever reads the output; not if the job is to end meanwhile."""
@@ -302,3 +360,8 @@ class _Job:
             if self._signal:
                 return False
         return True
+
+
+def _unwritable(error: OSError) -> OSError:
+    place = f"{error.filename}: " if error.filename else ""
+    return OSError(error.errno, f"the output cannot be written: {place}{error.strerror}")

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from ddl_airflow.core.errors import DdlError, SourceMissing, TransferCorrupt
 from ddl_airflow.core.manifest.convert import rewritten
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.storage.code import digest_of
 from ddl_airflow.storage.fingerprint import object_sha256
@@ -161,10 +162,15 @@ def code_folder(record: Record) -> str:
     return str(recorded_manifest(record).get("code", "./"))
 
 
-def data_changes(record: Record, store: ObjectStore) -> DataChanges:
+def data_changes(record: Record, store: ObjectStore, selection: Selection) -> DataChanges:
     """How the data in a store differ from those of the record.
 
     Where the record has digests of the files, one that has another ETag, as in a copy, is read.
+
+    Args:
+        record: of the model.
+        store: where the data are.
+        selection: which of what is there would be trained with.
 
     Raises:
         StagingError: as ``ObjectStore`` does.
@@ -177,10 +183,14 @@ def data_changes(record: Record, store: ObjectStore) -> DataChanges:
     changed = [
         key for key, one in before.items() if key in now and _is_changed(one, now[key], store)
     ]
+    try:
+        selected = {obj.key for obj in selection.of(now.values(), store.uri)}
+    except SourceMissing:  # what a pattern has matched is gone
+        selected = set()
     return DataChanges(
         tuple(sorted(before.keys() - now.keys())),
         tuple(sorted(changed)),
-        tuple(sorted(now.keys() - before.keys())),
+        tuple(sorted(selected - before.keys())),
     )
 
 

@@ -23,9 +23,12 @@ from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
+from ddl_airflow.storage.snapshots import SNAPSHOTS, drop
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 from ddl_airflow.storage.transfer import restore, retire
 
+_SAVED_S = 30 * 86400.0  # checkpoints of a training that nobody has gone on with
+_SAVED = re.compile(rf"([^/]+)/{SNAPSHOTS}/.+")
 # <training id>/<content>-<token>/..., as ``ddl_airflow.storage.transfer.publish`` names it.
 _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
 
@@ -33,7 +36,8 @@ _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
 def clean_results(
     store: ObjectStore, *, dry_run: bool = False, now: Callable[[], float] = time.time
 ) -> Iterator[Removed]:
-    """Removes what the manifests' ``keep`` does not keep, and what killed uploads left.
+    """Removes what the manifests' ``keep`` does not keep, what killed uploads left, and checkpoints
+    that trainings saved and nobody has gone on with.
 
     Args:
         store: of the results, of all DAGs that publish there.
@@ -71,11 +75,35 @@ def clean_results(
             if LINEAGE in objects:
                 with suppress(StagingError):  # a full disk, whose room this has just freed
                     mark_removed(store, publication)
+    yield from _saved(store, listed, found, dry_run, now)
     for part in list(store.unfinished()):
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:
                 store.discard(part)
+
+
+def _saved(
+    store: ObjectStore,
+    listed: list[StoredObject],
+    found: dict[str, dict[str, StoredObject]],
+    dry_run: bool,
+    now: Callable[[], float],
+) -> Iterator[Removed]:
+    """Removes checkpoints that were saved while a training ran, and that it has no use for."""
+    of_training: dict[str, list[StoredObject]] = defaultdict(list)
+    for obj in listed:
+        if match := _SAVED.fullmatch(obj.key):
+            of_training[match[1]].append(obj)
+    published = {name.partition("/")[0] for name, objects in found.items() if SUCCESS in objects}
+    for training, objects in of_training.items():
+        keep_s = LEFT_S if training in published else _SAVED_S
+        if now() - max(obj.modified for obj in objects) <= keep_s:
+            continue
+        place = store.at(f"{training}/{SNAPSHOTS}")
+        yield Removed("saved checkpoints", place.uri, sum(obj.size for obj in objects))
+        if not dry_run:
+            drop(place)
 
 
 def _retire(

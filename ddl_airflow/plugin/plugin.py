@@ -35,7 +35,7 @@ class DdlPlugin(AirflowPlugin):
     fastapi_apps = [{"app": LazyApp(), "url_prefix": "/ddl", "name": "ddl"}]
     external_views = [
         {
-            "name": "DDL trainings",
+            "name": "Trainings",
             "destination": "nav",
             "href": _PAGE,
             "url_route": "ddl-trainings",

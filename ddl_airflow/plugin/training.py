@@ -146,7 +146,8 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
         "steps": steps,
         "epoch": progress.epoch,
         "done": 1.0 if ended else done,
-        "stopped_early": bool(ended and done is not None and done < 1),
+        # Who counts from 0 ends at the one before.
+        "stopped_early": bool(ended and step is not None and steps and step + 1 < steps),
         "steps_per_s": progress.steps_per_s,
         "examples_per_s": _finite(progress.examples_per_s),
         "left_s": None if ended or failed or not steps else progress.eta_s,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.command import check_command
 from ddl_airflow.core.connections import FindConnection
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import StagingError, SubmitFailed
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest.sections.places import UNPACKED_AND_STREAMED
 from ddl_airflow.core.parameters import differs_by_run
 from ddl_airflow.core.plan import StageDataStep, TrainStep, UploadResultsStep
 from ddl_airflow.core.scripts import CURE, will_train_apart
@@ -32,8 +33,9 @@ from ddl_airflow.steps.upload import UploadResults, check_folder_of_results
 from ddl_airflow.storage.filesystem import holder_of
 
 if TYPE_CHECKING:
+    from ddl_airflow.storage.cache import Cache
     from ddl_airflow.storage.code import CodeSnapshot
-    from ddl_airflow.storage.store import ObjectStore, StoredObject
+    from ddl_airflow.storage.store import ObjectSource, ObjectStore, StoredObject
     from ddl_airflow.storage.transfer import Listing
 
 # For ranks that were told to end, when train was cleared as well.
@@ -56,12 +58,13 @@ class StageData(StepTry[StageDataStep]):
     def rehearse(self) -> str:
         """What is there, and how much of it would have to be fetched."""
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+        from ddl_airflow.storage.transfer import list_dataset
 
         self._take_code()
         streams = self._streams()
         store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
-        found = store.list()
-        missing = [obj for obj in found if not cache.holds(store, obj)]
+        found = list_dataset(store, self.step.selection, self.log.warning).objects
+        missing = [obj for obj in found if not self._is_there(store, cache, obj)]
         return (
             f"{store.uri} has {len(found)} files, {_mib(found)}; would fetch {len(missing)} of "
             f"them, {_mib(missing)}{', while the ranks train' * streams}"
@@ -87,7 +90,7 @@ class StageData(StepTry[StageDataStep]):
         if self.step.results is not None:  # now, and not after days of training
             check_folder_of_results(self.step.results, self.site.open_store(self.step.results))
         store = self.site.open_store(self.step.dataset)
-        listing = list_dataset(store)
+        listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
         summary = {
             "uri": store.uri,
@@ -103,9 +106,9 @@ class StageData(StepTry[StageDataStep]):
                 *(len(files), _mib(listing.objects), listing.fingerprint),
             )
         else:
-            self._stage(store, listing)
+            packed = self._stage(store, listing)
             if self.step.prove:
-                files = with_digests(layout, files)
+                files = with_digests(layout, files, packed)
         fix_run(
             layout,
             self.context.run.run_id,
@@ -129,27 +132,47 @@ class StageData(StepTry[StageDataStep]):
         )
         return summary | {"code": code.digest}
 
-    def _stage(self, store: ObjectStore, listing: Listing) -> None:
+    def _is_there(self, store: ObjectStore, cache: Cache, obj: StoredObject) -> bool:
+        from ddl_airflow.storage.archives import suffix_of
+        from ddl_airflow.storage.unpacked import is_unpacked
+
+        if self.step.unpack and suffix_of(obj.key):
+            return is_unpacked(store, cache, obj)
+        return cache.holds(store, obj)
+
+    def _stage(self, store: ObjectStore, listing: Listing) -> Mapping[str, str]:
+        """Returns the SHA-256 in hex of what is there only unpacked, by key."""
         from ddl_airflow.storage.cache import Cache
         from ddl_airflow.storage.transfer import stage
+        from ddl_airflow.storage.unpacked import unpack
 
-        layout, cache = self.layout, Cache(self.layout.cache)
+        layout, cache, workers = self.layout, Cache(self.layout.cache), self.site.transfer_workers
         self.log.info("staging %s to %s", store.uri, layout.staged)
-        dataset = stage(
-            store,
-            cache,
-            layout.staged,
-            listing=listing,
-            closed_cache=layout.ranks_group is not None,
-            workers=self.site.transfer_workers,
-            progress=TransferLog(self.log, "staged"),
-        )
+        source: ObjectSource = store
+        packed: Mapping[str, str] = {}
+        with cache.in_use():
+            if self.step.unpack:
+                progress = TransferLog(self.log, "archives")
+                unpacked, listing = unpack(
+                    store, cache, listing, workers=workers, progress=progress
+                )
+                source, packed = unpacked, unpacked.sha256
+            dataset = stage(
+                source,
+                cache,
+                layout.staged,
+                listing=listing,
+                closed_cache=layout.ranks_group is not None,
+                workers=workers,
+                progress=TransferLog(self.log, "staged"),
+            )
         cache.flush()  # who trains after this host has crashed does not look at the data again
         self.log.info(
             "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
             *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),
             dataset.fingerprint,
         )
+        return packed
 
     def _streams(self) -> bool:
         """Whether ``train`` brings the data. Raises SubmitFailed if its launcher cannot."""
@@ -157,6 +180,11 @@ class StageData(StepTry[StageDataStep]):
             if isinstance(train, TrainStep) and train.stream:
                 chosen = self.context.run.parameters.get("launcher", train.launcher)
                 check_can_stream(str(chosen))
+                if self.step.unpack:
+                    wrong, fix = UNPACKED_AND_STREAMED
+                    raise SubmitFailed(
+                        f"training_data_reference.unpack: {wrong}. {fix}", retryable=False
+                    )
                 return True
         return False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.errors import JobLost, StagingError, SubmitFailed, TrainedOnPart
@@ -108,9 +109,21 @@ def wait_for_rest(stream: Stream, go_on: Callable[[], bool], log: Any) -> None:
     )
 
 
-def with_digests(layout: RunLayout, files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Files of a dataset, as the lineage lists them, each with the SHA-256 of what is there."""
+def with_digests(
+    layout: RunLayout,
+    files: Sequence[Mapping[str, Any]],
+    packed: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Files of a dataset, as the lineage lists them, each with the SHA-256 of what is there.
+
+    Args:
+        layout: of the run.
+        files: of the dataset.
+        packed: the SHA-256 in hex of what is there only unpacked, by key.
+    """
+
+    def digest(key: str) -> str:
+        return packed.get(key) or file_sha256(layout.staged / key)[0]
+
     with os_errors(layout.staged):
-        return [
-            {**file, "sha256": file_sha256(layout.staged / str(file["key"]))[0]} for file in files
-        ]
+        return [{**file, "sha256": digest(str(file["key"]))} for file in files]

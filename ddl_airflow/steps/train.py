@@ -7,7 +7,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,6 +44,7 @@ from ddl_airflow.lineage.record import (
     write_part,
 )
 from ddl_airflow.steps.base import ScriptTry, StepSkipped, WaitForExperiment, WaitForJob
+from ddl_airflow.steps.checkpoints import CheckpointsInStore, check_can_save
 from ddl_airflow.steps.job import RunningJob, ScheduledJob, kept_job
 from ddl_airflow.steps.preemptions import Preemptions, goodput, goodput_line
 from ddl_airflow.steps.streaming import (
@@ -84,6 +85,9 @@ class Train(ScriptTry[TrainStep]):
     A job that has to make room is followed by another one of the same try.
 
     With ``stream`` the data come while the ranks run, and what keeps them from coming ends these.
+
+    With ``upload_every_s`` its checkpoints are saved in the place of results while the ranks run. A
+    try that finds older ones here, or none, goes on from those.
     """
 
     def rehearse(self) -> str:
@@ -135,6 +139,8 @@ class Train(ScriptTry[TrainStep]):
         check_command(job.command, job.folder, job.python, job.world_size)
         if self.step.stream:
             check_can_stream(self.step.launcher)
+        if self.step.upload_every_s is not None:
+            check_can_save(self.step.launcher)
         chosen = self._launcher_of(self.step.launcher, self.step.scheduler)
         cleared = self.context.tries == 1 and has_part(layout, "train")
         if cleared or trained_with_other_data(layout):
@@ -150,9 +156,12 @@ class Train(ScriptTry[TrainStep]):
                 raise WaitForJob(orphan)
         with ExitStack() as held:
             lock = self._alone(held, job.job_id)
+            saves = self._in_store()
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
             if again:
                 before = layout.replaced
+                if saves is not None:
+                    saves.start_again()
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.restart()
                 layout.restart_requested.unlink()
@@ -162,13 +171,16 @@ class Train(ScriptTry[TrainStep]):
             begin_training(layout)
             if layout.experiment_id and layout.experiment_copy.exists():
                 shutil.rmtree(layout.experiment_copy)
+            if saves is not None:
+                saves.restore()
             self._leave_whole_checkpoints()
             if not isinstance(chosen, Scheduler):
                 stream = None
                 if self.step.stream:
                     stream = held.enter_context(streamed(self.step, layout, self.site, self.log))
                 self.context.job = running = RunningJob(chosen, self.log, stream)
-                handle = self._run_here(running, replace(job, inherits=(lock,)))
+                with saves.saved(lambda: not running.cancelled) if saves else nullcontext():
+                    handle = self._run_here(running, replace(job, inherits=(lock,)))
                 if stream is not None:
                     self._end_stream(stream, handle, running)
                 self._keep_experiment()
@@ -176,6 +188,13 @@ class Train(ScriptTry[TrainStep]):
         # From here on the job holds the place itself, while it runs.
         self.context.job = scheduled = self._scheduled(chosen)
         raise WaitForJob(scheduled.submit(job, layout.progress))
+
+    def _in_store(self) -> CheckpointsInStore | None:
+        if self.step.upload_every_s is None:
+            return None
+        return CheckpointsInStore(
+            self.step, self.layout, self.site, self.log, self.context.try_number
+        )
 
     def _end_stream(self, stream: Stream, job: JobHandle, running: RunningJob) -> None:
         try:

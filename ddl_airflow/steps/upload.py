@@ -33,6 +33,7 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import LINEAGE, assemble, model_digest, read_part
 from ddl_airflow.steps.base import StepTry, TransferLog
+from ddl_airflow.steps.checkpoints import drop_published
 from ddl_airflow.storage.filesystem import FolderStore, paths_below
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
@@ -93,6 +94,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             and self._point(store, name, publication, *facts)
         }
         self._index(store, record, publication)
+        drop_published(store, layout.training_id, self.log)
         self.context.published(
             places
             | {

@@ -32,7 +32,7 @@ from ddl_airflow.storage.store import (
     PIECE,
     Advance,
     Fetched,
-    ObjectStore,
+    ObjectSource,
     StoredObject,
 )
 
@@ -80,7 +80,7 @@ class Cache:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(os.path.abspath(root))
-        self._paths: weakref.WeakKeyDictionary[ObjectStore, dict[StoredObject, Path]]
+        self._paths: weakref.WeakKeyDictionary[ObjectSource, dict[StoredObject, Path]]
         self._paths = weakref.WeakKeyDictionary()
 
     @functools.cached_property
@@ -88,7 +88,7 @@ class Cache:
         """Of this host, if nobody else writes to the cache's disk; else empty."""
         return boot_id() if is_of_this_host(self.root) else ""
 
-    def path(self, store: ObjectStore, obj: StoredObject) -> Path:
+    def path(self, store: ObjectSource, obj: StoredObject) -> Path:
         """Where the object's blob is, or will be."""
         known = self._paths.setdefault(store, {})
         if (path := known.get(obj)) is None:
@@ -96,12 +96,12 @@ class Cache:
             path = known[obj] = Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
         return path
 
-    def holds(self, store: ObjectStore, obj: StoredObject) -> bool:
+    def holds(self, store: ObjectSource, obj: StoredObject) -> bool:
         """Whether the object's blob is there, with its size and as it was left; it is then used."""
         return self._held(store, obj) is not None
 
     def held(
-        self, store: ObjectStore, objects: Iterable[StoredObject]
+        self, store: ObjectSource, objects: Iterable[StoredObject]
     ) -> tuple[list[StoredObject], list[StoredObject]]:
         """Those that ``holds`` is true of, and which of them ``check_access`` has to ask for."""
         held, to_ask, caller = [], [], store.caller
@@ -112,7 +112,7 @@ class Cache:
                     to_ask.append(obj)
         return held, to_ask
 
-    def _held(self, store: ObjectStore, obj: StoredObject) -> _Facts | None:
+    def _held(self, store: ObjectSource, obj: StoredObject) -> _Facts | None:
         blob = self.path(store, obj)
         try:
             found = os.stat(blob)
@@ -169,7 +169,7 @@ class Cache:
         with suppress(FileNotFoundError):
             os.unlink(self._facts_of(blob))
 
-    def check_access(self, store: ObjectStore, obj: StoredObject) -> None:
+    def check_access(self, store: ObjectSource, obj: StoredObject) -> None:
         """Has the store say whether the caller may have what the cache holds, if need be.
 
         Raises:
@@ -185,7 +185,7 @@ class Cache:
                 self._keep(blob, facts._replace(callers=[*facts.callers, store.caller]))
 
     def drop_damaged(
-        self, store: ObjectStore, objects: Sequence[StoredObject], sample_bytes: int = _SAMPLE
+        self, store: ObjectSource, objects: Sequence[StoredObject], sample_bytes: int = _SAMPLE
     ) -> list[StoredObject]:
         """Compares samples of blobs with their digests; if one differs, all of all of them.
 
@@ -311,7 +311,7 @@ class Cache:
 
     def fetch_small(
         self,
-        store: ObjectStore,
+        store: ObjectSource,
         objects: Sequence[StoredObject],
         advance: Advance,
         came: Callable[[StoredObject, str], None],
@@ -340,7 +340,7 @@ class Cache:
 
     def _bring(
         self,
-        store: ObjectStore,
+        store: ObjectSource,
         obj: StoredObject,
         part: Path,
         advance: Advance,
@@ -348,21 +348,16 @@ class Cache:
         kept: bool = False,
     ) -> str:
         """Fetches an object into a file that becomes its blob, or goes; or is ``kept``."""
-        blob = self.path(store, obj)
         try:
             fetched = store.get(obj, part, advance)
-            os.chmod(part, 0o444)  # runs reach it through links and must not change it
-            if not self._boot:
-                _fsync(part)
-            self._keep(blob, self._facts_about(store, part, fetched))
-            os.replace(part, blob)
+            self._take(store, obj, part, fetched)
         except BaseException as error:
             if not kept or _in_vain(error):
                 _remove(part)
             raise
         return fetched.checked
 
-    def fetch(self, store: ObjectStore, obj: StoredObject, advance: Advance) -> str:
+    def fetch(self, store: ObjectSource, obj: StoredObject, advance: Advance) -> str:
         """Makes the blob be there.
 
         Returns:
@@ -389,17 +384,34 @@ class Cache:
                 journal_of(part).unlink(missing_ok=True)
         return checked
 
-    def _facts_about(self, store: ObjectStore, part: Path, fetched: Fetched) -> _Facts:
-        return _Facts(
-            part.stat().st_mtime_ns,
+    def add(self, store: ObjectSource, obj: StoredObject, part: Path, pieces: list[str]) -> None:
+        """Makes a file in the cache's folder, which is whole and checked, the object's blob.
+
+        Args:
+            store, obj: what it is of.
+            part: the file; gone then.
+            pieces: SHA-256 in hex of each ``PIECE`` of it.
+        """
+        _names(self.path(store, obj).parent)
+        self._take(store, obj, part, Fetched("size", pieces, piece_size=PIECE))
+
+    def _take(self, store: ObjectSource, obj: StoredObject, part: Path, fetched: Fetched) -> None:
+        blob = self.path(store, obj)
+        os.chmod(part, 0o444)  # runs reach it through links and must not change it
+        if not self._boot:
+            _fsync(part)
+        facts = _Facts(
+            os.stat(part).st_mtime_ns,
             fetched.pieces,
             [store.caller] if store.caller else [],
             fetched.algorithm,
             fetched.piece_size,
             self._boot,
         )
+        self._keep(blob, facts)
+        os.replace(part, blob)
 
-    def nbytes_of_parts(self, store: ObjectStore, obj: StoredObject) -> int:
+    def nbytes_of_parts(self, store: ObjectSource, obj: StoredObject) -> int:
         """What an unfinished fetch has left of the object, in bytes on disk."""
         if not store.resumes or obj.size <= PIECE:
             return 0
@@ -407,6 +419,12 @@ class Cache:
             return _resumed(self.path(store, obj)).stat().st_blocks * 512
         except FileNotFoundError:
             return 0
+
+    @contextmanager
+    def alone_with(self, path: Path, advance: Advance) -> Iterator[bool]:
+        """Keeps others off what is made at a path with a name of its own; as ``_lock``."""
+        with os_errors(path), self._lock(path, advance) as locked:
+            yield locked
 
     @contextmanager
     def _lock(self, blob: Path, advance: Advance, *, keep: bool = False) -> Iterator[bool]:

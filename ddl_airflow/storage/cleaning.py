@@ -7,6 +7,7 @@ that only this module looks at, and then deleted.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import re
@@ -227,6 +228,7 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
     with cache.alone() as alone:
         if not alone:
             return removed  # somebody stages, whose links are not there yet
+        removed += _left_of_archives(cache.root, dry_run)
         blobs, nbytes = [], 0
         for path in (cache.root / "blobs").glob("*/*"):
             found = path.stat()
@@ -252,6 +254,26 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
                     cache.evict(path)
                 nbytes -= size
     return removed
+
+
+def _left_of_archives(root: Path, dry_run: bool) -> Iterator[Removed]:
+    """Archives that were being unpacked when somebody was killed, and lists of what is gone."""
+    folder = root / "archives"
+    for path in [*folder.glob("blobs/??/*"), *folder.glob("unpacking/*")]:
+        found = path.stat()
+        if time.time() - found.st_mtime < LEFT_S:
+            continue  # who tries again goes on with it
+        yield Removed("left by a killed task", str(path), found.st_size)
+        if not dry_run:
+            path.unlink()
+    for path in folder.glob("??/*.json"):
+        blob = ""
+        with suppress(ValueError, LookupError, TypeError):
+            blob = str(json.loads(path.read_bytes())["blob"])
+        if not (root / "blobs" / blob[:2] / blob).is_file():
+            yield Removed("list of an archive", str(path), path.stat().st_size)
+            if not dry_run:
+                path.unlink()
 
 
 def _linked(runs: Path) -> set[str]:

@@ -18,14 +18,21 @@ OWN_TYPE = "ddlstore"
 def store_client(connection: AirflowConnection) -> Any:
     """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
 
-    Contacts nobody. The extra may have region_name, ca_bundle and, of type ``aws``, endpoint_url.
+    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
+    and, of type ``aws``, endpoint_url.
 
     Raises:
-        ConnectionInvalid: a key is missing, or the endpoint is none.
+        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
+            extra says what it may not.
     """
-    from ddl_airflow.storage.s3_client import s3_client  # no parse needs it
+    from ddl_airflow.storage.s3_client import s3_client, s3_settings  # no parse needs them
 
     name, extra = connection.conn_id, connection.extra
+    if role := extra.get("role_arn"):
+        raise ConnectionInvalid(
+            f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
+            "provider. Give one with the role's own keys; or run it in Airflow."
+        )
     if not (connection.login and connection.password):
         missing = "secret access key" if connection.login else "access key ID"
         raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
@@ -37,7 +44,8 @@ def store_client(connection: AirflowConnection) -> Any:
         connection.login,
         connection.password,
         extra.get("region_name") or None,
-        extra.get("ca_bundle") or None,
+        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
+        settings=s3_settings(extra),
     )
 
 

@@ -22,13 +22,18 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from ddl_airflow.core.errors import ConnectionInvalid, SourceMissing, StagingError
+from ddl_airflow.core.errors import (
+    ConnectionInvalid,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
 from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
-from ddl_airflow.storage.s3_get import Retries, S3Source
+from ddl_airflow.storage.s3_get import TRIES, Retries, S3Source, etag_is_md5, wait
 from ddl_airflow.storage.s3_http import Connections, connections_of
-from ddl_airflow.storage.s3_put import Earlier, S3Target
+from ddl_airflow.storage.s3_put import Earlier, S3Target, content_type
 from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
 
 _log = logging.getLogger(__name__)
@@ -248,9 +253,7 @@ class S3Store:
     def read_bytes(self, key: str) -> bytes:
         """A small object's content."""
         with self._errors(key):
-            answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
-            body: bytes = answer["Body"].read()
-            return body
+            return self._small(key)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str] | None:
         """A small object's content and its ETag."""
@@ -258,12 +261,39 @@ class S3Store:
 
         with self._errors(key):
             try:
-                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+                return self._small(key)
             except ClientError as error:
                 if error.response["Error"]["Code"] == "NoSuchKey":
                     return None
                 raise
-            return answer["Body"].read(), answer["ETag"].strip('"')
+
+    def _small(self, key: str) -> tuple[bytes, str]:
+        """Content and ETag, to which the content is held where that is its MD5."""
+        from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError
+
+        for number in range(1, TRIES + 1):
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+                etag = str(answer.get("ETag", "")).strip('"')
+                if not etag:  # an error, say, that some proxy sends as success
+                    raise StagingError(
+                        f"{self._where(key)}: the answer has no ETag, so it is no object"
+                    )
+                body: bytes = answer["Body"].read()
+                digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
+                if etag_is_md5(answer) and "-" not in etag and etag != digest:
+                    raise TransferCorrupt(
+                        f"{self._where(key)}: {len(body):,} bytes came with MD5 {digest}, and its "
+                        f"ETag is {etag}. Read it again."
+                    )
+                return body, etag
+            except (StagingError, BotoCoreError, HTTPError):
+                # botocore asks again before an answer comes, and not once a body has begun.
+                if number == TRIES:
+                    raise
+                wait(number, lambda _: None)
+        raise AssertionError("no tries")
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
         """Stores it with ``If-Match`` or ``If-None-Match``, where the service has them.
@@ -283,7 +313,11 @@ class S3Store:
     def _put_where(self, key: str, body: bytes, condition: dict[str, str]) -> bool:
         from botocore.exceptions import ClientError
 
-        name = {"Bucket": self.bucket, "Key": self._key(key)}
+        name = {
+            "Bucket": self.bucket,
+            "Key": self._key(key),
+            "ContentType": content_type(key),
+        }
         with self._errors(key, len(body)):
             if not condition.keys() <= self._heeded(key):
                 self._client.put_object(**name, Body=body)

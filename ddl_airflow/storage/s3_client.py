@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -40,15 +42,142 @@ _INVALID = {
 }
 
 
-def s3_config(endpoint_url: str | None) -> Config:
+_STYLES = ("path", "virtual", "auto")
+# What may be asked of objects that are stored: names of boto3's parameters, which the amazon
+# provider's ``extra_args`` has, too. Not keys of one's own (SSE-C): reading would need them.
+PUT_ARGUMENTS = (
+    "ACL",
+    "BucketKeyEnabled",
+    "CacheControl",
+    "GrantFullControl",
+    "GrantRead",
+    "GrantReadACP",
+    "GrantWriteACP",
+    "SSEKMSEncryptionContext",
+    "SSEKMSKeyId",
+    "ServerSideEncryption",
+    "StorageClass",
+    "Tagging",
+)
+_PUTS = ("PutObject", "CreateMultipartUpload", "CopyObject")
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """What a connection says of its store besides where it is and who asks.
+
+    Attributes:
+        addressing_style: how buckets are named: "path", "virtual" (in the host name) or "auto";
+            empty: by path for services that are not Amazon's.
+        put: ``PUT_ARGUMENTS`` of each object that is stored.
+        requester_pays: whether who asks pays for it. Source: Amazon S3's user guide, Requester
+            Pays.
+        config: ``config_kwargs``, settings of botocore's ``Config``, which go before ours.
+    """
+
+    addressing_style: str = ""
+    put: Mapping[str, Any] = field(default_factory=dict)
+    requester_pays: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Of clients, for requests that boto3 signs and does not send.
+_settings: weakref.WeakKeyDictionary[Any, S3Settings] = weakref.WeakKeyDictionary()
+
+
+def s3_settings(extra: Mapping[str, Any]) -> S3Settings:
+    """What the extra of a connection says: ``addressing_style``, ``extra_args``, ``config_kwargs``
+    and ``requester_pays``, there or, as the amazon provider has it, in ``service_config.s3``.
+
+    Raises:
+        ConnectionInvalid: one of them is not what it may be.
+    """
+    service = extra.get("service_config") or {}
+    of_s3 = service.get("s3") if isinstance(service, Mapping) else None
+    said = {**extra, **(of_s3 if isinstance(of_s3, Mapping) else {})}
+    style = said.get("addressing_style") or ""
+    if style and style not in _STYLES:
+        raise ConnectionInvalid(
+            f"the connection's extra: addressing_style is {style!r}. Write {', '.join(_STYLES)}."
+        )
+    put = said.get("extra_args") or {}
+    if not isinstance(put, Mapping):
+        raise ConnectionInvalid(
+            "the connection's extra: extra_args is no object. Write for example "
+            '{"ServerSideEncryption": "AES256"}.'
+        )
+    if other := sorted(set(put) - set(PUT_ARGUMENTS)):
+        raise ConnectionInvalid(
+            f"the connection's extra: extra_args has {', '.join(map(repr, other))}. It may have "
+            f"{', '.join(PUT_ARGUMENTS)}."
+        )
+    pays = said.get("requester_pays")
+    if pays not in (None, True, False, "", "true", "false"):
+        raise ConnectionInvalid("the connection's extra: requester_pays is neither true nor false.")
+    config = said.get("config_kwargs") or {}
+    if not isinstance(config, Mapping):
+        raise ConnectionInvalid(
+            "the connection's extra: config_kwargs is no object. Write for example "
+            '{"s3": {"addressing_style": "virtual"}}.'
+        )
+    return S3Settings(str(style), dict(put), pays in (True, "true"), dict(config))
+
+
+def with_settings(client: Any, settings: S3Settings) -> Any:
+    """The client, whose requests then say what the settings ask for.
+
+    Raises:
+        ConnectionInvalid: boto3 does not take a value.
+    """
+    _settings[client] = settings
+    events = client.meta.events
+
+    def put(params: dict[str, Any], **_: Any) -> None:
+        for name, value in settings.put.items():
+            params.setdefault(name, value)
+
+    def pay(params: dict[str, Any], model: Any, **_: Any) -> None:
+        if model.input_shape is not None and "RequestPayer" in model.input_shape.members:
+            params.setdefault("RequestPayer", "requester")
+
+    if settings.put:
+        for operation in _PUTS:
+            events.register(
+                f"provide-client-params.s3.{operation}", put, unique_id=f"ddl-{operation}"
+            )
+    if settings.requester_pays:
+        events.register("provide-client-params.s3", pay, unique_id="ddl-requester-pays")
+    return client
+
+
+def settings_of(client: Any) -> S3Settings:
+    """Those of a client."""
+    return _settings.get(client, S3Settings())
+
+
+def s3_config(endpoint_url: str | None, settings: S3Settings = S3Settings()) -> Config:
     """The botocore settings that every client of ours uses.
 
     Args:
         endpoint_url: None for Amazon's own.
-    """
-    from botocore.config import Config
+        settings: what the connection says, which goes before ours.
 
-    return Config(
+    Raises:
+        ConnectionInvalid: its ``config_kwargs`` are none of botocore's.
+    """
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    given = dict(settings.config)
+    # Bucket names in the host name need wildcard DNS, which few own services have.
+    style = settings.addressing_style or ("path" if endpoint_url else "auto")
+    s3 = {"addressing_style": style}
+    if given.get("signature_version") == "unsigned":  # as the amazon provider has it
+        given["signature_version"] = UNSIGNED
+    if isinstance(given.get("s3"), Mapping):
+        given["s3"] = s3 | given["s3"]
+    ours = Config(
         connect_timeout=10,
         read_timeout=60,
         retries={"mode": "standard", "total_max_attempts": 4},
@@ -57,9 +186,14 @@ def s3_config(endpoint_url: str | None) -> Config:
         signature_version="s3v4",  # of signed URLs too, for which botocore has an older one
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        # Bucket names in the host name need wildcard DNS, which few own services have.
-        s3={"addressing_style": "path" if endpoint_url else "auto"},
+        s3=s3,
     )
+    try:
+        return ours.merge(Config(**given))
+    except (TypeError, ValueError, BotoCoreError) as error:
+        raise ConnectionInvalid(
+            f"the connection's extra: config_kwargs: {error}. Write settings of botocore's Config."
+        ) from error
 
 
 def s3_client(
@@ -67,33 +201,37 @@ def s3_client(
     access_key_id: str | None,
     secret_access_key: str | None,
     region_name: str | None = None,
-    ca_bundle: str | None = None,
+    ca_bundle: str | bool | None = None,
     said: str = "",
+    settings: S3Settings = S3Settings(),
 ) -> Any:
     """A boto3 S3 client; contacts nobody. Keys left None are searched as boto3 documents.
 
     Args:
-        ca_bundle: file with the certificates to trust; None for the usual ones.
+        ca_bundle: file with the certificates to trust; None for the usual ones, False for any.
         said: what stands for the endpoint in messages, if it is not to be shown.
+        settings: what else the connection says.
 
     Raises:
-        ConnectionInvalid: the endpoint is no http(s) URL.
+        ConnectionInvalid: the endpoint is no http(s) URL, or the settings are none.
     """
     import boto3
 
     if endpoint_url is not None:
         _check_endpoint(endpoint_url, said or repr(endpoint_url))
+    config = s3_config(endpoint_url, settings)
     with s3_errors("s3", endpoint_url or "AWS", said=said):
         # A session of its own: building clients from the shared one is not safe in threads.
-        return boto3.session.Session().client(
+        client = boto3.session.Session().client(
             "s3",
             endpoint_url=endpoint_url,
             aws_access_key_id=access_key_id,
             aws_secret_access_key=secret_access_key,
             region_name=region_name,
             verify=ca_bundle,
-            config=s3_config(endpoint_url),
+            config=config,
         )
+    return with_settings(client, settings)
 
 
 def s3_answer(client: Any, bucket: str = "") -> str:

@@ -234,8 +234,7 @@ class S3Source:
     def check(self) -> Check:
         """The best that the store allows; HEAD where nothing was read."""
         if self._first is None:
-            with self._errors():
-                self._first = self._client.head_object(**self._name)
+            self._tried(self._look, lambda _: None, lambda: "Nothing of it was asked for")
         answer, obj = self._first, self._obj
         if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
             return Check("sha256", hashlib.sha256(), sha256)
@@ -254,6 +253,13 @@ class S3Source:
                 )
         return Check("size")
 
+    def _look(self) -> None:
+        with self._errors():
+            answer = self._client.head_object(**self._name)
+        if "ETag" not in answer:
+            raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        self._first = answer
+
     def _first_part_size(self) -> int:
         """Bytes; all of it where the service ignores PartNumber (Ceph 16), 0 if refused."""
         from botocore.exceptions import ClientError
@@ -264,7 +270,7 @@ class S3Source:
                 answer = self._client.head_object(**name, PartNumber=1)
             except ClientError:
                 return 0
-        return int(answer["ContentLength"])
+        return int(answer.get("ContentLength", 0))
 
 
 def wait(number: int, advance: Advance) -> None:

@@ -24,6 +24,8 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 from xml.etree import ElementTree
 
+from ddl_airflow.storage.s3_client import settings_of
+
 CONNECT_S = 10.0
 ANSWER_S = 60.0
 SEND_S = 15.0  # without that a byte of a body can be sent
@@ -41,6 +43,13 @@ _NAMES = {
     "content-range": "ContentRange",
     "x-amz-server-side-encryption": "ServerSideEncryption",
     "x-amz-server-side-encryption-customer-algorithm": "SSECustomerAlgorithm",
+}
+
+
+_OPERATIONS = {
+    "get_object": "GetObject",
+    "put_object": "PutObject",
+    "upload_part": "UploadPart",
 }
 
 
@@ -108,7 +117,8 @@ class Connections:
             answer.begin()
             return answer
 
-        name = {"Bucket": bucket, "Key": key}
+        name = self._asked_for("get_object") | {"Bucket": bucket, "Key": key}
+        headers = {**headers, **self._headers("get_object", name)}
         with self._answered("get_object", name, ask) as (connection, answer):
             if answer.status not in (200, 206):
                 raise self._refused(answer, "GetObject")
@@ -129,16 +139,15 @@ class Connections:
 
         Args:
             operation: "put_object" or "upload_part".
-            parameters: of boto3's method; ``ContentMD5`` and ``Metadata`` are sent as they are.
+            parameters: of boto3's method; what the client's settings ask for is added.
             body: all of it.
             proceed: called with 0 while it is sent; raises to stop it.
 
         Raises:
             As ``get``.
         """
-        headers = {"Content-MD5": parameters["ContentMD5"], "Content-Length": str(len(body))}
-        for name, value in parameters.get("Metadata", {}).items():
-            headers[f"{_METADATA}{name}"] = value
+        parameters = self._asked_for(operation) | dict(parameters)
+        headers = {"Content-Length": str(len(body))} | self._headers(operation, parameters)
 
         def ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
             return _send(connection, path, headers, body, proceed)
@@ -149,6 +158,26 @@ class Connections:
             with _errors(self._endpoint):
                 answer.read(_MOST_OF_AN_ERROR)
             return _read(answer)
+
+    def _asked_for(self, operation: str) -> dict[str, Any]:
+        """What the settings of the client ask for, which boto3 signs, and sends where it sends."""
+        settings = settings_of(self._client)
+        more = dict(settings.put) if operation == "put_object" else {}
+        return more | ({"RequestPayer": "requester"} if settings.requester_pays else {})
+
+    def _headers(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, str]:
+        """Those that say the parameters, as botocore's model of the service has them."""
+        model = self._client.meta.service_model.operation_model(_OPERATIONS[operation])
+        headers: dict[str, str] = {}
+        for name, value in parameters.items():
+            said = model.input_shape.members[name].serialization
+            if said.get("location") == "headers":
+                headers |= {f"{said['name']}{each}": text for each, text in value.items()}
+            elif said.get("location") == "header":
+                headers[said["name"]] = (
+                    str(value).lower() if isinstance(value, bool) else str(value)
+                )
+        return headers
 
     def _refused(self, answer: http.client.HTTPResponse, operation: str) -> Exception:
         with _errors(self._endpoint):
@@ -180,7 +209,8 @@ class Connections:
     def _url(self, operation: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
         """The host and its port, and the path with its query, for a request that is signed."""
         key, bucket = str(parameters["Key"]), str(parameters["Bucket"])
-        if operation == "get_object" and _PLAIN.fullmatch(key) and (who := self._who()):
+        usual = operation == "get_object" and parameters.keys() == {"Bucket", "Key"}
+        if usual and _PLAIN.fullmatch(key) and (who := self._who()):
             signed = self._signed.get(bucket)
             if bucket not in self._signed or (signed is not None and signed.who != who):
                 signed = self._signed[bucket] = self._learnt(bucket, key, who)

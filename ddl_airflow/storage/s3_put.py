@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import (
@@ -34,7 +34,7 @@ from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.s3_client import code_of
 from ddl_airflow.storage.s3_get import SHA256_FIELD, TRIES, Retries, etag_is_md5, wait
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
-from ddl_airflow.storage.store import CHUNK, PIECE, Advance
+from ddl_airflow.storage.store import CHUNK, PIECE, RETIRED, SUCCESS, Advance
 
 PART_SIZE = PIECE  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
@@ -43,6 +43,29 @@ PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 _BEGINNINGS = 4  # of one object, which others end
 _MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
+_ANY_TYPE = "application/octet-stream"
+_TEXT = "text/plain; charset=utf-8"
+# What browsers show of a bucket as what it is.
+_TYPES = {
+    SUCCESS: "application/json",
+    RETIRED: "application/json",
+    ".csv": "text/csv; charset=utf-8",
+    ".gz": "application/gzip",
+    ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".log": _TEXT,
+    ".md": "text/markdown; charset=utf-8",
+    ".pbtxt": _TEXT,
+    ".png": "image/png",
+    ".py": "text/x-python; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": _TEXT,
+    ".xml": "application/xml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".zip": "application/zip",
+}
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -164,8 +187,8 @@ class S3Target:
 
     def _put(self, body: memoryview, md5: bytes, sha256: str, advance: Advance) -> str:
         def send() -> str:
-            said = {SHA256_FIELD: sha256}
-            answer = self._sent("put_object", body, md5, advance, Metadata=said)
+            more = {"Metadata": {SHA256_FIELD: sha256}, "ContentType": content_type(self._key)}
+            answer = self._sent("put_object", body, md5, advance, **more)
             return self._right(answer, md5.hex())
 
         return self._tried(send, "it was not stored", advance)
@@ -190,6 +213,7 @@ class S3Target:
                 CopySource={"Bucket": self._bucket, "Key": one.key},
                 CopySourceIfMatch=one.etag,
                 Metadata={SHA256_FIELD: sha256},
+                ContentType=content_type(self._key),
                 MetadataDirective="REPLACE",
             )
         return self._right(answer.get("CopyObjectResult", {}) | _encryption(answer), md5)
@@ -286,7 +310,9 @@ class S3Target:
             try:
                 with self._errors(self._size):
                     answer = self._client.create_multipart_upload(
-                        **self._name, Metadata={SHA256_FIELD: sha256}
+                        **self._name,
+                        Metadata={SHA256_FIELD: sha256},
+                        ContentType=content_type(self._key),
                     )
             except StagingError:
                 self._doubtful = True
@@ -394,9 +420,7 @@ class S3Target:
                 )
 
         def look() -> dict[str, Any]:
-            with self._errors(0):
-                answer: dict[str, Any] = self._client.head_object(**name)
-                return answer
+            return self._head(**name)
 
         doubt: StagingError | None = None
         try:
@@ -474,10 +498,8 @@ class S3Target:
     def _source(self, left: Sequence[Earlier], sha256: str) -> Earlier | None:
         """A whole object that says to be the same."""
         for one in [one for one in left if one.etag][:_MOST_LOOKED_AT]:
-            with suppress(StagingError), self._errors(0):
-                answer = self._client.head_object(
-                    Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"'
-                )
+            with suppress(StagingError):
+                answer = self._head(Bucket=self._bucket, Key=one.key, IfMatch=f'"{one.etag}"')
                 if (answer["ContentLength"], answer["Metadata"].get(SHA256_FIELD)) == (
                     self._size,
                     sha256,
@@ -485,14 +507,27 @@ class S3Target:
                     return one
         return None
 
+    def _head(self, **name: str) -> dict[str, Any]:
+        with self._errors(0):
+            answer: dict[str, Any] = self._client.head_object(**name)
+        if "ETag" not in answer or "ContentLength" not in answer:
+            raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
+        return answer
+
     def _found(self, key: str) -> list[Earlier]:
         """The whole object of that key, if there is one."""
         if not key:
             return []
-        with suppress(StagingError), self._errors(0):
-            answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        with suppress(StagingError):
+            answer = self._head(Bucket=self._bucket, Key=key)
             return [Earlier(key, answer["ETag"].strip('"'))]
         return []
+
+
+def content_type(key: str) -> str:
+    """Of an object: by the end of its name, the same on every host."""
+    name = key.rpartition("/")[2]
+    return _TYPES.get(name) or _TYPES.get(PurePosixPath(name).suffix.lower(), _ANY_TYPE)
 
 
 @contextmanager

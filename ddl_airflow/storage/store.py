@@ -235,6 +235,34 @@ class ObjectStore(Protocol):
         """Removes it; if it is not there any more that is fine."""
 
 
+class ObjectSource(Protocol):
+    """The part of an ``ObjectStore`` that a dataset is staged from; each member is as there."""
+
+    @property
+    def uri(self) -> str:
+        """For messages and lineage."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether ``get`` goes on with what is there."""
+
+    @property
+    def caller(self) -> str:
+        """Whose keys open it."""
+
+    def list(self) -> list[StoredObject]:
+        """All objects."""
+
+    def identity(self, obj: StoredObject) -> str:
+        """Of place and content."""
+
+    def check_access(self, obj: StoredObject) -> None:
+        """Raises AccessDenied if the caller may not read it."""
+
+    def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
+        """Writes a file."""
+
+
 def check_keys(keys: Iterable[str], uri: str) -> None:
     """Raises StagingError, not retryable, unless all keys can be files in one folder together."""
     files = set(keys)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.core.selection import ALL, Selection
 from ddl_airflow.storage.cache import CACHED, Cache
 from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
@@ -31,6 +32,7 @@ from ddl_airflow.storage.store import (
     RETIRED,
     SUCCESS,
     Left,
+    ObjectSource,
     ObjectStore,
     StoredObject,
     Unfinished,
@@ -165,15 +167,29 @@ class Listing(NamedTuple):
     fingerprint: str
 
 
-def list_dataset(store: ObjectStore) -> Listing:
-    """The objects of a dataset: all, but for those of size 0 that stand for folders.
+def list_dataset(
+    store: ObjectSource,
+    selection: Selection = ALL,
+    warn: Callable[[str], object] = lambda said: None,
+) -> Listing:
+    """The objects of a dataset: those selected, but for those of size 0 that stand for folders.
 
-    Raises SourceMissing if there is no such bucket or folder, or nothing in it.
+    Args:
+        store: where they lie.
+        selection, warn: see ``Selection``.
+
+    Raises:
+        SourceMissing: no such bucket or folder, nothing in it, or nothing that is selected.
     """
-    return dataset_of(store, store.list())
+    return dataset_of(store, store.list(), selection, warn)
 
 
-def dataset_of(store: ObjectStore, listed: Iterable[StoredObject]) -> Listing:
+def dataset_of(
+    store: ObjectSource,
+    listed: Iterable[StoredObject],
+    selection: Selection = ALL,
+    warn: Callable[[str], object] = lambda said: None,
+) -> Listing:
     """The same, of a listing that is there already."""
     objects = [obj for obj in listed if obj.size or not _names_folder(obj.key)]
     if not objects:
@@ -181,11 +197,12 @@ def dataset_of(store: ObjectStore, listed: Iterable[StoredObject]) -> Listing:
             f"{store.uri} holds no objects. Upload the training data there, or correct bucket, "
             "prefix or path in the manifest."
         )
+    objects = selection.of(objects, store.uri, warn)
     return Listing(objects, fingerprint(objects))
 
 
 def stage(
-    store: ObjectStore,
+    store: ObjectSource,
     cache: Cache,
     destination: Path,
     *,
@@ -310,7 +327,7 @@ def check_stageable(store: ObjectStore, cache: Cache, objects: Sequence[StoredOb
     _check_room(cache, store, [obj for obj in objects if not cache.holds(store, obj)])
 
 
-def _check_room(cache: Cache, store: ObjectStore, missing: Sequence[StoredObject]) -> None:
+def _check_room(cache: Cache, store: ObjectSource, missing: Sequence[StoredObject]) -> None:
     needed = sum(obj.size - cache.nbytes_of_parts(store, obj) for obj in missing)
     with os_errors(cache.root, needed):
         cache.root.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.triggers.monitor import answered, at_dataset
 
 _STATE = "fingerprint"  # of what fired last, after the id of the trigger that did
@@ -57,6 +58,7 @@ class DataChangeTrigger(BaseEventTrigger):
         dag_id: whose run starts. Airflow makes one of two triggers with equal arguments, and has
             no state for one that fires for two assets.
         within: folders out of which no link of a folder may lead; None: it may.
+        include, exclude: which of its objects, as ``Selection`` has them.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class DataChangeTrigger(BaseEventTrigger):
         interval_s: float = 60.0,
         dag_id: str = "",
         within: list[str] | None = None,
+        include: list[str] | None = None,
+        exclude: list[str] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uri = uri
@@ -73,16 +77,20 @@ class DataChangeTrigger(BaseEventTrigger):
         self.interval_s = interval_s
         self.dag_id = dag_id
         self.within = within
+        self.include, self.exclude = include or [], exclude or []
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class path and arguments."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "uri": self.uri,
             "connection": self.connection,
             "interval_s": self.interval_s,
             "dag_id": self.dag_id,
             "within": self.within,
         }
+        # Without them it is, to Airflow, the trigger that earlier versions made.
+        if self.include or self.exclude:
+            arguments |= {"include": self.include, "exclude": self.exclude}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -117,7 +125,8 @@ class DataChangeTrigger(BaseEventTrigger):
 
     @property
     def _key(self) -> str:
-        return json.dumps([self.uri, self.connection, self.within], sort_keys=True)
+        place = [self.uri, self.connection, self.within]
+        return json.dumps([*place, self.include, self.exclude], sort_keys=True)
 
     def _listing(self) -> _Listing:
         """A new look at the dataset, or one that somebody else began a moment ago."""
@@ -152,7 +161,8 @@ class DataChangeTrigger(BaseEventTrigger):
         digest, known = _known.get(self._key, ("", None))
         digest, listed = store.list_unless(digest)
         if listed is not None:
-            found = dataset_of(store, listed)
+            selection = Selection(tuple(self.include), tuple(self.exclude))
+            found = dataset_of(store, listed, selection)
             nbytes = sum(obj.size for obj in found.objects)
             known = {"fingerprint": found.fingerprint, "files": len(found.objects), "bytes": nbytes}
             _known[self._key] = (digest, known)

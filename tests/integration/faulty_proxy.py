@@ -210,7 +210,8 @@ class FaultyProxy:
         near.send_header("Content-Type", "application/xml")
         near.send_header("Content-Length", str(len(body)))
         near.end_headers()
-        near.wfile.write(body)
+        if near.command != "HEAD":
+            near.wfile.write(body)
 
     def _pass(self, near: BaseHTTPRequestHandler, body: bytes, fault: str) -> Iterator[int]:
         """Passes on request and answer; yields how many bytes of that were sent."""
@@ -229,8 +230,11 @@ class FaultyProxy:
         leave_out: str = "",
     ) -> http.client.HTTPResponse:
         far.putrequest(near.command, near.path, skip_host=True, skip_accept_encoding=True)
+        # What is signed must go on: s5cmd signs Expect, too, when it sends once more.
+        signed = near.headers.get("Authorization", "").partition("SignedHeaders=")[2]
+        own = _OWN - {*signed.partition(",")[0].split(";")}
         for name, value in near.headers.items():
-            if name.lower() not in {*_OWN, leave_out}:
+            if name.lower() not in {*own, leave_out}:
                 far.putheader(name, value)
         far.endheaders(body or None)
         return far.getresponse()

@@ -84,15 +84,17 @@ NOT_WELL = {"ssh": "10.99.0.3: ", "slurm": "n2: ", "kubernetes": "-worker-1 on n
 # While a host goes down its port may still be answered for.
 LINK_CUT_S = {"ssh": 15, "kubernetes": 30}
 NODE_LOST = {"ssh": "10.99.0.3: ", "slurm": "a node failed", "kubernetes": "node"}
-# Cases that a launcher does not have, and why.
+# Of the task, which then cancels, as in that case.
+OF_ITS_STEP = "the time of its step is the only one: operators/test_train.py"
+# Cases that a launcher does not have, and why; or where they are.
 NOT_THERE = {
     ("local", "node lost"): "its only host is the task's",
     ("local", "cut link"): "there is none",
     ("local", "wrong hosts"): "it has one",
     ("local", "node not well"): "it has one",
-    ("local", "timeout"): "the time of its step is the only one: steps.train.timeout",
-    ("ssh", "timeout"): "the time of its step is the only one: steps.train.timeout",
-    ("kubernetes", "wrong hosts"): "its hostfile is made in the launcher's pod",
+    ("local", "timeout"): OF_ITS_STEP,
+    ("ssh", "timeout"): OF_ITS_STEP,
+    ("kubernetes", "wrong hosts"): "an operator's could have them: test_kubernetes_operators.py",
     ("slurm", "cut link"): "both nodes of the cluster are on this host",
 }
 

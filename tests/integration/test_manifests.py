@@ -76,11 +76,10 @@ def test_edits_are_picked_up_and_errors_come_and_go(site, dags_folder):
     file = "edited/three/manifest.yml.py"
     soon(lambda: file in import_errors(site))
     # Its words and nothing else: no traceback, no other file.
-    assert import_errors(site)[file].strip().splitlines()[-1] == (
+    assert import_errors(site)[file].strip() == (
         "edited/three/manifest.yml:5: model_definition.execution.comand: unknown field. "
         "Did you mean command?"
     )
-    assert "Traceback" not in import_errors(site)[file].split("ManifestProblem")[-1]
     soon(lambda: dags(site, "edited-") == ["edited-one", "edited-two"])
 
     broken.write_text(good)

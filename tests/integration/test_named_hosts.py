@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.hosts import Hosts, available
 from tests.integration.launched import task_environment
-from tests.limits import within
+from tests.limits import until, within
 
 pytestmark = pytest.mark.integration
 STAND_IN = Path(__file__).parents[2] / "ops_lib" / "python" / "ddl_ops" / "stand_in"
@@ -24,6 +24,7 @@ print(socket.gethostname(), os.getcwd(), os.environ["A_SETTING"], "half a", end=
 print("line")
 print("to stderr", file=sys.stderr)
 """
+RESTARTS = Path(__file__).parents[1] / "parallel" / "scripts" / "restarts.py"
 SUM = """
 import os
 import horovod.tensorflow as hvd
@@ -48,9 +49,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def call(hosts: Hosts, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts horovodrun on the first host, in a folder with the script."""
 
-    def begin(script: str, *words: str) -> subprocess.Popen[str]:
+    def begin(script: str, *words: str, args: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         (tmp_path / "script.py").write_text(script)
-        inside = ["env", "-C", str(tmp_path), *HOROVODRUN, *words, "python", "script.py"]
+        inside = ["env", "-C", str(tmp_path), *HOROVODRUN, *words, "python", "script.py", *args]
         return subprocess.Popen(
             hosts.on(0, inside),
             env=task_environment() | {"A_SETTING": "set by hand", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -168,3 +169,52 @@ def test_a_host_that_is_cut_off_ends_the_job_and_is_named(call, hosts) -> None:
     assert code != 0
     assert "A host is gone. 10.99.0.3: it does not answer." in err
     assert took < within(40)
+
+
+def test_ranks_that_are_lost_start_again_on_the_hosts_that_are_left(call, hosts, tmp_path) -> None:
+    """A rank is killed on the second host, and then the third one is cut off."""
+    told = tmp_path / "told"
+    told.touch()
+    (tmp_path / "3").write_text("1")
+    (tmp_path / "7").write_text("hang")
+    named = "10.99.0.1:1,10.99.0.2:1,10.99.0.3:1"
+    words = ("-np", "3", "--min-np", "2", "-H", named)
+    process = call(RESTARTS.read_text(), *words, args=(str(tmp_path), "10"))
+    until(lambda: "step 7" in told.read_text() or process.poll() is not None, 60)
+    hosts.cut(2)
+    try:
+        code, _, err = ended(process)
+    finally:
+        hosts.connect(2)
+    assert code == 0, err
+    assert told.read_text().splitlines() == [
+        "begin 0 3 host1,host2,host3",
+        *(f"step {number}" for number in (1, 2, 3)),
+        "begin 2 2 host1,host3",  # the third step had not been committed
+        *(f"step {number}" for number in (3, 4, 5, 6, 7)),
+        "begin 6 2 host1,host2",  # where a rank has failed, but there is no other
+        *(f"step {number}" for number in (7, 8, 9, 10)),
+        "end 10 2",
+    ], err
+    for line in (
+        "rank 1 of 3 on host2 was ended by SIGKILL",
+        "ddl-run: 10.99.0.2 is left out: a rank has failed there.\n",
+        "A host is gone. 10.99.0.3: it does not answer.",
+        "ddl-run: 10.99.0.3 is left out: it does not answer.",
+        "ddl-run: 2 ranks on 10.99.0.1:1, 10.99.0.2:1.\n",
+    ):
+        assert line in err
+    assert not (tmp_path / ".ddl-run").exists()
+
+
+def test_hosts_that_do_not_share_the_commits_are_named(call, hosts) -> None:
+    subprocess.run(hosts.on(0, ["mkdir", "-p", "/mnt/commits"]), check=True)
+    words = ("-np", "2", "--min-np", "2", "--elastic-timeout", "0")
+    os.environ["CHECKPOINT_DIR"] = "/mnt/commits"
+    try:
+        process = call(WHERE, *words, "-H", "10.99.0.1:1,10.99.0.2:1")
+    finally:
+        del os.environ["CHECKPOINT_DIR"]
+    code, lines, err = ended(process)
+    assert (code, lines) == (2, [])
+    assert "10.99.0.2: it does not see /mnt/commits, where this host has what is committed." in err

@@ -16,9 +16,10 @@ import pytest
 
 from tests.integration.hosts import Hosts, available
 from tests.integration.launched import SCRIPT, LaunchedJob, over_ssh, task_environment
-from tests.limits import within
+from tests.limits import until, within
 
 pytestmark = pytest.mark.integration
+RESTARTS = Path(__file__).parents[1] / "parallel" / "scripts" / "restarts.py"
 WHERE = "import os, socket; print(socket.gethostname(), os.getcwd(), os.environ['LEARNER_ID'])"
 WAIT = "import time; print('up', flush=True); time.sleep(600)"
 
@@ -135,6 +136,69 @@ def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_
     assert five.ended() == ["", "", 2], five.said()
 
 
+# What people have there for their own sessions.
+FOR_PEOPLE = """
+Host *
+  ControlMaster auto
+  ControlPath {folder}/m-%h
+  ControlPersist 300
+  PermitLocalCommand yes
+  LocalCommand echo a local command
+  RequestTTY force
+  RemoteCommand exec bash -i
+"""
+
+
+def test_what_is_for_people_at_a_terminal_does_not_matter(task, hosts, tmp_path) -> None:
+    config, shell = tmp_path / "ssh_config", tmp_path / "bashrc"
+    config.write_text(FOR_PEOPLE.format(folder=hosts.folder) + hosts.ssh_config.read_text())
+    shell.write_text("echo Welcome to this host\n")
+    Path("/root/.bashrc").touch()
+    for host in (1, 2):
+        words = ["mount", "--bind", str(shell), "/root/.bashrc"]
+        subprocess.run(hosts.on(host, words), check=True)
+    try:
+        one = task(WHERE, settings={"ssh_config": str(config)})
+        assert one.ended() == ["", "", 2], one.said()
+    finally:
+        for host in (1, 2):
+            subprocess.run(hosts.on(host, ["umount", "/root/.bashrc"]), check=True)
+    assert not list(hosts.folder.glob("m-*"))  # no connection outlives the task
+
+
+def test_an_elastic_training_goes_on_from_its_commit_with_the_hosts_that_are_left(
+    task, hosts, tmp_path
+) -> None:
+    told = tmp_path / "told"
+    told.touch()
+    (tmp_path / "5").write_text("hang")
+    script = RESTARTS.read_text()
+    for argument, value in (("sys.argv[1]", str(tmp_path)), ("sys.argv[2]", 8)):
+        script = script.replace(argument, repr(value))
+    asked = {
+        "nodes": 3,
+        "settings": {"hosts": hosts.addresses[1:4], "min_nodes": 2},
+        "env": {"CHECKPOINT_DIR": str(tmp_path / "run" / "checkpoints")},
+    }
+    one = task(script, **asked)
+    until(lambda: "step 5" in told.read_text() or one.process.poll() is not None, 60, one.said)
+    hosts.cut(2)
+    try:
+        kind, _, again = one.ended()
+        assert (kind, again) == ("JobLost", True), one.said()
+        two = task(script, **asked)
+        assert two.ended() == ["", "", 2], two.said()
+    finally:
+        hosts.connect(2)
+    assert told.read_text().splitlines() == [
+        "begin 0 3 host2,host3,host4",
+        *(f"step {number}" for number in (1, 2, 3, 4, 5)),
+        "begin 4 2 host2,host4",
+        *(f"step {number}" for number in (5, 6, 7, 8)),
+        "end 8 2",
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_where_the_task_is_ended(task, hosts, number) -> None:
     one = task(WAIT, slots=2)
@@ -168,7 +232,7 @@ def _has(hosts: Hosts, host: int, name: str) -> bool:
         ({"hosts": ["10.99.0.2:0x1", "10.99.0.3"]}, "is no host. Write name or"),
         ({"hosts": ["10.99.0.2:1", "10.99.0.3"]}, "fewer slots have 10.99.0.2:1"),
         ({"hosts": [], "hostfile": "/nowhere"}, "launcher.hostfile: [Errno 2]"),
-        ({"hosts": ["10.99.0.2", "host2.alias"]}, "it is host2, as 10.99.0.2 is. Name it once"),
+        ({"hosts": ["10.99.0.2", "host2.alias"]}, "it calls itself host2, as 10.99.0.2 does"),
         ({"ssh_config": "/dev/null"}, "10.99.0.2: its key is not the one in known_hosts"),
     ],
 )

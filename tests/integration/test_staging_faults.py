@@ -215,6 +215,41 @@ def test_an_object_that_is_replaced_while_it_comes_is_not_mixed(ceph, near, stor
     assert (tmp_path / "data" / "f").read_bytes() == made[1]
 
 
+def test_an_error_as_success_where_an_object_is_only_looked_at_costs_a_try(
+    ceph, near, store, tmp_path
+):
+    """Of a large object without a SHA-256 of ours it is asked first how it can be checked."""
+    content = random.Random("looked at").randbytes(SIZES["large"])
+    store._client.put_object(Bucket=store.bucket, Key="looked/f", Body=content)
+
+    def looks(method, path):
+        return method == "HEAD"
+
+    faults = {0: "error as success"}
+    with FaultyProxy(ceph.endpoint_url, faults, looks) as proxy:
+        stage(near(proxy, "looked"), Cache(tmp_path / "cache"), tmp_path / "data")
+        faults[None] = "error as success"
+        with pytest.raises(StagingError, match="looked/f at http.*no ETag, so it is no object"):
+            stage(near(proxy, "looked"), Cache(tmp_path / "other"), tmp_path / "more")
+    assert (tmp_path / "data" / "f").read_bytes() == content
+
+
+@pytest.mark.parametrize("fault", ["reset", "cut", "half", "changed", "error as success"])
+def test_a_small_object_that_is_read_is_whole_or_none(ceph, near, store, fault):
+    """A pointer, a marker, a record, a chunk of a checkpoint."""
+    body = json.dumps({"publication": "p" * 500}).encode()
+    store.put_bytes("read/f", body)
+    with FaultyProxy(ceph.endpoint_url, {0: fault, 2: fault}, of_objects) as proxy:
+        theirs = near(proxy, "read")
+        assert theirs.read_bytes("f") == body
+        assert theirs.read_version("f") == store.at("read").read_version("f")
+        assert len(proxy.asked) == 4
+    with FaultyProxy(ceph.endpoint_url, {None: fault}, of_objects) as proxy:
+        for read in (near(proxy, "read").read_bytes, near(proxy, "read").read_version):
+            with pytest.raises(StagingError, match="read/f at http"):
+                read("f")
+
+
 STAGE_ALONE = """
 import re, sys
 from pathlib import Path

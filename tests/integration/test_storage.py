@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import uuid
@@ -24,14 +27,16 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.s3_client import S3Settings, s3_client, with_settings
 from ddl_airflow.storage.store import Unfinished
-from ddl_airflow.storage.transfer import missing_from, publish, stage
+from ddl_airflow.storage.transfer import list_dataset, missing_from, publish, stage
+from ddl_airflow.storage.unpacked import unpack
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
 from tests.limits import within
@@ -183,6 +188,87 @@ def test_listing_of_more_than_one_page(store, cache, tmp_path):
     assert len(staged.files) == len(contents) + 1
     found = files_below(tmp_path / "data")
     assert found.items() >= contents.items()
+
+
+def test_what_patterns_select_of_an_odd_bucket_is_staged(store, client, cache, tmp_path):
+    """Keys that are files and folders, folders' own, one that no file can be, and many."""
+    for key in ("of/+ %41 ü漢/a?.gz", "of/+ %41 ü漢/a?.tmp", "empty.gz", "folder", "folder/in.gz"):
+        store.put_bytes(key, key.encode() * (key != "empty.gz"))
+    client.put_object(Bucket=store.bucket, Key="a prefix/of/", Body=b"")
+    client.put_object(Bucket=store.bucket, Key="a prefix/no//file", Body=b"1")
+    listing = list_dataset(store, Selection(("*.gz",), ("/folder/",)))
+    staged = stage(store, cache, tmp_path / "data", listing=listing)
+    assert [one.key for one in staged.files] == ["empty.gz", "of/+ %41 ü漢/a?.gz"]
+    # Of one place two may stage at once, each its own.
+    with ThreadPoolExecutor(2) as pool:
+        choices = [Selection(("folder",), ("/folder/*",)), Selection((), ("no/", "/folder/"))]
+        with pytest.raises(SourceMissing, match=r"exclude: .* leave nothing of 2 objects"):
+            list_dataset(store, Selection(("folder",), ("folder",)))
+        with pytest.raises(StagingError, match="needs a folder where 'folder' is an object"):
+            stage(store, cache, tmp_path / "x", listing=list_dataset(store, Selection(("folder",))))
+        done = [
+            pool.submit(
+                stage, store, cache, tmp_path / str(number), listing=list_dataset(store, choice)
+            )
+            for number, choice in enumerate(choices)
+        ]
+        assert [one.key for one in done[0].result().files] == ["folder"]
+        assert len(done[1].result().files) == 4
+    assert len({listing.fingerprint, *(one.result().fingerprint for one in done)}) == 3
+
+
+def test_archives_in_the_store_are_unpacked_once(store, ceph, cache, tmp_path):
+    body, random = io.BytesIO(), os.urandom(20 * MIB)
+    with tarfile.open(fileobj=body, mode="w:gz", compresslevel=1) as archive:
+        for name, content in {"a/ü +": random, "b": b""}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    (tmp_path / "x").write_bytes(body.getvalue())
+    digest = hashlib.sha256(body.getvalue()).hexdigest()
+    store.put(tmp_path / "x", "train set.tar.gz", digest, lambda _: None)
+    for folder in ("data", "again"):
+        with cache.in_use():
+            source, inside = unpack(store, cache, list_dataset(store))
+            staged = stage(source, cache, tmp_path / folder, listing=inside)
+        assert files_below(tmp_path / folder).items() >= {
+            ("train set/a/ü +", random),
+            ("train set/b", b""),
+        }
+        assert source.sha256 == {"train set.tar.gz": digest}
+    assert staged.reused == 2
+    # Others' keys: who may not have the archive gets nothing of it from the cache.
+    stranger = S3Store(s3_client(ceph.endpoint_url, *ceph.add_user("packed")), store.bucket)
+    with cache.in_use():
+        source, inside = unpack(stranger.at("a prefix"), cache, list_dataset(store))
+        with pytest.raises(AccessDenied):
+            stage(source, cache, tmp_path / "stolen", listing=inside)
+
+
+def test_a_bucket_whose_readers_pay_is_read_by_who_says_so(store, ceph, client, cache, tmp_path):
+    (tmp_path / "large").write_bytes(os.urandom(17 * MIB))
+    publish({"large": tmp_path / "large"}, store)
+    rights = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": ["arn:aws:iam:::user/payer"]},
+                "Action": ["s3:ListBucket", "s3:GetObject"],
+                "Resource": [f"arn:aws:s3:::{store.bucket}", f"arn:aws:s3:::{store.bucket}/*"],
+            }
+        ],
+    }
+    payer = s3_client(ceph.endpoint_url, *ceph.add_user("payer"))
+    client.put_bucket_policy(Bucket=store.bucket, Policy=json.dumps(rights))
+    client.put_bucket_request_payment(
+        Bucket=store.bucket, RequestPaymentConfiguration={"Payer": "Requester"}
+    )
+    with pytest.raises(AccessDenied):
+        stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
+    with_settings(payer, S3Settings(requester_pays=True))
+    staged = stage(S3Store(payer, store.bucket, "a prefix"), cache, tmp_path / "data")
+    assert staged.fetched == 2 and staged.nbytes > 17 * MIB
 
 
 def test_objects_of_other_programs_are_checked_as_far_as_can_be(store, client, cache, tmp_path):

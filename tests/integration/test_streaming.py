@@ -45,6 +45,7 @@ training_data_reference:
     secret_access_key: ${{S3_SECRET_ACCESS_KEY}}
   source: {{bucket: {bucket}}}
   stream: {stream}
+  exclude: [/left out/]
 training_results_reference:
   type: fs
   target: {{path: ./results}}
@@ -99,6 +100,7 @@ def store(ceph, keys):
     made = S3Store(client, bucket)
     for key, size in SIZES.items():
         made.put_bytes(key, random.Random(key).randbytes(size))
+    made.put_bytes("left out/+ ü", b"by the manifest")
     yield made
     client.close()
 

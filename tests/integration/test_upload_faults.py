@@ -179,6 +179,27 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(
         assert WRITES[size] + 1 <= len(proxy.asked) <= WRITES[size] + 3
 
 
+def test_an_error_as_success_where_an_object_is_looked_at_costs_no_byte(
+    ceph, keys, store, contents, tmp_path
+):
+    """After its parts were put together, and of one that may be the same."""
+
+    def looks(method, path):
+        return method == "HEAD"
+
+    for index in range(3):
+        with FaultyProxy(ceph.endpoint_url, {index: "error as success"}, looks) as proxy:
+            theirs = s3_client(proxy.endpoint_url, *keys)
+            near = S3Store(theirs, store.bucket, store.prefix)
+            files = {
+                "f": made(tmp_path, contents["large"]),
+                "n": made(tmp_path, b"%d" % index, "n"),
+            }
+            done = publish(files, near, "t")
+            theirs.close()
+        require_published(store, done, {"f": contents["large"], "n": b"%d" % index})
+
+
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize(
     ("fault", "error", "said"),

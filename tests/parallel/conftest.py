@@ -50,7 +50,7 @@ class Ended:
         return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
-def _rank_environment() -> dict[str, str]:
+def rank_environment() -> dict[str, str]:
     paths = [str(REPOSITORY / "ops_lib" / "python"), str(SCRIPTS)]
     return clean_environment(
         PYTHONPATH=os.pathsep.join(paths),
@@ -64,7 +64,7 @@ def _rank_environment() -> dict[str, str]:
 def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> Ended:
     done = subprocess.run(
         command,
-        env=_rank_environment() | dict(environment),
+        env=rank_environment() | dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

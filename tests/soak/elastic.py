@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.limits import within
 from tests.soak.driver import REPOSITORY, clean_environment
 from tests.soak.kills import _marked
 
@@ -107,14 +108,14 @@ class Trained:
         """The digests of ranks that nobody kills, without a manifest."""
         call = "import sys; from ddl_airflow.run import main; sys.exit(main())"
         words = ("--np", str(self.ranks), "python", str(SCRIPT), str(self.told), str(STEPS))
-        assert self.start(call, *words).wait(_MOST_S) == 0, self.said()
+        assert self.start(call, *words).wait(within(_MOST_S)) == 0, self.said()
         return self.finals()
 
     def stopped(self, commits: set[int]) -> set[str]:
         """The digests of one that ends by itself after these commits, each time started again."""
         (self.told / "stops").write_text(" ".join(map(str, sorted(commits))))
         for number in range(len(commits) + 1):
-            self.run(again=number > 0).wait(_MOST_S)
+            self.run(again=number > 0).wait(within(_MOST_S))
         assert self.ended() and self.begins() == [0, *sorted(commits)], self.said()
         return self.finals()
 
@@ -152,7 +153,7 @@ def _until(
     what: Callable[[], object], job: subprocess.Popen[bytes], limit_s: float = _MOST_S
 ) -> bool:
     """False if the job ended before, or it took too long."""
-    ends = time.monotonic() + limit_s
+    ends = time.monotonic() + within(limit_s)
     while not what():
         if job.poll() is not None or time.monotonic() > ends:
             return False
@@ -207,9 +208,11 @@ def _train(
                     kills -= 1
                     to.killed[moment] += 1
                     to.ranks[trained.ranks] += 1
-            code = job.wait(_MOST_S)
+            code = job.wait(within(_MOST_S))
         except subprocess.TimeoutExpired:
-            to.faults.append(f"a start did not end within {_MOST_S:.0f} s: {trained.said()}")
+            to.faults.append(
+                f"a start did not end within {within(_MOST_S):.0f} s: {trained.said()}"
+            )
             return
         finally:
             if job.poll() is None:
@@ -274,7 +277,7 @@ def main() -> int:
             if time.monotonic() - began > arguments.limit_s:
                 print(f"out of time after {done} kills")
                 break
-            ranks = 2 + figures.trainings % 3
+            ranks = 2 + (arguments.seed + figures.trainings) % 3
             folder = Path(place) / f"{figures.trainings}-{len(figures.faults)}"
             if ranks not in expected:
                 alone = Trained(folder.with_name(f"undisturbed-{ranks}"), ranks)

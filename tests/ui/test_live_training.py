@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from ddl_airflow.links import TAB
 from tests.integration.test_approval import has_asked
 from tests.limits import until, within
-from tests.ui.conftest import shot
+from tests.ui.conftest import picture
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +138,7 @@ def test_a_training_is_watched_approved_and_rolled_back(page, site, published, l
     expect(frame.locator("#logs pre")).to_contain_text(re.compile(r"step \d+ of rank 0"))
     # What axe-core says of Airflow's own page around it is Airflow's.
     assert [one["id"] for one in Axe().run(page.frames[1]).response["violations"]] == []
-    shot(page, "live")
+    picture(page, "training-live")
     _seen(site, first)
     expect(frame.locator(".progress")).to_have_text("100%, stopped early", timeout=within(60_000))
     _approve(site, first, frame)
@@ -161,6 +161,7 @@ def test_a_training_is_watched_approved_and_rolled_back(page, site, published, l
     frame = look(second)
     frame.get_by_role("link", name="Lineage, with all digests").click()
     expect(frame.locator(".node.pointer", has_text="production")).to_be_visible()
+    picture(page, "lineage")
     frame.get_by_role("button", name="Go back to an earlier model …").click()
     frame.get_by_label("Why, for the history").fill("it mistakes 4 for 9")
     frame.get_by_role("button", name="Go back to an earlier model", exact=True).click()
@@ -183,7 +184,7 @@ def test_a_training_that_fails_says_which_rank_and_why(page, site, published, lo
         ),
         timeout=within(120_000),
     )
+    picture(page, "training-failed")
     failure.get_by_role("button", name="Log of rank 1").click()
     expect(frame.locator("#logs pre")).to_contain_text("ValueError: sample 17 has 783 pixels")
-    shot(page, "live-failed")
     site.wait_for_run(DAG, run_id, 120)

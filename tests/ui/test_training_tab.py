@@ -14,7 +14,7 @@ from ddl_airflow.demo.show import DATA_BUCKET
 from ddl_airflow.links import TAB
 from tests.event_files import losses, write_events
 from tests.limits import within
-from tests.ui.conftest import shot
+from tests.ui.conftest import picture, shot
 
 pytestmark = pytest.mark.integration
 
@@ -78,12 +78,18 @@ def test_trainings_are_in_the_navigation_and_on_the_dag(page, site, finished):
         # Other tests may have begun others since.
         row = frame.locator("#trainings tr", has_text=dag_id).filter(has_text=finished[dag_id][0])
         expect(row).to_contain_text("published")
-        expect(row.get_by_text("published", exact=True).last).to_be_visible()
-    shot(page, "trainings")
+    picture(page, "trainings")
     # Of its connection the api-server asks the store which model is the newest.
-    row.get_by_role("link", name="published").first.click()
+    row.get_by_role("link", name="Lineage").first.click()
     expect(frame.locator(".node.pointer", has_text="latest")).to_be_visible()
     shot(page, "lineage-keras")
+    frame.get_by_role("link", name="← Trainings").click()
+    for dag_id in ("mnist-keras", "horovod-keras"):
+        frame.get_by_label(f"Compare {dag_id}/{finished[dag_id][0]}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    expect(frame.locator("#charts canvas")).not_to_have_count(0)
+    expect(frame.locator("#differences tr", has_text="manifest.name")).to_contain_text("horovod")
+    picture(page, "comparison")
     page.goto(f"{site.url}/dags/mnist-tf1/plugin/ddl-dag")
     expect(frame.locator("#trainings tbody tr").first).to_contain_text("mnist-tf1")
     expect(frame.locator("#trainings tr", has_text="mnist-keras")).to_have_count(0)
@@ -100,7 +106,8 @@ def test_training_tab_has_airflows_theme(page, site, finished, theme):
     expect(frame.locator("body")).to_have_css("color", ink)
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     expect(frame.locator("body")).to_have_css("background-color", paper)
-    shot(page, f"training-{theme}")
+    expect(frame.locator("#charts canvas")).not_to_have_count(0)
+    picture(page, f"training-{theme}")
 
 
 @pytest.mark.parametrize(

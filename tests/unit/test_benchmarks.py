@@ -21,6 +21,7 @@ from benchmarks.dag_parse import __main__ as dag_parse
 from benchmarks.dag_parse import folders
 from benchmarks.horovod_weights import __main__ as horovod_weights
 from benchmarks.staging import __main__ as staging
+from benchmarks.staging import faults
 from benchmarks.training import __main__ as training
 from ddl_airflow.core.manifest import load_manifest
 from tests.limits import within
@@ -344,3 +345,61 @@ def test_weights_that_differ_are_found_with_their_case(tmp_path: Path) -> None:
     leave("fit, SGD", 0, [math.nan, 2.0])
     row, _ = horovod_weights.compare(theirs, {"Keras 3": horovod_weights.read(tmp_path, 2)})
     assert horovod_weights.above(row, "Keras 3")
+
+
+def outcome(**more):
+    usual = {"tool": "ours", "way": "up", "fault": "500", "index": 0, "end": "right"}
+    usual |= {"left": False, "orphan": False, "took_s": 1.0, "said": ""}
+    return faults.Outcome(**usual | more)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "came", "end", "left"),
+    [
+        (0, "", b"right", "right", False),
+        (0, "", b"wrong", "silent", False),
+        (0, "", None, "silent", False),
+        (1, "a/f.bin: InternalError (500)", None, "clear", False),
+        (1, "a/f.bin: InternalError (500)", b"wrong", "clear", True),
+        (1, "InternalError (500)", None, "unclear", False),
+        (1, "a/f.bin: it failed", None, "unclear", False),
+        (None, "", None, "hung", False),
+    ],
+)
+def test_what_came_of_a_fault_is_judged_by_the_bytes_and_by_what_was_said(
+    code, said, came, end, left
+):
+    there = {} if came is None else {"f.bin": came}
+    judged = faults.Bench._judged(
+        *(outcome(end=""), code, said, {"f.bin": b"right"}, {}, there, faults.UP["500"], "")
+    )
+    assert (judged.end, judged.left) == (end, left)
+
+
+def test_one_that_was_replaced_is_one_or_the_other_and_no_mixture():
+    for came, end in ((b"old", "right"), (b"new", "right"), (b"nld", "silent")):
+        judged = faults.Bench._judged(
+            *(outcome(end=""), 0, "", {"f": b"old"}, {"f": b"new"}, {"f": came}, "", "")
+        )
+        assert judged.end == end
+
+
+def test_the_table_of_faults_has_what_is_bad_in_bold():
+    runs = [
+        outcome(),
+        outcome(end="silent"),
+        outcome(end="clear", left=True, orphan=True),
+        outcome(tool="s5cmd", fault="sent cut"),
+    ]
+    table = faults.tables(runs, ["ours", "s5cmd"])
+    bad = "**1 silent damage**, **1 wrong file left**, **1 upload left**"
+    assert f"| 500 | 1 right, 1 clear failure, {bad} |  |" in table
+    assert "| end while the body is sent |  | 1 right |" in table
+
+
+def test_the_page_of_faults_is_made_and_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "PAGE", tmp_path / "page.md")
+    faults.write_page("first \\1")
+    faults.write_page("second \\1")
+    text = faults.PAGE.read_text()
+    assert "second \\1" in text and "first" not in text and text.count("<!-- measured -->") == 1

@@ -61,6 +61,19 @@ def test_pages_that_the_program_and_its_files_name_are_there():
     assert [one for one in named if one[1] and one[1] not in anchors(ROOT / one[0])] == []
 
 
+def test_screenshots_are_small_and_taken_by_tests():
+    there = {path.name: path for path in (ROOT / "docs" / "screenshots").iterdir()}
+    taken = set()
+    for path in (ROOT / "tests" / "ui").glob("test_*.py"):
+        for name in re.findall(r'\bpicture\(page, f?"([\w{}-]+)"\)', path.read_text("utf-8")):
+            themes = ("light", "dark") if "{theme}" in name else ("",)
+            taken |= {name.replace("{theme}", theme) + ".png" for theme in themes}
+    shown = {Path(target).name for page in PAGES for target in links(page) if "shots/" in target}
+    assert len(taken) >= 6
+    assert set(there) == taken == shown, "make screenshots"
+    assert {name for name, path in there.items() if path.stat().st_size > 150_000} == set()
+
+
 def test_the_index_of_pages_names_each_once_and_says_what_it_is():
     """docs/llms.txt: for programs that read, and the navigation of the site. llmstxt.org"""
     title, _, summary, *rest = (ROOT / "docs" / "llms.txt").read_text("utf-8").splitlines()

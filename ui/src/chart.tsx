@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { smoothed } from "./curves";
-import { count, number, tick } from "./words";
+import { count, number, ticks } from "./words";
 
 export interface Drawn {
   name: string;
@@ -35,7 +35,7 @@ function options(lines: Drawn[], smooth: boolean, width: number, told: (index: n
     scales: { x: { time: false } },
     axes: [
       { stroke: ink, grid, ticks: grid, values: (_, at) => at.map((value) => (Number.isInteger(value) ? count(value) : "")) },
-      { stroke: ink, grid, ticks: grid, size: 64, values: (_, at) => at.map(tick) },
+      { stroke: ink, grid, ticks: grid, size: 64, values: (_, at, _axis, _space, step) => ticks(at, step) },
     ],
     legend: { show: false },
     cursor: { drag: { x: true, y: false }, points: { show: false } },

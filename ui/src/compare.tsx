@@ -3,7 +3,7 @@ import { Chart } from "./chart";
 import { asOne } from "./curves";
 import { go, type Place } from "./places";
 import { ask, pathOf, type About, type Curves } from "./server";
-import { flat, number, said } from "./words";
+import { flat, number, said, titleOf } from "./words";
 
 interface Side { name: string; about: About; curves: Curves }
 
@@ -68,7 +68,7 @@ export function Compare({ place }: { place: Place }) {
           {!charts.length && <p id="empty">Neither has reported anything.</p>}
           <div id="charts">
             {charts.map(({ name, lines }) => (
-              <Chart key={name} title={name} note="" lines={lines} weight={weight} open={open === name} toggle={(now) => setOpen(now ? name : "")} />
+              <Chart key={name} title={titleOf(name)} note="" lines={lines} weight={weight} open={open === name} toggle={(now) => setOpen(now ? name : "")} />
             ))}
           </div>
         </section>

@@ -140,7 +140,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
             </label></p>
           )}
           <p><label>Why, for the history <input value={reason} maxLength={500} onInput={(event) => setReason(event.currentTarget.value)} /></label></p>
-          <p class="row"><button type="submit" disabled={asked}>{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
+          <p class="row"><button type="submit" class="primary" disabled={asked}>{what}</button><button type="button" onClick={() => dialog.current?.close()}>Leave it</button></p>
         </form>
       </dialog>
     </>
@@ -167,7 +167,7 @@ function Approve({ place, task, done }: { place: Place; task: Task; done: () => 
   return (
     <p class="row">
       <span>This model waits for approval.</span>
-      <button type="button" onClick={() => void answer("Approve")}>Approve</button>
+      <button type="button" class="primary" onClick={() => void answer("Approve")}>Approve</button>
       <button type="button" onClick={() => void answer("Reject")}>Reject</button>
       <span role="status">{told}</span>
     </p>

@@ -1,6 +1,6 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { again, ask, type Found, type LogPart } from "./server";
-import { bytes, count } from "./words";
+import { bytes, count, printed } from "./words";
 
 interface Shown { text: string; start: number; end: number; size: number }
 
@@ -18,6 +18,7 @@ export function Logs(
   const [words, setWords] = useState("");
   const [found, setFound] = useState<(Found & { of: string }) | null>(null);
   const pre = useRef<HTMLPreElement>(null);
+  const text = useMemo(() => printed(shown?.text ?? ""), [shown]);
   const held = useRef({ shown: null as Shown | null, stays: true, keep: null as number | null, follow: true });
   held.current.shown = shown;
   const place = `${rank}/${run}`;
@@ -34,7 +35,7 @@ export function Logs(
       held.current.stays = !known || !box || box.scrollHeight - box.scrollTop - box.clientHeight < 40;
       if (known && part.start === known.end) {
         if (part.text) {
-          const text = (known.text + part.text).slice(-LONGEST);
+          const text = (known.text + part.text).slice(-LONGEST); // as it was printed
           const cut = known.text.length + part.text.length > LONGEST;
           setShown({ text, start: cut ? Math.max(known.start, part.end - LONGEST) : known.start, end: part.end, size: part.size });
         }
@@ -110,14 +111,14 @@ export function Logs(
       </div>
       {found && found.found.length > 0 && (
         <ol class="found" tabIndex={0} aria-label="Lines that were found">
-          {found.found.map((line) => <li key={line.end}><button type="button" class="line" onClick={() => void show(line.end)}>{line.text}</button></li>)}
+          {found.found.map((line) => <li key={line.end}><button type="button" class="line" onClick={() => void show(line.end)}>{printed(line.text)}</button></li>)}
         </ol>
       )}
       <p class="row">
         <button type="button" disabled={!shown || shown.start === 0} onClick={() => void earlier()}>Earlier lines</button>
         {!held.current.follow && <button type="button" onClick={follow}>Follow its end again</button>}
       </p>
-      <pre ref={pre} tabIndex={0} role="region" aria-label={`Log of rank ${rank}`}>{shown?.text}</pre>
+      <pre ref={pre} tabIndex={0} role="region" aria-label={`Log of rank ${rank}`}>{text}</pre>
     </section>
   );
 }

@@ -25,7 +25,12 @@ function Page() {
   }, [key]);
   return (
     <>
-      {place.view !== "list" && <nav aria-label="Trainings"><a href={go({ dag: "" })}>← Trainings</a></nav>}
+      {place.view !== "list" && (
+        <nav aria-label="Trainings">
+          <a href={go({ dag: "" })}>← Trainings</a>
+          {place.view === "run" && <a href={go({ ...place, view: "graph" })}>Lineage</a>}
+        </nav>
+      )}
       <main key={key}>
         {place.view === "list" && <Trainings dag={place.dag} />}
         {place.view === "run" && <Training place={place} />}

@@ -8,7 +8,7 @@ import {
   again, ask, isOver, pathOf, tasksOf,
   type About, type Curve, type Curves, type Facts, type Job, type Rank, type Task,
 } from "./server";
-import { at, bytes, cores, count, number, percent, said, short, spoken, time } from "./words";
+import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf } from "./words";
 
 const POINTS = 800;
 const OURS = new Set(["StageDataOperator", "TrainOperator", "TransformOperator", "EvaluateOperator", "UploadResultsOperator"]);
@@ -52,7 +52,7 @@ function Steps({ tasks }: { tasks: Task[] }) {
 function Now({ about, tasks, curves }: { about: About; tasks: Task[]; curves: Known }) {
   const { pace } = about;
   const trained = tasks.find((task) => task.operator_name === "TrainOperator")?.state;
-  const stopped = pace.stopped_early || (trained === "success" && pace.done !== null && pace.done < 1);
+  const stopped = pace.stopped_early || (trained === "success" && pace.step !== null && pace.steps !== null && pace.step + 1 < pace.steps);
   const done = trained === "success" ? 1 : pace.done;
   const values = new Map<string, [number | string | null, string]>();
   for (const curve of curves.curves.values()) {
@@ -129,7 +129,7 @@ function Curved({ known, jobs }: { known: Known; jobs: Job[] }) {
       <div id="charts">
         {charts.map(({ curve, lines }) => (
           <Chart
-            key={curve.name} title={curve.name === "examples_per_s" ? "examples/s" : curve.name} note={curve.measured_on}
+            key={curve.name} title={titleOf(curve.name)} note={curve.measured_on}
             lines={lines} weight={weight} open={open.has(curve.name)}
             toggle={(now) => setOpen((before) => {
               if (before.has(curve.name) === now) return before;
@@ -143,6 +143,14 @@ function Curved({ known, jobs }: { known: Known; jobs: Job[] }) {
       </div>
     </section>
   );
+}
+
+// Why there is no progress to show.
+function without(about: About, tasks: Task[]): string {
+  const trained = tasks.find((task) => task.operator_name === "TrainOperator")?.state;
+  if (!isOver(trained)) return "No progress yet. It appears when the training reports its first steps.";
+  if (about.jobs.length || Object.keys(about.facts).length) return "It has reported no progress.";
+  return "Its folder is not in the workspace: cleaning has removed it, or it never began. What it published is where it was.";
 }
 
 const LANES = [["computing_s", "computing"], ["reducing_s", "reducing"], ["waiting_s", "waiting"]] as const;
@@ -372,7 +380,7 @@ export function Training({ place }: { place: Place }) {
         <>
           <Now about={about} tasks={tasks} curves={known} />
           {known.curves.size === 0 && about.pace.step === null && (
-            <p id="empty">No progress yet. It appears when the training reports its first steps.</p>
+            <p id="empty">{without(about, tasks)}</p>
           )}
           <Curved known={known} jobs={about.jobs} />
           <Lanes about={about} known={known} />

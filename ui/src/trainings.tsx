@@ -2,11 +2,12 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
 import { again, ask, statesOfRuns, type Line } from "./server";
 import { sign } from "./training";
-import { at, number, percent, short, spoken, time } from "./words";
+import { around, number, percent, short, spoken, time } from "./words";
 
 type Key = "name" | "state" | "metric" | "duration" | "speed" | "data" | "started";
 
 const MOST_ROWS = 100;
+const NUMBERS = new Set<Key>(["metric", "duration", "speed"]);
 const NAMES: Record<Key, string> = {
   name: "training", state: "state", metric: "metric", duration: "duration", speed: "steps/s", data: "data", started: "started",
 };
@@ -90,7 +91,7 @@ export function Trainings({ dag }: { dag: string }) {
     setChosen((before) => (before.includes(id) ? before.filter((one) => one !== id) : [...before, id].slice(-2)));
   const [one, other] = chosen.map((id) => mine.find((line) => idOf(line) === id));
   const head = (key: Key) => (
-    <th scope="col" key={key} aria-sort={sort.key === key ? (sort.up ? "ascending" : "descending") : "none"}>
+    <th scope="col" key={key} class={NUMBERS.has(key) ? "number" : undefined} aria-sort={sort.key === key ? (sort.up ? "ascending" : "descending") : "none"}>
       <button type="button" class="head" onClick={() => setSort({ key, up: sort.key === key ? !sort.up : false })}>
         {key === "metric" ? shownMetric || "metric" : NAMES[key]} <span aria-hidden="true">{sort.key === key ? (sort.up ? "▲" : "▼") : "↕"}</span>
       </button>
@@ -132,7 +133,7 @@ export function Trainings({ dag }: { dag: string }) {
               {found.slice(0, pages * MOST_ROWS).map((line) => (
                 <tr key={idOf(line)} class={line.state}>
                   <td><input type="checkbox" aria-label={`Compare ${idOf(line)}`} checked={chosen.includes(idOf(line))} onChange={() => choose(idOf(line))} /></td>
-                  <th scope="row"><a href={go({ view: "run", dag: line.dag_id, run: line.run_id })}>{line.dag_id}<br /><span class="source">{line.run_id}</span></a></th>
+                  <th scope="row"><a href={go({ view: "run", dag: line.dag_id, run: line.run_id })}>{line.dag_id}<span class="source">{line.run_id}</span></a></th>
                   <td title={line.failure ?? undefined}>
                     <span class="state"><span aria-hidden="true">{sign(line.state === "published" ? "success" : line.state)}</span> {spoken(line.state)}</span>
                     {line.pace && line.pace.done !== null && ` ${percent(line.pace.done)}`}
@@ -143,10 +144,10 @@ export function Trainings({ dag }: { dag: string }) {
                   <td class="number">{number(speed(line))}</td>
                   <td><code>{line.facts.dataset?.fingerprint ? short(line.facts.dataset.fingerprint) : "–"}</code></td>
                   <td>
-                    {line.publication ? <a href={go({ view: "graph", dag: line.dag_id, run: line.run_id })}>published</a> : "–"}
+                    {line.publication ? <a href={go({ view: "graph", dag: line.dag_id, run: line.run_id })} aria-label={`Lineage of ${idOf(line)}`}>Lineage</a> : "–"}
                     {line.production && <b class="serving"> ★ in production</b>}
                   </td>
-                  <td>{at(started(line))}</td>
+                  <td>{around(started(line))}</td>
                 </tr>
               ))}
             </tbody>

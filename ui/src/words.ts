@@ -8,6 +8,7 @@ const tiny = new Intl.NumberFormat(locale, { notation: "scientific", maximumSign
 const tenths = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const share = new Intl.NumberFormat(locale, { style: "percent", maximumFractionDigits: 0 });
 const moment = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
+const minute = new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "short" });
 
 export const count = (value: number): string => plain.format(value);
 export const cores = (value: number): string => tenths.format(value);
@@ -24,7 +25,17 @@ export function number(value: number | string | null | undefined): string {
   return exponent(known) ? tiny.format(known) : significant.format(known);
 }
 
-export const tick = (value: number): string => (exponent(value) ? tiny.format(value) : loose.format(value));
+// Along an axis: in as few digits as tell each from the next, and no more than fit beside it.
+export function ticks(values: readonly number[], step: number): string[] {
+  const most = Math.max(...values.map(Math.abs));
+  const digits = Math.min(15, Math.max(1, Math.ceil(Math.log10(most / step) || 0) + 2));
+  const small = most !== 0 && most < 1e-4;
+  const format = new Intl.NumberFormat(locale, {
+    notation: small ? "scientific" : most >= 1e5 ? "compact" : "standard",
+    maximumSignificantDigits: digits,
+  });
+  return values.map((value) => (value === 0 ? plain.format(0) : format.format(value)));
+}
 
 export function time(seconds: number | null | undefined): string {
   if (seconds == null || !Number.isFinite(seconds)) return "–";
@@ -35,6 +46,10 @@ export function time(seconds: number | null | undefined): string {
 
 export const at = (seconds: number | null | undefined): string =>
   seconds == null ? "–" : moment.format(seconds * 1000);
+
+// In a table of many, where seconds tell nothing.
+export const around = (seconds: number | null | undefined): string =>
+  seconds == null ? "–" : minute.format(seconds * 1000);
 
 export function bytes(value: number): string {
   if (value < 1024) return `${plain.format(value)} B`;
@@ -51,6 +66,14 @@ export const short = (digest: unknown): string => {
   const [, , end] = /^(sha256:)?(v\d+:)?(.*)$/s.exec(String(digest)) ?? [];
   return String(digest).replace(/^sha256:(v\d+:)?/, "").slice(0, 12) || (end ?? "");
 };
+
+// Of a curve.
+export const titleOf = (metric: string): string => (metric === "examples_per_s" ? "examples/s" : metric);
+
+// What a terminal would show in the end of what was printed: without colours, and of a line that
+// was begun again only the last.
+export const printed = (text: string): string =>
+  text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, "").replace(/[^\n\r]*\r+(?=[^\n\r])/g, "");
 
 export const spoken = (state: string): string => state.replaceAll("_", " ");
 

@@ -1,8 +1,9 @@
 """The manifest as typed, frozen values: what may be written, what it means, what it defaults to.
 
 The dialect is that of Watson Machine Learning's training definitions, plus the optional sections
-schedule, retries, steps, launcher, distribution, experiment, metrics, transform, evaluation,
-approval, lineage, keep, notifications, parameters and code; ``ffdl`` translates another into it.
+schedule, retries, steps, launcher, distribution, experiment, checkpoints, metrics, transform,
+evaluation, approval, lineage, keep, notifications, parameters and code; ``ffdl`` translates another
+into it.
 Each field carries its description and an example; error messages and the reference page are made
 from them. What a single field cannot know is in the rules: beside each section, or in ``rules.py``.
 """
@@ -22,6 +23,7 @@ from ddl_airflow.core.errors import ManifestIssue
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.manifest.document import Lines
 from ddl_airflow.core.manifest.sections.base import Section
+from ddl_airflow.core.manifest.sections.checkpoints import Checkpoints
 from ddl_airflow.core.manifest.sections.definition import ModelDefinition, slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import ExperimentOrShort
 from ddl_airflow.core.manifest.sections.launchers import LauncherOfKind, own_kinds
@@ -109,6 +111,12 @@ class Manifest(Section):
         description="Name of the experiment, which goes on where its last training stopped, or a "
         "section; by default each training is an experiment of its own.",
         examples=["digits-wide"],
+    )
+    checkpoints: Checkpoints | None = Field(
+        default=None,
+        description="What becomes of checkpoints while the training runs; by default they stay in "
+        "the workspace until they are published.",
+        examples=[{"upload_every": "5m"}],
     )
     metrics: tuple[Metric, ...] = Field(
         default=(),
@@ -233,7 +241,7 @@ class Manifest(Section):
 
         Key order, comments, spelled-out defaults, the file's name, the keys to the stores, when it
         runs, who hears of it, how long it is kept and what is kept beside it are not in it, nor
-        whether it waits, or its data come while it trains.
+        whether it waits, its data come or its checkpoints go while it trains.
         """
         keys: Any = {"connection": set(SECRET_FIELDS)}
         content = self.model_dump(
@@ -244,6 +252,7 @@ class Manifest(Section):
                 "training_data_reference": keys | {"stream": True},
                 "training_results_reference": keys,
                 "schedule": True,
+                "checkpoints": True,
                 "keep": True,
                 "lineage": True,
                 "approval": True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
+    checkpoints,
     definition,
     experiment,
     launchers,
@@ -28,6 +29,7 @@ RULES: list[Rule] = [
     *tries.RULES,
     *launchers.RULES,
     *experiment.RULES,
+    *checkpoints.RULES,
     *outcome.RULES,
     *notifications.RULES,
     *parameters.RULES,

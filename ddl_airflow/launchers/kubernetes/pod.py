@@ -13,6 +13,7 @@ library only. Why a pod ended is in its termination message, ``{"said": sentence
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ GIVEN = Path("/etc/ddl")
 # sshd and ssh take keys only from files of their own user that nobody else can read.
 PRIVATE = Path("/tmp/ddl")  # noqa: S108
 # Of this program; mpirun's own codes are passed on. Source: sysexits.h.
-UNUSABLE, LOST = 69, 75
+UNUSABLE, FULL, LOST = 69, 73, 75
 _SSHD_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
 _SHIM = b"ddl_ops.rank"
 _POLL_S = 0.1
@@ -81,19 +82,21 @@ def take_private(*names: str) -> None:
         shutil.copyfile(GIVEN / name, PRIVATE / name)
 
 
-def no_workspace(record_dir: str) -> str:
-    """What is wrong with where this pod should write; nothing if it can."""
+def need_workspace(record_dir: str) -> None:
+    """Ends this process if this pod cannot write where it should."""
     try:
         probe = Path(record_dir) / f".probe-{os.uname().nodename}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        return (
-            f"in pod {os.uname().nodename} {record_dir} cannot be written: {error.strerror}. "
-            "launcher.volumes must bring the workspace into the pods, under the path that Airflow "
-            f"has it at, and user {os.getuid()} must be able to write there"
+        wrong = f"in pod {os.uname().nodename} {record_dir} cannot be written: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            end(FULL, f"{wrong}. Free space in the workspace, or raise its quota")
+        end(
+            UNUSABLE,
+            f"{wrong}. launcher.volumes must bring the workspace into the pods, under the path "
+            f"that Airflow has it at, and user {os.getuid()} must be able to write there",
         )
-    return ""
 
 
 class Worker:
@@ -110,8 +113,7 @@ class Worker:
     def run(self) -> NoReturn:
         """Until the pod is to end."""
         take_private("ssh_host_ed25519_key")
-        if wrong := no_workspace(os.environ["DDL_RECORD_DIR"]):
-            end(UNUSABLE, wrong)
+        need_workspace(os.environ["DDL_RECORD_DIR"])
         (PRIVATE / "environment.json").write_text(json.dumps(dict(os.environ)))
         sshd = shutil.which("sshd", path=f"{_SSHD_PATH}:{os.environ.get('PATH', os.defpath)}")
         if sshd is None:
@@ -289,8 +291,7 @@ class Launcher:
         """Until mpirun has ended, or a worker does not answer any more."""
         signal.signal(signal.SIGTERM, self._on_term)
         take_private("id_ed25519")
-        if wrong := no_workspace(os.environ["DDL_RECORD_DIR"]):
-            end(UNUSABLE, wrong)
+        need_workspace(os.environ["DDL_RECORD_DIR"])
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         with open(os.open(self._log, flags, 0o660), "ab") as log:
             unreached = self._wait_for_workers(log)

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from concurrent.futures import thread as pools
+from typing import ClassVar
 
 # What threading calls threads that nobody has named.
 _AUTOMATIC = re.compile(r"(Thread|Dummy|Timer)-\d+")
 
 
+class _Unnamed:
+    """Threads without a name that may take part: of each function the last one, by that.
+
+    Attributes:
+        allowed: whether any may.
+        others: of a stream, the threads that there were when its thread first asked for anything.
+    """
+
+    allowed = False
+    streams: ClassVar[dict[str, threading.Thread]] = {}
+    others: ClassVar[dict[str, weakref.WeakSet[threading.Thread]]] = {}
+    lock = threading.Lock()
+
+
+def allow_unnamed_threads() -> None:
+    """From here on a thread that has no name is known by the function that it runs.
+
+    Scripts for Horovod need not name threads: there collectives are known by the names of tensors.
+    Several threads of one function are refused still, unless one begins after another's end.
+    """
+    _Unnamed.allowed = True
+
+
 def stream(what: str) -> str:
     """The stream of a collective that this thread asks for without a name.
 
-    The main thread's is "". A thread that the program has named has that name. All others are
-    refused: a number that Python gave, or a place in a pool, may be another task's on another rank,
-    and their tensors would be mixed without a word.
+    The main thread's is "". A thread that the program has named has that name. All others, unless
+    allow_unnamed_threads was called, are refused: a number that Python gave, or a place in a pool,
+    may be another task's on another rank, and their tensors would be mixed without a word.
 
     Args:
         what: the call, for the message.
@@ -26,12 +51,34 @@ def stream(what: str) -> str:
     if thread is threading.main_thread():
         return ""
     if _AUTOMATIC.match(thread.name) or _is_in_pool(thread):
+        if _Unnamed.allowed and (known := _by_function(thread)):
+            return known
         raise RuntimeError(
             f"{what} in {thread.name}: the ranks cannot tell which of their threads this is. Name "
             "the thread, alike on all ranks (threading.Thread(name=...)), or, in a pool, each "
             "collective (ddl.allreduce(..., name=...))."
         )
     return thread.name
+
+
+def _by_function(thread: threading.Thread) -> str:
+    """The stream of an unnamed thread; empty if another rank may take another thread for it."""
+    function = getattr(thread, "_target", None)
+    if function is None and type(thread).run is not threading.Thread.run:
+        function = type(thread)  # one with a run() of its own
+    name = getattr(function, "__qualname__", "")
+    if not name or _is_in_pool(thread):
+        return ""
+    name = f"thread of {getattr(function, '__module__', '')}.{name}"
+    with _Unnamed.lock:
+        before = _Unnamed.streams.get(name)
+        if before is thread:
+            return name
+        if before is not None and (before.is_alive() or thread in _Unnamed.others[name]):
+            return ""
+        _Unnamed.streams[name] = thread
+        _Unnamed.others[name] = weakref.WeakSet(threading.enumerate())
+        return name
 
 
 def _is_in_pool(thread: threading.Thread) -> bool:

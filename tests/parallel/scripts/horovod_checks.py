@@ -6,8 +6,10 @@ Inputs differ by rank and index. What each rank has is compared by ddl's own mea
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -303,9 +305,45 @@ def keras_trains_one_model_with_every_callback() -> None:
     assert loaded.optimizer.iterations.numpy() in (4, 8, 12, 16)
     loaded.train_on_batch(*rows())
     assert alike(loaded.get_weights())
+    pickled = pickle.loads(pickle.dumps(optimizer))
+    assert type(pickled) is keras.optimizers.SGD and float(pickled.momentum) == 0.5
     again = type(optimizer).from_config(optimizer.get_config())
     again.apply([tf.constant(RANK + 1.0)], [variable := keras.Variable(0.0)])
     assert np.isclose(variable, -float(again.learning_rate.numpy()) * MEAN)
+
+
+@check
+def a_thread_without_a_name_trains() -> None:
+    def train() -> None:
+        model = model_of(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(*rows(), batch_size=8, verbose=0, callbacks=[broadcast])
+        weights.append(model.get_weights())
+
+    weights: list[list[np.ndarray]] = []
+    for _ in range(2):  # one after the other
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert alike(weights[0]) and alike(weights[1])
+
+    both = threading.Barrier(2)
+    refused: list[str] = []
+
+    def add() -> None:
+        both.wait()
+        try:
+            hvd.allreduce(tf.ones([1]), op=hvd.Sum)
+        except RuntimeError as error:
+            refused.append(str(error))
+        both.wait()
+
+    at_once = [threading.Thread(target=add) for _ in range(2)]
+    for thread in at_once:
+        thread.start()
+    for thread in at_once:
+        thread.join()
+    assert len(refused) == 1 and "Name the thread" in refused[0], refused
 
 
 @check

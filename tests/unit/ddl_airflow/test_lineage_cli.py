@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ddl_airflow import cli
+from ddl_airflow.commands import lineage
 from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
@@ -260,7 +261,7 @@ def test_data_in_folders_are_found_by_any_name_of_theirs(ask, training, tmp_path
 def test_a_record_that_cannot_be_read_is_not_taken_for_one_without_the_data(
     ask, training, tmp_path
 ):
-    places = [training(number) for number in (1, 2, 3)]
+    places = [training(number, data=(("a", number),)) for number in (1, 2, 3)]
     results = tmp_path / "results"
     (results / places[0] / "lineage.json").unlink()
     (results / places[1] / "lineage.json").write_text("{")
@@ -270,6 +271,24 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_one_without_the_data(
     for place in places[:2]:
         assert f"{place}: nobody knows whether it was made from that" in err
     assert ask("impact", "s3://bucket/digits", results)[0] == 0  # for which no record is needed
+
+
+def test_one_record_answers_for_all_that_were_trained_on_the_same_data(
+    ask, training, tmp_path, monkeypatch
+):
+    """Of thousands of models there are few states of the data."""
+    places = [training(number) for number in (1, 2, 3)] + [training(4, data=(("c", 1),))]
+    results = tmp_path / "results"
+    ask("list", results)
+    newest = json.loads(ask("list", "--json", results)[1])[1]["publication"]
+    (results / newest / "lineage.json").unlink()  # then one of the others does
+    read: list[str] = []
+    real = lineage.read_record
+    monkeypatch.setattr(lineage, "read_record", lambda of: read.append(of.uri) or real(of))
+    code, out, _ = ask("impact", "--json", "s3://bucket/digits/a", results)
+    assert code == 0
+    assert {one["publication"] for one in json.loads(out)} == set(places[:3])
+    assert len(read) <= 3  # two of the same data, the first of which is gone, and the other
 
 
 def test_only_scripts_are_compared_as_scripts(ask, training, tmp_path):

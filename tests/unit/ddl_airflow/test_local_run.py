@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -228,6 +230,42 @@ def test_what_cannot_be_is_said_before_anything_is_made(call, manifest, tmp_path
     done = call(manifest("print(1)", more=more), *words)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
     assert not (tmp_path / ".ddl-run").exists()
+
+
+def test_ranks_find_what_is_selected_and_unpacked(call, manifest, tmp_path):
+    """And the lineage names what lies in the place: the archive, with its digest."""
+    path = manifest("", more="lineage: {prove: true}\n")
+    place = "source: {path: ./data}"
+    text = path.read_text()
+    assert place in text
+    wanted = "include: ['*.zip', numbers, labels/]\n  exclude: ['*.tmp', '*.bak']\n  unpack: true"
+    path.write_text(text.replace(place, f"{place}\n  {wanted}"))
+    data = path.parent / "data"
+    with zipfile.ZipFile(data / "of day 1.zip", "w") as archive:
+        archive.writestr("a/b+ü", "4 5 6")
+    (data / "numbers.tmp").write_text("half")
+    staged = call(path)
+    assert staged.returncode == 1
+    assert "include: 'labels/' matches none of its 3 objects" in staged.stderr
+    path.write_text(path.read_text().replace(", labels/", ""))
+    rehearsed = call(path, "--dry-run")
+    assert "has 2 files" in rehearsed.stderr and "would fetch 2" in rehearsed.stderr
+    staged = call(path, "--step", "stage-data")
+    assert staged.returncode == 0, staged.stderr
+    assert "exclude: '*.bak' matches none" in staged.stderr
+    there = {
+        one.relative_to(run_folder(tmp_path) / "data").as_posix(): one.read_text()
+        for one in (run_folder(tmp_path) / "data").rglob("*")
+        if one.is_file() and one.name != ".complete"
+    }
+    assert there == {"numbers": "1 2 3", "of day 1/a/b+ü": "4 5 6"}
+    part = next((tmp_path / ".ddl-run").rglob("lineage/stage_data.json"))
+    listing = json.loads(part.read_text())["dataset"]["listing"]
+    digest = hashlib.sha256((data / "of day 1.zip").read_bytes()).hexdigest()
+    assert {one["key"]: one["sha256"] for one in listing}["of day 1.zip"] == digest
+    assert len(listing) == 2
+    rehearsed = call(path, "--dry-run")
+    assert "would fetch 0 of them" in rehearsed.stderr
 
 
 def test_a_connection_that_is_not_here_is_named(call, tmp_path, write_manifest):

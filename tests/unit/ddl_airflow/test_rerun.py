@@ -42,7 +42,7 @@ model_definition:
   execution:
     command: python train.py
     compute_configuration: {name: cpu, nodes: 2}
-training_data_reference: {type: fs, source: {path: ./data}}
+training_data_reference: {type: fs, source: {path: ./data}, exclude: [/scratch/]}
 training_results_reference: {type: fs, target: {path: ./results}}
 parameters: {epochs: 9}
 transform: {sample: t10k-images-idx3-ubyte.gz}
@@ -206,6 +206,15 @@ def test_what_has_come_to_the_data_since_is_left_out(rerun, place, data, record)
     }
     manifest = load_manifest(Path("again/manifest.yml"))
     assert manifest.training_data_reference.source.path == "./data"
+
+
+def test_what_the_manifest_leaves_out_is_no_news(rerun, place, data):
+    (data / "scratch").mkdir()
+    (data / "scratch" / "notes").write_text("new")
+    code, _, err = rerun(place, "--to", "again", "--data", data)
+    assert (code, err) == (0, "") and not Path("again/data").exists()
+    manifest = load_manifest(Path("again/manifest.yml"))
+    assert manifest.training_data_reference.exclude == ("/scratch/",)
 
 
 def test_a_byte_of_the_data_that_changed_unseen_is_found_before_it_trains(trained, place, tmp_path):

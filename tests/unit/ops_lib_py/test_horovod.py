@@ -133,6 +133,67 @@ def test_horovodrun_says_what_it_is_and_what_it_cannot(words: list[str], code: i
     assert done.returncode == code and said in done.stdout + done.stderr, done
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["-np", "2", "--max-np", "4", "--reset-limit=1", "--slots-per-host", "2"],
+            "--max-np without --min-np has no effect here\n"
+            "horovodrun: --reset-limit without --min-np has no effect here\n"
+            "horovodrun: --slots-per-host without --min-np has no effect here\n",
+        ),
+        (["-np", "2", "--min-np", "3"], "--min-np 3 is more than --np 2.\n"),
+        (["--min-np", "3", "--max-np", "2"], "--min-np 3 is more than --max-np 2.\n"),
+        (["-np", "3", "--min-np", "2", "--max-np", "2"], "--np 3 is more than --max-np 2.\n"),
+        (["--min-np", "3", "-H", "localhost:2"], "3 ranks are asked for, and there are 2 slots"),
+        (
+            ["-np", "2", "--host-discovery-script", "./none"],
+            "--host-discovery-script ./none: No such file or directory\n",
+        ),
+    ],
+)
+def test_horovodrun_says_what_bounds_of_ranks_cannot_be(words, said, tmp_path: Path):
+    call = ["true"] if "without" in said else ["false"]
+    script = f"import sys; sys.argv[1:] = {[*words, *call]!r}\n"
+    script += "from ddl_ops.horovodrun import main; main()"
+    done = ended(script, OPS.parents[2], folder=tmp_path)
+    assert said in done.stderr and done.returncode == (0 if call == ["true"] else 2), done
+    assert not (tmp_path / ".ddl-run").exists()
+
+
+def test_horovodrun_takes_a_configuration_file(tmp_path: Path):
+    from_file = (
+        "import sys; from horovod.runner import launch\n"
+        "launch._ddl_run = lambda words: print(*words)\n"
+        "import os; launch.main(sys.argv[1:]); print(os.environ['HOROVOD_FUSION_THRESHOLD'],"
+        " os.environ.get('HOROVOD_LOG_LEVEL'))"
+    )
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "controller: gloo\nparams: {fusion_threshold_mb: 2, cycle_time_ms: 5}\n"
+        "timeline: {filename: t.json}\nlogging: {level: INFO}\nstall_check: {enabled: false}\n"
+    )
+    words = ["-np", "2", "--config-file", str(file), "--log-level", "debug", "true"]
+    done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
+    assert done.stdout == "--np 2 --timeline t.json -- true\n2097152 debug\n", done.stderr
+    assert done.stderr == (
+        "horovodrun: controller of --config-file has no effect here\n"
+        "horovodrun: params.cycle_time_ms of --config-file has no effect here\n"
+        "horovodrun: stall_check.enabled of --config-file has no effect here\n"
+    )
+    for text, said in (
+        ("- a", "it has no sections"),
+        ("a: [", "it is no YAML"),
+        ("params: {fusion_threshold_mb: much}", "params.fusion_threshold_mb is 'much', no float"),
+    ):
+        file.write_text(text)
+        done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
+        assert done.returncode == 2 and said in done.stderr
+    words[3] = str(tmp_path / "none")
+    done = ended(f"import sys; sys.argv[1:] = {words!r}\n{from_file}", STAND_IN)
+    assert done.returncode == 2 and "No such file" in done.stderr
+
+
 def test_horovodrun_of_an_installed_one_goes_before(installed: Path):
     (installed / "horovod" / "runner").mkdir()
     (installed / "horovod" / "runner" / "launch.py").write_text(

@@ -18,11 +18,17 @@ from ddl_airflow.core.manifest.sections.base import Section
 from ddl_airflow.core.manifest.sections.store import StoreKind
 from ddl_airflow.core.manifest.sections.stores import store_kinds
 from ddl_airflow.core.manifest.values import AnyText, Prefix, Secret, Text, truth
+from ddl_airflow.core.selection import Selection, wrong_patterns
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET_FIELDS = ("access_key_id", "secret_access_key")
 # Variables that ``${NAME}`` may read where the site says nothing else.
 MANIFEST_VARIABLES = ("DDL_*", "S3_*")
+UNPACKED_AND_STREAMED = (
+    "archives cannot be unpacked while ranks wait for their files: which those are is known at "
+    "the end of each",
+    "Delete it, or stream; or upload the files themselves.",
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -203,11 +209,34 @@ class DataReference(_Reference):
         "script waits for each by ddl.data.files().",
         examples=[True],
     )
+    include: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of the keys below source that are the data, as .gitignore has them; "
+        "all by default.",
+        examples=[["train/*.tfrecord"]],
+    )
+    exclude: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of keys that are not, also where include has them.",
+        examples=[["*.tmp", "/old/"]],
+    )
+
+    unpack: Annotated[bool, BeforeValidator(truth)] = Field(
+        default=False,
+        description="Whether archives become folders of what is in them, named as they are without "
+        "their suffix: .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip.",
+        examples=[True],
+    )
 
     @property
     def place(self) -> Location:
         """Where: the same name for data and results."""
         return self.source
+
+    @property
+    def selection(self) -> Selection:
+        """Which of the objects there."""
+        return Selection(self.include, self.exclude)
 
 
 class ResultsReference(_Reference):
@@ -336,6 +365,19 @@ def keys_are_not_literal(at: str, connection: Connection | None) -> Findings:
             fix = "Put the keys into an Airflow connection and write conn_id: its id."
             yield Finding(f"{at}.{name}", "a key is written out in the manifest", fix)
             return
+
+
+@_rule("training_data_reference.include")
+@_rule("training_data_reference.exclude")
+def patterns_are_some(at: str, patterns: Sequence[str]) -> Findings:
+    for number, wrong, fix in wrong_patterns(patterns):
+        yield Finding(f"{at}.{number}", f"{patterns[number][:70]!r} {wrong}", fix)
+
+
+@_rule("training_data_reference.stream", "training_data_reference.unpack")
+def archives_do_not_come_meanwhile(at: str, stream: bool, unpack: bool) -> Findings:
+    if stream and unpack:
+        yield Finding(at, *UNPACKED_AND_STREAMED)
 
 
 def leaves_its_folder(path: str) -> bool:

@@ -30,6 +30,12 @@ def test_what_is_no_host_is_refused(text: str) -> None:
         parse_host(text)
 
 
+@pytest.mark.parametrize("text", ["user@a", "user@a:4", "fe80::1", "[fe80::2]:4", "a:22:4"])
+def test_what_belongs_into_sshs_configuration_is_sent_there(text: str) -> None:
+    with pytest.raises(ValueError, match="users, ports and IPv6 addresses belong into ssh's"):
+        parse_host(text)
+
+
 def test_a_hostfile_is_read_as_open_mpi_reads_it() -> None:
     text = "# of the lab\n\ngpu1 slots=4\n  gpu2   slots = 2  # half of it\ngpu3\ngpu4:8\n"
     text += "gpu5\tslots=1\n"

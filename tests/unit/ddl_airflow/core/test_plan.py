@@ -86,6 +86,19 @@ def test_train_has_the_data_that_come_meanwhile(tmp_path, stream):
     assert inside.train.dataset == (inside.stage_data.dataset if stream else None)
 
 
+def test_train_saves_checkpoints_where_the_results_go(tmp_path):
+    text = (VALID / "folders.yml").read_text()
+    saves = f"{text}checkpoints: {{upload_every: 5m}}\n"
+    steps = plan(load_manifest_text(saves, "m.yml"), tmp_path / "m.yml")
+    assert steps.train.upload_every_s == 300.0
+    assert steps.train.results == steps.upload_results.results
+    # A person may want it of a run that has begun.
+    assert not {"results", "upload_every_s"} & steps.train.fixed().keys()
+    assert confined(steps, (tmp_path,)).train.results.within == (tmp_path,)
+    without = plan(load_manifest_text(text, "m.yml"), tmp_path / "m.yml").train
+    assert (without.upload_every_s, without.results) == (None, None)
+
+
 def test_uri_of_a_folder_with_a_slash_at_the_end_has_none(tmp_path):
     text = (VALID / "folders.yml").read_text().replace("./data", "./da ta/")
     steps = plan(load_manifest_text(text, "m.yml"), tmp_path / "m.yml")

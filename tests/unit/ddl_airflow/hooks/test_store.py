@@ -6,12 +6,16 @@ import traceback
 import pytest
 from airflow.sdk.log import redact
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, store_of
+from ddl_airflow.storage.connections import store_client
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import settings_of
+from ddl_airflow.storage.s3_http import connections_of
 
 ENDPOINT = "http://127.0.0.1:9"
 
@@ -124,6 +128,48 @@ def test_conn_id_may_be_of_our_own_type(monkeypatch, tmp_path):
     assert store._client.meta.region_name == "eu-de"
     assert store._client._endpoint.http_session._verify == str(tmp_path / "ca.pem")
     assert "hookTestSecretFour" not in str(redact("x hookTestSecretFour"))
+
+
+@pytest.mark.parametrize("conn_type", ["aws", "ddlstore"])
+def test_what_the_extra_says_for_clients_holds_beside_what_ours_need(
+    monkeypatch, tmp_path, conn_type
+):
+    """As with the amazon provider's own operators; it was left out."""
+    extra = {
+        "endpoint_url": "http://s3.example.com",
+        "region_name": "eu-de",
+        "verify": str(tmp_path / "ca.pem"),
+        "config_kwargs": {
+            "s3": {"addressing_style": "virtual"},
+            "proxies": {"http": "http://proxy:3128"},
+        },
+        "requester_pays": True,
+    }
+    host = {"host": "http://s3.example.com"} if conn_type == "ddlstore" else {}
+    said = {"conn_type": conn_type, "login": "AKIDSIX", "password": "secretSix", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_STORE", json.dumps(said | host))
+    client = s3(conn_id="unit_store")._client
+    config, name = client.meta.config, {"Bucket": "some-bucket", "Key": "k"}
+    url = client.generate_presigned_url("get_object", Params=name)
+    assert url.startswith("http://some-bucket.s3.example.com/k?")
+    assert "x-amz-request-payer" in url and settings_of(client).requester_pays
+    assert connections_of(client) is None  # boto3 knows the way through a proxy
+    assert config.proxies == {"http": "http://proxy:3128"}
+    assert client._endpoint.http_session._verify == str(tmp_path / "ca.pem")
+    assert (client.meta.region_name, config.connect_timeout) == ("eu-de", 10)
+    assert config.request_checksum_calculation == "when_required"
+    extra["config_kwargs"] = {"nonsense": 1}
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_STORE", json.dumps(said | host))
+    with pytest.raises(ConnectionInvalid, match="config_kwargs: .*nonsense"):
+        s3(conn_id="unit_store")
+
+
+@pytest.mark.parametrize("login", ["AKID", ""])
+def test_a_role_that_only_airflow_can_take_is_not_left_out_silently(login):
+    extra = {"role_arn": "arn:aws:iam::1:role/reader", "endpoint_url": ENDPOINT}
+    one = AirflowConnection("roles", "aws", "", None, login, login and "secret", extra)
+    with pytest.raises(ConnectionInvalid, match="takes the role arn:aws:iam::1:role/reader"):
+        store_client(one)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ is in tests/integration/test_kubernetes_launcher.py.
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import re
@@ -182,6 +183,35 @@ def test_a_connection_with_a_slash_in_its_id_is_no_shorter_one():
 def test_what_runs_in_pods_needs_nothing_but_python():
     code = f"import runpy; runpy.run_path({pod_program.__file__!r}, run_name='x')"
     subprocess.run([sys.executable, "-ISc", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("why", "state", "permanent", "words"),
+    [
+        (errno.ENOSPC, JobState.LOST, False, "No space left on device. Free space in the work"),
+        (errno.EDQUOT, JobState.LOST, False, "Disk quota exceeded. Free space in the workspace"),
+        (errno.ENOENT, JobState.FAILED, True, "launcher.volumes must bring the workspace"),
+    ],
+)
+def test_a_workspace_that_is_full_may_have_room_the_next_time(
+    handle, tmp_path, monkeypatch, why, state, permanent, words
+):
+    def touch(_):
+        raise OSError(why, os.strerror(why))
+
+    def end(code, said):
+        ended.append(ended_as(code=code, message=json.dumps({"said": said})))
+        raise SystemExit
+
+    ended = []
+    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr(pod_program, "end", end)
+    with pytest.raises(SystemExit):
+        pod_program.need_workspace(str(tmp_path))
+    pods = [LAUNCHER, pod_of(0), pod_of(1, ended[0], phase="Failed")]
+    verdict = dead({"job": job_of(), "pods": pods, "events": []}, NOW)
+    assert (verdict.state, verdict.permanent) == (state, permanent)
+    assert words in verdict.reason
 
 
 def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path):

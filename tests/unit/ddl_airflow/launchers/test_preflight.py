@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from ddl_ops.preflight import rounds
 
-from ddl_airflow.launchers.preflight import Asked, Look, linked, look_at, slow_hosts, slow_links
+from ddl_airflow.launchers.preflight import (
+    Asked,
+    Look,
+    linked,
+    look_at,
+    patience_s,
+    slow_hosts,
+    slow_links,
+)
 from ddl_airflow.launchers.remote import Said
 
 GIB = 1 << 30
@@ -81,9 +89,34 @@ def test_a_host_that_cannot_say_how_large_its_packets_are_is_well(others: str) -
     assert wrong(**{host: {"mtu": 0} for host in others}) == {}
 
 
+def test_two_hosts_of_one_name_are_told_so_whether_or_not_they_are_one() -> None:
+    said = wrong("ab", a={"host": "localhost"}, b={"host": "localhost"})
+    assert said.keys() == {"b"}
+    assert said["b"].startswith("it calls itself localhost, as a does. If both are one host, name")
+
+
 def test_what_most_of_the_hosts_have_is_right() -> None:
     old = {"versions": VERSIONS | {"tensorflow": "2.20"}}
     assert list(wrong(a=old, b=old, c=old)) == ["d"]
+
+
+def test_what_a_shell_says_before_the_answer_does_not_matter() -> None:
+    class Noisy(Ssh):
+        def run(self, host: str, words: list[str], *, text: str, timeout_s: float) -> Said:
+            said = super().run(host, words, text=text, timeout_s=timeout_s)
+            return Said(0, f"Welcome to {host}\n{{1: 2}}\n{said.text}\n")
+
+    (look,) = look_at(Noisy(), ["a"], ASKED)  # type: ignore[arg-type]
+    assert (look.wrong, look.facts["cores"]) == ((), 8)
+
+
+@pytest.mark.parametrize(("took_s", "expected"), [(0.4, 15.0), (3.0, 30.0), (50.0, 60.0)])
+def test_hosts_that_take_long_to_answer_may_take_long_to_reduce(
+    took_s: float, expected: float
+) -> None:
+    looks = [Look("a", {"took_s": 0.1}), Look("b", {"took_s": took_s}), Look("c", wrong=("no",))]
+    assert patience_s(looks) == expected
+    assert patience_s([]) == 15.0
 
 
 def speeds(hosts: str, usual: float, **slow: float) -> dict[tuple[str, str], float]:

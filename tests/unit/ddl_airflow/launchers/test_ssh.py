@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +202,37 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     assert removed == ["h1"]
 
 
+def test_no_half_of_a_file_is_among_what_was_saved(tmp_path, monkeypatch):
+    """Where the disk has no room for it; nor what a try left that was killed while it copied."""
+    job = job_in(tmp_path / "run")
+    rsync = Ssh._rsync
+
+    def of_folder(ssh: Ssh, words: list[str], **more: object) -> str:
+        host = f"h0:{tmp_path}/run"
+        return rsync(ssh, [one.replace(host, f"{tmp_path}/run-h0") for one in words], **more)
+
+    monkeypatch.setattr(Ssh, "_rsync", of_folder)
+    there, here = tmp_path / "run-h0" / "result", tmp_path / "run" / "result"
+    for folder in (there, here / ".~tmp~", tmp_path / "run" / "state" / "incoming"):
+        folder.mkdir(parents=True)
+    (here / ".~tmp~" / "model.keras").write_text("half")
+    (tmp_path / "run" / "state" / "incoming" / ".model.keras.x7Gh2k").write_text("half")
+    (there / "checkpoint").write_text("of step 7")
+    (there / "large").write_bytes(bytes(3 << 20))
+    placement = Placement(Ssh(), job, LOG)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        why = placement._bring_results()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "rsync: " in why
+    left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "run").rglob("*"))
+    assert not [path for path in left if "tmp~" in path or "incoming" in path or "large" in path]
+    assert placement._bring_results() == ""
+    assert sorted(path.name for path in here.iterdir()) == ["checkpoint", "large"]
+
+
 def test_another_user_is_refused_also_where_it_is_only_shown(tmp_path):
     job = replace(job_in(tmp_path / "run"), user="nobody")
     for refused in (SshLauncher(["h0"]).render, lambda job: SshLauncher(["h0"]).prepare(job, LOG)):
@@ -266,3 +299,20 @@ def test_an_rsync_before_3_2_3_is_new_enough(said, tmp_path):
     for folder in (job.folder, job.log_dir, job.record_dir, Path(job.env["RESULT_DIR"])):
         assert str(folder) in made
     assert "rsync --server" in asked[asked.index(made) :]
+
+
+def test_a_shell_that_writes_where_rsync_reads_is_named_with_the_cure(said, tmp_path):
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(program.read_text().replace("host=$1\n", "host=$1\necho Welcome\n"))
+    assert "Let ~/.bashrc and the like write nothing" in Ssh().copy_to("h0", tmp_path / "run")
+
+
+def test_a_hostfile_of_another_system_is_read_and_one_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(b"\xef\xbb\xbfh0 slots=1\r\nh1:1\r\n")
+    launcher = SshLauncher(hostfile=str(path))
+    job = replace(job_in(tmp_path / "run", hosts=()), python=sys.executable)
+    assert "h0:1,h1:1" in launcher.render(job).argv
+    path.write_bytes(b"\xff\xfeh\0")
+    with pytest.raises(SubmitFailed, match=f"launcher.hostfile: {path} is no text"):
+        launcher.render(job)

@@ -256,3 +256,24 @@ def test_the_dag_cleans_and_asks_airflow_which_runs_are_open(
 def test_airflow_stores_the_dag():
     shown = DagSerialization.to_dict(clean_dag(results={"s3://results": "my_s3"}))
     assert "CleanOperator" in json.dumps(shown)
+
+
+def test_checkpoints_that_nobody_goes_on_with_are_removed(store, published):
+    publication = published(1)
+    training = publication.partition("/")[0]
+    for place in (training, "lost"):
+        for key in ("chunks/" + "a" * 64, "00000001.json", "try.json"):
+            store.at(f"{place}/_checkpoints").put_bytes(key, b"1")
+
+    def removed(days, **more):
+        later = time.time() + days * DAY_S
+        every = clean_results(store, now=lambda: later, **more)
+        return [one.place for one in every if one.what == "saved checkpoints"]
+
+    of_published, of_lost = (f"{store.uri}/{place}/_checkpoints" for place in (training, "lost"))
+    assert removed(1) == []
+    assert removed(3, dry_run=True) == removed(3) == [of_published]
+    assert removed(29) == []
+    assert removed(31) == [of_lost]
+    assert not [obj for obj in store.list() if "_checkpoints" in obj.key]
+    assert missing_from(store.at(publication)) == []

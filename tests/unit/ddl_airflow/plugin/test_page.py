@@ -255,6 +255,50 @@ def test_the_end_of_a_log_comes_first_and_one_finds_what_is_before(tab, site):
     assert Path(whole.value.path()).read_text() == "".join([*lines, "what was added\n"])
 
 
+def test_a_log_is_shown_as_a_terminal_would(tab, site):
+    bar = "\x1b[1m1/10\x1b[0m \x1b[32m━━\x1b[0m\r\x1b[1m2/10\x1b[0m\r3/10\nended\r\n"
+    (site.layout.logs / "rank-0.log").write_text(f"{bar}last 7%\rlast 8%\r", newline="")
+    _, frame = tab()
+    expect(frame.locator("#logs pre")).to_have_text("3/10 ended last 8%")
+    (site.layout.logs / "rank-1.log").write_text("")
+    frame.locator("#logs select").select_option("1")
+    expect(frame.locator("#logs pre")).to_have_text("")
+    expect(frame.locator("#shown")).to_have_text("all 0 B")
+
+
+def test_a_training_whose_folder_is_gone_says_so(tab, site):
+    site.tasks |= {"train": "running", "upload_results": None}
+    _, frame = tab("dag_id=digits&run_id=cleaned")
+    expect(frame.locator("#empty")).to_contain_text("No progress yet")
+    site.tasks |= dict.fromkeys(site.tasks, "success")
+    expect(frame.locator("#empty")).to_contain_text("Its folder is not in the workspace")
+    site.tasks["train"] = "failed"
+    (site.layout.state / "try-1").mkdir()
+    _, frame = tab()
+    expect(frame.locator("#empty")).to_have_text("It has reported no progress.")
+
+
+@pytest.mark.parametrize(("first", "each"), [(10_000, 0.01), (0, 8e7), (0.5, 1e-5), (-1e-9, 1e-12)])
+def test_the_numbers_beside_a_curve_differ_and_fit(tab, site, first, each):
+    steps = range(101)
+    site.progress(*({"t": 1.0 + n, "step": n, "loss": first + n * each} for n in steps))
+    page, frame = tab()
+    expect(frame.locator("figure canvas")).to_have_count(1)
+    drawn = """() => {
+        const said = [], context = CanvasRenderingContext2D.prototype, draw = context.fillText;
+        context.fillText = function (text, ...at) {
+            said.push(text);
+            draw.call(this, text, ...at);
+        };
+        dispatchEvent(new Event("theme"));  // draws all anew
+        return new Promise((done) => setTimeout(() => done(said), 500));
+    }"""
+    said = [text for text in page.frames[1].evaluate(drawn) if text]
+    beside = [text for text in said if text not in {str(step) for step in steps}]
+    assert len(beside) >= 3 and len(set(beside)) == len(beside), said
+    assert max(map(len, beside)) <= 9, said
+
+
 def test_a_dag_that_is_not_ours_has_one_line(tab):
     _, frame = tab("dag_id=others&run_id=run")
     expect(frame.locator("#none")).to_contain_text("This DAG has no training")
@@ -361,7 +405,7 @@ def test_trainings_of_a_dag(tab, published):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_lineage_of_a_model(tab, published, theme):
     page, frame = tab("", theme)
-    frame.locator("tr", has_text="second").get_by_role("link", name="published").click()
+    frame.locator("tr", has_text="second").get_by_role("link", name="Lineage").click()
     kinds = ["data", "code", "manifest", "run", "model", "pointer ★"]
     expect(frame.locator(".node > .source")).to_have_text(kinds)
     expect(frame.locator(".graph path")).to_have_count(5)

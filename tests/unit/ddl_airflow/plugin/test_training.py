@@ -66,6 +66,13 @@ def test_what_stopped_early_and_ended_well_is_done_and_nothing_is_left(layout):
     assert (pace["done"], pace["left_s"]) == (0.34, None)
 
 
+@pytest.mark.parametrize(("last", "early"), [(400, False), (399, False), (398, True)])
+def test_who_counts_steps_from_0_has_not_stopped_early(layout, last, early):
+    progress(layout, *({"t": 1.0 + n, "step": n, "steps": 400} for n in range(last + 1)))
+    write_part(layout, "train", {"result": {"metrics": {}}})
+    assert read_pace(layout)["stopped_early"] is early
+
+
 def test_a_training_that_told_nothing(layout):
     assert set(read_pace(layout).values()) == {None, False}
     assert read_failure(layout) is None and read_communication(layout) is None

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.triggers.data_change import DataChangeTrigger
 from ddl_airflow.triggers.experiment import ExperimentTrigger
@@ -105,6 +105,10 @@ def test_it_comes_out_of_airflows_database_as_it_went_in():
     # Two of one dataset are two to Airflow, which hashes the arguments.
     other = DataChangeTrigger("s3://b/p", connection, 5.0, "other").serialize()
     assert other[1] != arguments
+    # To Airflow it is the trigger that it was before there were patterns.
+    assert "include" not in arguments
+    some = DataChangeTrigger("s3://b/p", connection, 5.0, exclude=["*.tmp"]).serialize()
+    assert DataChangeTrigger(**some[1]).exclude == ["*.tmp"]
 
 
 class Killed(BaseException):
@@ -240,6 +244,25 @@ def test_a_listing_that_is_the_same_is_not_read_again(data, monkeypatch):
     (data / "b").write_text("2")
     assert trigger._look()["files"] == first["files"] + 1
     assert asked[0] == "" and asked[1] == asked[2] != ""
+
+
+def test_only_a_change_of_what_the_patterns_select_fires(data):
+    """Two over one place, with different patterns, each see their own."""
+    (data / "a.tmp").write_text("1")
+    whole = DataChangeTrigger(data.as_uri())
+    some = DataChangeTrigger(data.as_uri(), include=["a*"], exclude=["*.tmp"])
+    assert whole._key != some._key
+    first, all_there = some._look(), whole._look()
+    assert (first["files"], all_there["files"]) == (1, 2)
+    (data / "b").write_text("2")
+    (data / "a.tmp").write_text("22")
+    assert some._look() == first
+    assert whole._look()["files"] == 3
+    (data / "a").write_text("another")
+    assert some._look()["fingerprint"] != first["fingerprint"]
+    (data / "a").unlink()
+    with pytest.raises(SourceMissing, match="exclude: .*tmp leave nothing"):
+        some._look()
 
 
 def test_a_link_out_of_the_folders_that_the_manifest_may_name_is_not_listed(data):

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, SerializeAsAny
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, nearest, registering
 from ddl_airflow.core.manifest.sections.base import ByKind
+from ddl_airflow.core.manifest.sections.checkpoints import Checkpoints
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -179,6 +180,20 @@ def parameter_servers_have_a_launcher(at: str, launcher: Launcher, distribution:
 def who_streams_has_a_launcher(at: str, launcher: Launcher, stream: bool) -> Findings:
     if stream and not isinstance(launcher, _Unknown) and not launcher.can_stream:
         yield Finding(at, *cannot_stream(launcher.kind))
+
+
+@_rule("launcher", "checkpoints")
+def who_saves_has_a_launcher(at: str, launcher: Launcher, asked: Checkpoints | None) -> Findings:
+    if asked is not None and not isinstance(launcher, _Unknown) and not launcher.can_stream:
+        yield Finding(f"{at}.upload_every", *cannot_save(launcher.kind))
+
+
+def cannot_save(kind: str) -> tuple[str, str]:
+    """What is wrong with checkpoints that go while the ranks of that kind run, and what to do."""
+    can = [name for name in offered_kinds() if own_kinds()[name].can_stream]
+    wrong = f"checkpoints cannot go while ranks of launcher {kind} run: no step is there meanwhile"
+    fix = "its workspace is on a file system that outlives a node"
+    return wrong, f"Delete it: {fix}; or set launcher.kind: {_either(can)}."
 
 
 def cannot_stream(kind: str) -> tuple[str, str]:

@@ -254,6 +254,13 @@ def test_digest_is_that_of_data_that_are_staged_though_they_come_while_it_trains
     assert "stream" not in streams.said["training_data_reference"]
 
 
+def test_digest_is_the_same_whether_checkpoints_go_to_the_store_while_it_trains() -> None:
+    text = (VALID / "folders.yml").read_text(encoding="utf-8")
+    saves = load_manifest_text(f"{text}checkpoints: {{upload_every: 5m}}\n", "m.yml")
+    assert saves.checkpoints.upload_every.total_seconds() == 300
+    assert saves.digest == load_manifest_text(text, "m.yml").digest
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -160,6 +160,14 @@ class _Distributed:
 
 
 class _Keras3(_Distributed):
+    def __reduce__(self: Any) -> Any:
+        """Pickles as an optimizer of Keras, as models are saved: its class is nowhere to be found.
+
+        Keras gives a method of the class and arguments; see _class_below.
+        """
+        made, *rest = super().__reduce__()  # type: ignore[misc]
+        return getattr(type(self).__bases__[1], made.__name__), *rest
+
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """As that of Keras, of gradients combined over the ranks."""
         apply = super().apply  # type: ignore[misc]

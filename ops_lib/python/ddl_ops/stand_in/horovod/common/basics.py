@@ -7,6 +7,7 @@ from typing import Any
 
 from ddl_ops import lifecycle
 from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.program_order import allow_unnamed_threads
 from ddl_ops.training_watch import look_after_training
 
 from horovod.common import util
@@ -41,6 +42,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             "ddl-run --np N, or horovodrun -np N."
         )
     take_settings()
+    allow_unnamed_threads()
     if PLACEMENT.launched and not lifecycle.initialised():
         lifecycle.init("hvd.init()", by_import=True)
     if PLACEMENT.launched:

@@ -105,12 +105,12 @@ class State:
         if self._commits is not None or not self._outlives():
             return
         _Script.states += 1
-        folder = os.environ.get("CHECKPOINT_DIR")
+        folder = os.environ.get("DDL_COMMIT_DIR") or os.environ.get("CHECKPOINT_DIR")
         if not folder:
             if self._rank() == 0 and PLACEMENT.launched:
                 arrays.say(
-                    "hvd.elastic: CHECKPOINT_DIR is not set, which a manifest does: what is "
-                    "committed ends with the job"
+                    "hvd.elastic: what is committed ends with the job: CHECKPOINT_DIR is not set, "
+                    "as a manifest does, nor is horovodrun asked to start again by --min-np"
                 )
             return
         commits = Commits(Path(folder), _Script.states, os.environ.get("TRAINING_ID", ""))

@@ -28,6 +28,15 @@ def run(
     np: int | None = None,
     verbose: Any = None,
     use_mpi: bool | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    host_discovery_script: str | None = None,
+    output_filename: str | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
     **unknown: Any,
 ) -> list[Any]:
     """Calls a function on ranks, and returns what it returns on each.
@@ -45,22 +54,35 @@ def run(
         np: older name of num_proc.
         verbose: has no effect, nor has use_mpi.
         use_mpi: see above.
+        min_num_proc: as horovodrun's --min-np, and the next ones as its --max-np, --slots-per-host,
+            --reset-limit, --blacklist-cooldown-range, --host-discovery-script and
+            --output-filename. What is returned is that of the last start's ranks.
+        max_num_proc, slots, reset_limit, cooldown_range: see above.
+        host_discovery_script, output_filename: see above.
+        min_np: older name of min_num_proc, as max_np is of max_num_proc.
+        max_np: see above.
         unknown: other arguments of Horovod's: TypeError where they are not None.
 
     Raises RuntimeError if a rank fails, whose output has been printed.
     """
     del verbose, use_mpi
     if given := sorted(name for name, value in unknown.items() if value is not None):
-        raise TypeError(
-            f"horovod.run({', '.join(given)}=): not here. Training that goes on after failures "
-            "is a manifest's: docs/coming-from-horovod.md"
-        )
-    count = np or num_proc
-    flags = ["-np", str(count)]
-    for flag, value in (("-H", hosts), ("--hostfile", hostfile)):
-        if value:
-            flags += [flag, value]
-    place = Path.cwd() if hosts or hostfile else None
+        raise TypeError(f"horovod.run({', '.join(given)}=): not here: docs/coming-from-horovod.md")
+    flags = ["-np", str(np or num_proc)]
+    for flag, value in (
+        ("-H", hosts),
+        ("--hostfile", hostfile),
+        ("--min-np", min_np or min_num_proc),
+        ("--max-np", max_np or max_num_proc),
+        ("--slots-per-host", slots),
+        ("--reset-limit", reset_limit),
+        ("--blacklist-cooldown-range", cooldown_range),
+        ("--host-discovery-script", host_discovery_script),
+        ("--output-filename", output_filename),
+    ):
+        if value is not None:
+            flags += [flag, *map(str, value if isinstance(value, list | tuple) else [value])]
+    place = Path.cwd() if hosts or hostfile or host_discovery_script else None
     with tempfile.TemporaryDirectory(prefix=".horovod-run-", dir=place) as folder:
         _dump((func, tuple(args), dict(kwargs or {})), Path(folder, "function"))
         command = [executable or sys.executable, str(_CALLED), folder]
@@ -75,6 +97,7 @@ def run(
             raise RuntimeError(
                 f"horovod.run() has failed: exit code {done.returncode}; the output above says why."
             )
+        count = int(Path(folder, "ranks").read_text())
         return [
             pickle.loads(Path(folder, f"result-{rank}").read_bytes())  # noqa: S301  our own
             for rank in range(count)

@@ -16,3 +16,5 @@ try:
 except ImportError:
     pickler = pickle
 (folder / f"result-{PLACEMENT.rank}").write_bytes(pickler.dumps(result))
+if PLACEMENT.rank == 0:
+    (folder / "ranks").write_text(str(PLACEMENT.size))  # of this start, the last one

@@ -2,6 +2,7 @@
 
     horovodrun -np 4 python train.py
     horovodrun -np 4 -H gpu1:2,gpu2:2 python train.py
+    horovodrun -np 4 --min-np 2 -H gpu1:2,gpu2:2 python train.py
 
 What the flags set and ranks can use reaches them as HOROVOD_*; each flag that has no effect is
 named. Hosts beside this one are reached by ssh.
@@ -22,9 +23,7 @@ _WITH_VALUE = """
     --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
     --autotune-steps-per-sample --autotune-bayes-opt-max-samples
     --autotune-gaussian-process-noise --num-nccl-streams --thread-affinity --gloo-timeout-seconds
-    --stall-check-warning-time-seconds --slots-per-host
-    --elastic-timeout --reset-limit --blacklist-cooldown-range --min-np --min-num-proc --max-np
-    --max-num-proc
+    --stall-check-warning-time-seconds
 """.split()
 _SWITCHES = """
     --disable-cache --gloo --mpi --jsrun --tcp --hierarchical-allreduce
@@ -34,6 +33,21 @@ _SWITCHES = """
     --no-stall-check --stall-check --log-with-timestamp --log-hide-timestamp
     --prefix-output-with-timestamp --verbose
 """.split()
+# With --min-np or --host-discovery-script alone.
+_ELASTIC = (
+    "max_num_proc",
+    "reset_limit",
+    "elastic_timeout",
+    "blacklist_cooldown_range",
+    "slots_per_host",
+)
+# Of a configuration file, by section: what is taken, and what has no effect. Names are Horovod's.
+_TAKEN = {
+    ("params", "fusion_threshold_mb"): ("fusion_threshold_mb", float),
+    ("timeline", "filename"): ("timeline_filename", str),
+    ("stall_check", "shutdown_time_seconds"): ("stall_check_shutdown_time_seconds", int),
+    ("logging", "level"): ("log_level", str),
+}
 # These ask for what happens anyway.
 _GRANTED = frozenset(("--mpi", "--verbose", "--disable-cache", "--stall-check"))
 
@@ -49,17 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         del options.command[0]
     if not options.command:
         parser.error("no command given; for example: horovodrun -np 2 python train.py")
-    if options.host_discovery_script:
-        parser.error(
-            "--host-discovery-script: hosts come and go by a manifest's launcher; see "
-            "docs/coming-from-horovod.md"
-        )
-    for name in ("output_filename", "config_file"):
-        if getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} is not here")
-    if not (options.num_proc or options.hosts or options.hostfile):
+    idle = options.idle or []
+    if options.config_file:
+        try:
+            idle += _configure(options)
+        except (OSError, ValueError) as error:
+            parser.error(f"--config-file {options.config_file}: {error}")
+    if not any((options.num_proc, options.min_num_proc, options.hosts, options.hostfile)):
         parser.error("how many ranks? For example: horovodrun -np 2 python train.py")
-    for flag in options.idle or []:
+    elastic = options.min_num_proc is not None or options.host_discovery_script is not None
+    for name in () if elastic else _ELASTIC:
+        if getattr(options, name) is not None:
+            idle.append(f"--{name.replace('_', '-').replace('num-proc', 'np')} without --min-np")
+    for flag in idle:
         if flag not in _GRANTED:
             print(f"horovodrun: {flag} has no effect here", file=sys.stderr)
     _set(os.environ, options)
@@ -72,9 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--ssh-port", options.ssh_port),
         ("--ssh-identity-file", options.ssh_identity_file),
         ("--timeline", options.timeline_filename),
+        ("--output-dir", options.output_filename),
+        ("--min-np", options.min_num_proc),
+        *(
+            (f"--{name.replace('_', '-').replace('num-proc', 'np')}", getattr(options, name))
+            for name in (_ELASTIC if elastic else ())
+        ),
+        ("--host-discovery-script", options.host_discovery_script),
     ):
         if value is not None:
-            words += [flag, str(value)]
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
     return _ddl_run([*words, "--", *options.command])
 
 
@@ -122,14 +145,41 @@ def _parser() -> argparse.ArgumentParser:
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="by ssh")
     hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="lines of HOST slots=SLOTS")
-    hosts.add_argument("--host-discovery-script", metavar="FILE", help="refused")
+    hosts.add_argument(
+        "--host-discovery-script", metavar="COMMAND", help="prints lines of HOST:SLOTS"
+    )
     parser.add_argument(
         "--network-interfaces", "--network-interface", "--nics", metavar="NAME,...", help="of ranks"
     )
     parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for all hosts")
-    parser.add_argument("--output-filename", metavar="DIR", help="refused; redirect the output")
-    parser.add_argument("--config-file", metavar="FILE", help="refused; give flags")
+    parser.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_num_proc",
+        type=int,
+        metavar="N",
+        help="start again on the hosts that are left for N, from what was committed",
+    )
+    parser.add_argument(
+        "--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="at most"
+    )
+    parser.add_argument("--reset-limit", type=int, metavar="N", help="how often it starts again")
+    parser.add_argument("--elastic-timeout", type=int, metavar="S", help="wait for hosts; 600")
+    parser.add_argument(
+        "--blacklist-cooldown-range",
+        type=int,
+        nargs=2,
+        metavar=("S", "S"),
+        help="how long a host is left out on which a rank has failed",
+    )
+    parser.add_argument(
+        "--slots-per-host", type=int, metavar="N", help="where the discovery script names none"
+    )
+    parser.add_argument(
+        "--output-filename", metavar="DIR", help="what ranks print, in DIR/rank.N as well"
+    )
+    parser.add_argument("--config-file", metavar="FILE", help="YAML with settings; flags go before")
     parser.add_argument("--timeline-filename", metavar="FILE", help="a Chrome trace")
     parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -143,6 +193,39 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action=_Idle, nargs=0, dest="_", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
+
+
+def _configure(options: argparse.Namespace) -> list[str]:
+    """Takes what a configuration file sets and no flag does; names what has no effect.
+
+    Raises OSError, or ValueError if it is no mapping of sections or a value is of another type.
+    """
+    import yaml
+
+    with open(options.config_file, encoding="utf-8") as file:
+        try:
+            found = yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise ValueError(f"it is no YAML: {error}") from None
+    if not isinstance(found, dict | None):
+        raise ValueError("it has no sections, such as params: and timeline:")
+    idle = []
+    for section, settings in (found or {}).items():
+        if not isinstance(settings, dict):
+            idle.append(f"{section} of --config-file")  # controller: gloo
+            continue
+        for name, value in settings.items():
+            if (section, name) not in _TAKEN:
+                idle.append(f"{section}.{name} of --config-file")
+                continue
+            option, kind = _TAKEN[section, name]
+            if getattr(options, option) is not None or value is None:
+                continue
+            try:
+                setattr(options, option, kind(value))
+            except (TypeError, ValueError):
+                raise ValueError(f"{section}.{name} is {value!r}, no {kind.__name__}") from None
+    return idle
 
 
 def _set(environ: MutableMapping[str, str], options: argparse.Namespace) -> None:

@@ -1,0 +1,167 @@
+"""Which hosts the next start of an elastic job has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.core.errors import SettingInvalid, SubmitFailed
+from ddl_airflow.core.hosts import Host
+from ddl_airflow.launchers import elastic
+from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovered
+
+
+class Hosts:
+    """Hosts that come, go and fall ill; and what a pool of them has said."""
+
+    def __init__(self, *there: str, **bounds: object) -> None:
+        self.there = list(there)
+        self.ill: dict[str, str] = {}
+        self.said: list[str] = []
+        self.pool = Pool(Bounds(**bounds), self.find, self.look, self.said.append)  # type: ignore[arg-type]
+
+    def find(self) -> list[Host]:
+        if not self.there:
+            raise SubmitFailed("the script fails")
+        pairs = (one.split(":") for one in self.there)
+        return [Host(name, int(slots)) for name, slots in pairs]
+
+    def look(self, slots):
+        return {name: why for name, why in self.ill.items() if name in slots}
+
+
+def test_a_job_has_as_many_ranks_as_there_are_slots_up_to_the_most():
+    assert Hosts("a:2", "b:2", least=2).pool.choose() == {"a": 2, "b": 2}
+    assert Hosts("a:2", "b:2", least=2, most=3).pool.choose() == {"a": 2, "b": 1}
+
+
+def test_a_host_that_is_not_well_is_left_out_and_named():
+    hosts = Hosts("a:2", "b:2", least=2)
+    hosts.ill["a"] = "it does not answer"
+    assert hosts.pool.choose() == {"b": 2}
+    assert hosts.said == ["a is left out: it does not answer."]
+    hosts.ill.clear()
+    assert hosts.pool.choose() == {"b": 2, "a": 2}  # what ran there goes on there
+
+
+def test_a_host_whose_rank_has_failed_rests_if_others_suffice():
+    hosts = Hosts("a:2", "b:2", "c:1", least=3)
+    hosts.pool.choose()
+    hosts.pool.failed_on(2)
+    assert hosts.pool.choose() == {"a": 2, "c": 1}
+    assert hosts.said == ["b is left out: a rank has failed there."]
+    hosts.pool.failed_on(0)
+    assert hosts.pool.choose() == {"a": 2, "c": 1, "b": 2}
+
+
+def test_it_rests_as_long_as_the_cooldown_says(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(elastic.time, "monotonic", lambda: now[0])
+    hosts = Hosts("a:1", "b:1", least=1, most=1, cooldown_s=(10.0, 15.0))
+    assert hosts.pool.choose() == {"a": 1}
+    for rests_s in (10, 15, 15):
+        hosts.pool.failed_on(0)
+        now[0] += rests_s - 1
+        assert hosts.pool.choose() == {"b": 1}
+        hosts.there = ["a:1"]  # so that the next start is there
+        assert hosts.pool.choose() == {"a": 1}
+        hosts.there = ["b:1", "a:1"]
+        now[0] += 1
+        assert hosts.pool.choose() == {"a": 1}
+
+
+def test_too_few_are_waited_for_and_then_named(monkeypatch):
+    monkeypatch.setattr(elastic, "_LOOK_S", 0.01)
+    hosts = Hosts("a:2", "b:2", least=3, wait_s=0.05)
+    hosts.ill["b"] = "it does not answer"
+    with pytest.raises(SubmitFailed, match="3 ranks are needed.* 2 slots. b: it does not answer."):
+        hosts.pool.choose()
+    assert hosts.said[1:] == [
+        "3 ranks are needed at least, and there are 2 slots. Waiting for hosts."
+    ]
+    hosts.there.clear()
+    with pytest.raises(SubmitFailed, match="there are 0 slots. the script fails"):
+        hosts.pool.choose()
+
+
+@pytest.mark.parametrize(
+    ("there", "changes"),
+    [
+        (["a:1", "b:1"], False),
+        (["b:1", "a:1"], False),
+        (["a:1", "b:1", "c:1"], True),
+        (["a:2", "b:1"], True),
+        (["b:1"], True),
+        ([], False),
+        (["a:1", "b:1", "ill:1"], False),
+    ],
+)
+def test_hosts_that_come_or_go_are_seen_while_ranks_run(there, changes, monkeypatch):
+    monkeypatch.setattr(elastic, "_LOOK_S", 0.001)
+    hosts = Hosts("a:1", "b:1", "ill:1", least=1)
+    hosts.ill["ill"] = "it does not answer"
+    hosts.pool.choose()
+    hosts.there = there
+    assert hosts.pool._would_change() is changes
+    if changes:
+        with hosts.pool.watched() as changed:
+            while not changed():
+                pass
+
+
+def test_what_a_script_prints_are_the_hosts(tmp_path: Path):
+    def script(text: str) -> str:
+        path = tmp_path / "hosts script"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o700)
+        return f"'{path}' word"
+
+    printed = "printf 'a:2\\n b\\n\\n'"
+    assert discovered(script(printed), 3) == [Host("a", 2), Host("b", 3)]
+    for text, said in (
+        ("echo no such cloud >&2; exit 3", "exit code 3. no such cloud"),
+        ("echo a b", "'a b' is no host"),
+        ("echo a; echo a:2", "a is printed twice"),
+    ):
+        with pytest.raises(SubmitFailed, match=said):
+            discovered(script(text), 1)
+    for missing in (str(tmp_path / "none"), "'"):
+        with pytest.raises(SettingInvalid, match="--host-discovery-script"):
+            discovered(missing, 1)
+
+
+def test_a_folder_of_commits_goes_with_a_training_that_has_ended(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    said: list[str] = []
+    beneath = tmp_path / ".ddl-run"
+    for done in (True, False):
+        with commit_folder(beneath, said.append) as commits:
+            before = commits.state()
+            (commits.folder / ".partial").touch()
+            assert commits.state() == before
+            (commits.folder / "horovod-1-1.commit").touch()
+            assert commits.state() != before
+            commits.done = done
+        assert commits.folder.exists() is not done
+    assert said == [f"To go on from what was committed, set CHECKPOINT_DIR={commits.folder}."]
+    monkeypatch.setenv("CHECKPOINT_DIR", str(tmp_path / "mine"))
+    with commit_folder(tmp_path, said.append) as mine:
+        mine.done = True
+    assert mine.folder == tmp_path / "mine" and mine.folder.is_dir()
+    assert mine.environment == {"CHECKPOINT_DIR": str(mine.folder)}
+
+
+def test_output_files_have_all_starts(tmp_path: Path):
+    from ddl_airflow.launchers.terminal import OutputFiles
+
+    (tmp_path / "rank.00").mkdir()
+    (tmp_path / "rank.00" / "stdout").write_text("of an earlier call")
+    files = OutputFiles(tmp_path)
+    for chunk in (b"one\n", b"two\n"):
+        files.add(0, 11, 1, chunk)
+    files.add(10, 11, 2, b"err")
+    files.close()
+    assert (tmp_path / "rank.00" / "stdout").read_text() == "one\ntwo\n"
+    assert (tmp_path / "rank.10" / "stderr").read_text() == "err"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.00", "rank.10"]
