@@ -1,27 +1,23 @@
 """S3 objects in and out over connections of our own, at less than half of the CPU of boto3's.
 
-boto3 signs a URL for each bucket: it knows keys, roles, regions and how buckets are addressed. What
-is signed in the same way here, and comes out the same, is then signed here, at a tenth of its time.
-What is unusual (a proxy, a client's certificate, a bucket of another region) is left to it
-altogether.
+boto3 signs a URL for each bucket: it knows keys, roles, regions and how buckets are addressed. The
+other plain GETs of that bucket are signed by botocore's own class, without what a client of boto3
+does around it: 0.13 ms for each, and not 0.30. What is unusual (a proxy, a client's certificate, a
+bucket of another region) is left to boto3 altogether.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import hmac
 import http.client
 import re
 import ssl
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 from ddl_airflow.storage.s3_client import settings_of
@@ -33,8 +29,7 @@ SEND_S = 15.0  # without that a byte of a body can be sent
 _BLOCK = 1024 * 1024  # of a body, until somebody may stop it
 _SIGNED_FOR_S = 900  # as long as the clocks of both may differ anyway
 _MOST_OF_AN_ERROR = 64 * 1024
-_MOST_OF_A_LINE = 64 * 1024
-_MOST_HEADERS = 200
+_SAME_SECOND = 3  # tries until both sign within one second
 _PLAIN = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")  # keys that nobody writes differently
 _METADATA = "x-amz-meta-"
 # What botocore calls those headers of an answer that are read here.
@@ -107,15 +102,8 @@ class Connections:
 
         def ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
             connection.sock.settimeout(ANSWER_S)
-            lines = [f"GET {path} HTTP/1.1", f"Host: {connection.host}:{connection.port}"]
-            if connection.port == connection.default_port:
-                lines[1] = f"Host: {connection.host}"
-            lines += ["Accept-Encoding: identity"]
-            lines += [f"{name}: {value}" for name, value in headers.items()]
-            connection.sock.sendall("\r\n".join([*lines, "\r\n"]).encode("ascii"))
-            answer = _Answer(connection.sock, method="GET")
-            answer.begin()
-            return answer
+            connection.request("GET", path, headers=dict(headers))
+            return connection.getresponse()
 
         name = self._asked_for("get_object") | {"Bucket": bucket, "Key": key}
         headers = {**headers, **self._headers("get_object", name)}
@@ -215,7 +203,7 @@ class Connections:
             if bucket not in self._signed or (signed is not None and signed.who != who):
                 signed = self._signed[bucket] = self._learnt(bucket, key, who)
             if signed is not None:
-                return signed.place, signed.url(key, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+                return _split(signed.url(key))
         return _split(self._by_boto3(operation, parameters))
 
     def _by_boto3(self, operation: str, parameters: Mapping[str, Any]) -> str:
@@ -224,28 +212,26 @@ class Connections:
         )
         return url
 
-    def _who(self) -> tuple[str, str, str | None] | None:
+    def _who(self) -> Any:
         """Keys and token as they are now; None: boto3 has them where they are not found here."""
         # Not public. What is not found is left to boto3, which knows it.
         signer = getattr(self._client, "_request_signer", None)
         credentials = getattr(signer, "_credentials", None)
-        if credentials is None:
-            return None
-        keys = credentials.get_frozen_credentials()
-        return keys.access_key, keys.secret_key, keys.token
+        return None if credentials is None else credentials.get_frozen_credentials()
 
-    def _learnt(self, bucket: str, key: str, who: tuple[str, str, str | None]) -> _Signed | None:
+    def _learnt(self, bucket: str, key: str, who: Any) -> _Signed | None:
         """How boto3 signs for this bucket; None if it comes out otherwise here."""
-        place, path = _split(self._by_boto3("get_object", {"Bucket": bucket, "Key": key}))
-        above, _, query = path.partition("?")
-        said = parse_qs(query)
-        try:
-            scope = said["X-Amz-Credential"][0].partition("/")[2]
-            region, moment = scope.split("/")[1], said["X-Amz-Date"][0]
-        except (LookupError, ValueError):
-            return None
-        signed = _Signed(place, above.removesuffix(key), region, who)
-        return signed if signed.url(key, moment) == path else None
+        for _ in range(_SAME_SECOND):
+            url = self._by_boto3("get_object", {"Bucket": bucket, "Key": key})
+            above, _, query = url.partition("?")
+            try:
+                region = parse_qs(query)["X-Amz-Credential"][0].split("/")[2]
+            except LookupError:
+                return None
+            signed = _Signed(above.removesuffix(key), region, who)
+            if signed.url(key) == url:
+                return signed
+        return None
 
     def _asked(
         self,
@@ -281,110 +267,34 @@ class Connections:
 class _Signed:
     """Signs URLs of the objects of one bucket.
 
-    Source: Amazon S3, Authenticating requests: using query parameters (Signature Version 4).
-
     Attributes:
-        place: host and port.
-        above: path before the key.
+        above: the URL before the key.
         region: that the service says to be in.
-        who: access key id, secret access key, and token if there is one.
+        who: botocore's keys, and token if there is one.
     """
 
-    place: str
     above: str
     region: str
-    who: tuple[str, str, str | None] = field(repr=False)
+    who: Any = field(repr=False)
 
-    def url(self, key: str, moment: str) -> str:
-        """The path of a GET of an object, with its query.
+    def url(self, key: str) -> str:
+        """That of a GET of an object.
 
         Args:
             key: in characters that are written as they are.
-            moment: as ``20261124T115500Z``.
         """
-        access_key, secret, token = self.who
-        scope = f"{moment[:8]}/{self.region}/s3/aws4_request"
-        path = self.above + key
-        begins = (
-            "X-Amz-Algorithm=AWS4-HMAC-SHA256"
-            f"&X-Amz-Credential={quote(f'{access_key}/{scope}', safe='')}"
-            f"&X-Amz-Date={moment}&X-Amz-Expires={_SIGNED_FOR_S}"
-        )
-        headers = "&X-Amz-SignedHeaders=host"
-        said = f"&X-Amz-Security-Token={quote(token, safe='')}" if token else ""
-        # What is signed is sorted by names.
-        request = (
-            f"GET\n{path}\n{begins}{said}{headers}\nhost:{self.place}\n\nhost\nUNSIGNED-PAYLOAD"
-        )
-        digest = hashlib.sha256(request.encode()).hexdigest()
-        signing = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"
-        by = _signing_key(secret, moment[:8], self.region)
-        signature = hmac.digest(by, signing.encode(), "sha256").hex()
-        return f"{path}?{begins}{headers}{said}&X-Amz-Signature={signature}"
+        from botocore.auth import S3SigV4QueryAuth
+        from botocore.awsrequest import AWSRequest
 
-
-@functools.lru_cache(maxsize=16)
-def _signing_key(secret: str, day: str, region: str) -> bytes:
-    key = f"AWS4{secret}".encode()
-    for part in (day, region, "s3", "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return key
+        request = AWSRequest("GET", self.above + key)
+        S3SigV4QueryAuth(self.who, "s3", self.region, _SIGNED_FOR_S).add_auth(request)
+        return str(request.url)
 
 
 def _split(url: str) -> tuple[str, str]:
+    """The host and its port, and the path with its query."""
     parts = urlsplit(url)
     return parts.netloc, f"{parts.path}?{parts.query}"
-
-
-class _Answer(http.client.HTTPResponse):
-    """One whose headers are read by a few lines: the parser of mail takes 0.1 ms for them."""
-
-    def begin(self) -> None:
-        """Reads the status and the headers. Raises HTTPException for what is none."""
-        status = 100
-        while status == 100:  # which nobody has asked for
-            version, status, self.reason = self._status()
-            self.headers = self.msg = http.client.HTTPMessage()
-            for name, value in self._fields():
-                self.headers[name] = value
-        self.code = self.status = status
-        self.version = 10 if version.startswith("HTTP/1.0") else 11
-        self.chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
-        self.chunk_left = None
-        length = self.headers.get("content-length", "")
-        self.length = int(length) if length.isascii() and length.isdigit() else None
-        if status in (204, 304):
-            self.length = 0
-        elif self.chunked:
-            self.length = None
-        connection = self.headers.get("connection", "").lower()
-        self.will_close = (
-            "close" in connection
-            or (self.version == 10 and "keep-alive" not in connection)
-            or (self.length is None and not self.chunked)
-        )
-
-    def _status(self) -> tuple[str, int, str]:
-        line = self.fp.readline(_MOST_OF_A_LINE)
-        if not line:
-            raise http.client.RemoteDisconnected("closed without an answer")
-        version, _, rest = line.decode("latin-1").partition(" ")
-        status, _, reason = rest.strip().partition(" ")
-        if not version.startswith("HTTP/1.") or not re.fullmatch("[1-5][0-9][0-9]", status):
-            raise http.client.BadStatusLine(repr(line[:80]))
-        return version, int(status), reason
-
-    def _fields(self) -> Iterator[tuple[str, str]]:
-        for _ in range(_MOST_HEADERS):
-            line = self.fp.readline(_MOST_OF_A_LINE)
-            if line in (b"\r\n", b"\n"):
-                return
-            if not line.endswith(b"\n"):
-                raise http.client.IncompleteRead(line)
-            name, colon, value = line.decode("latin-1").partition(":")
-            if colon and name.strip():
-                yield name.strip(), value.strip()
-        raise http.client.HTTPException(f"got more than {_MOST_HEADERS} headers")
 
 
 def connections_of(client: Any) -> Connections | None:

@@ -5,7 +5,6 @@ What they do on a bad line is in tests/integration/test_staging_faults.py.
 
 from __future__ import annotations
 
-import http.client
 import socket
 import ssl
 import subprocess
@@ -19,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config
-from ddl_airflow.storage.s3_http import _Answer, _split, connections_of
+from ddl_airflow.storage.s3_http import _split, connections_of
 from ddl_airflow.storage.store import StoredObject
 from tests.integration.faulty_proxy import FaultyProxy
 from tests.limits import until
@@ -135,50 +134,6 @@ def test_what_boto3_signs_in_another_way_is_left_to_it(endpoint_url, opened, mon
     for _ in range(2):
         url = direct._url("get_object", {"Bucket": "b", "Key": "a"})
         assert url == ("h", "/b/a?X-Amz-Signature=other")
-
-
-@pytest.mark.parametrize(
-    ("sent", "error"),
-    [
-        (b"", http.client.RemoteDisconnected),
-        (b"SSH-2.0\r\n\r\n", http.client.BadStatusLine),
-        (b"HTTP/1.1 999 no\r\n\r\n", http.client.BadStatusLine),
-        (b"HTTP/1.1 200 OK\r\nEt", http.client.IncompleteRead),
-        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 300, http.client.HTTPException),
-    ],
-)
-def test_what_is_no_answer_is_refused(sent, error):
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(sent)
-        there.shutdown(socket.SHUT_WR)
-        with pytest.raises(error):
-            _Answer(here, method="GET").begin()
-
-
-@pytest.mark.parametrize(
-    ("head", "body", "closes"),
-    [
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-LENGTH: 2\r\n", b"ab", False),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: Close\r\n", b"ab", True),
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n", b"ab", True),
-        (b'HTTP/1.1 200\r\nETag:\t"e" \r\n', b"ab", True),
-        (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n",
-            b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n",
-            False,
-        ),
-    ],
-)
-def test_an_answer_is_read_as_http_has_it(head, body, closes):
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(head + b"\r\n" + body)
-        there.shutdown(socket.SHUT_WR)
-        answer = _Answer(here, method="GET")
-        answer.begin()
-        assert (answer.status, answer.read(), answer.will_close) == (200, b"ab", closes)
-        assert answer.headers.get("etag", '"e"') == '"e"'
 
 
 @pytest.fixture(scope="module")
