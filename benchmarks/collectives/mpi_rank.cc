@@ -29,6 +29,7 @@ constexpr int kRoot = 0;
 int rank = 0, size = 0;
 #ifdef DDL_OURS
 std::unique_ptr<ddl::Communicator> shared;
+std::unique_ptr<ddl::InlineRequest> inlined;
 #endif
 
 // What a collective takes and gives, in elements; `block` is what goes to or comes from one rank.
@@ -115,6 +116,7 @@ int BenchStart(char* version, int room) {
   ddl::Config config;
   config.transport = ddl::TransportChoice::kShm;
   Require(ddl::Connect(config, 0, {}, &shared));
+  inlined = std::make_unique<ddl::InlineRequest>(shared.get());
 #endif
   return rank;
 }
@@ -133,7 +135,7 @@ double BenchMeasure(const char* op, int ours, int64_t nbytes, int calls, int buf
 #endif
   const auto run = [&](int i) {
 #ifdef DDL_OURS
-    if (ours) return Ours(*shared, requests[i]);
+    if (ours) return Ours(*shared, inlined.get(), requests[i]);
 #endif
     collective.Mpi(inputs[i].get(), outputs[i].get());
   };
@@ -161,6 +163,7 @@ double BenchMeasure(const char* op, int ours, int64_t nbytes, int calls, int buf
 // Collective.
 void BenchEnd() {
 #ifdef DDL_OURS
+  inlined.reset();
   shared.reset();
 #endif
   MPI_Finalize();

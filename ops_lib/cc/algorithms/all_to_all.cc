@@ -17,7 +17,10 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kUnit = 64;
 constexpr int64_t kMinPieceBytes = int64_t{64} << 10;
 constexpr int64_t kCuts = 2;
-static_assert(HostGroup::kBuffers >= 2);
+constexpr int64_t kNonTemporalBytes = int64_t{16} << 20;
+// A piece is read in the same loop in which the second one after it is written.
+constexpr int64_t kLag = 2;
+static_assert(HostGroup::kBuffers > kLag);
 
 int64_t RoundUp(int64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 
@@ -63,8 +66,10 @@ Exchange Exchange::Without(const std::vector<int>& ranks) const {
 }
 
 void KeepOwnBlock(const void* in, void* out, const Range& sent, const Range& received) {
+  const bool non_temporal = sent.count() >= kNonTemporalBytes / 2;
   CopyBytes(static_cast<char*>(out) + received.begin, static_cast<const char*>(in) + sent.begin,
-            sent.count(), false);
+            sent.count(), non_temporal);
+  if (non_temporal) FenceNonTemporalStores();
 }
 
 Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::vector<Range>& sent,
@@ -95,33 +100,39 @@ Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::
     (group->counters(rank).*counter).store(first + piece + 1);
     group->Notify();
   };
-  for (int64_t step = 0; step <= pieces; ++step) {
-    if (step < pieces) {
-      for (int peer = 0; peer < size; ++peer) {  // all have read what this area held before
-        DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::consumed,
-                                  first + step + 1 - HostGroup::kBuffers));
-      }
-      char* const area = group->area(rank, first + step);
-      for (int peer = 0; peer < size; ++peer) {
-        if (peer == rank) continue;
+  const bool past_caches = TotalSize(received) >= kNonTemporalBytes;
+  for (int64_t step = 0; step < pieces + kLag; ++step) {
+    const int64_t earlier = step - kLag;
+    const bool writes = step < pieces, reads = earlier >= 0;
+    for (int peer = 0; writes && peer < size; ++peer) {  // all have read what this area held before
+      DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::consumed,
+                                first + step + 1 - HostGroup::kBuffers));
+    }
+    for (int distance = 1; distance < size; ++distance) {
+      const int peer = (rank + distance) % size;
+      Copy to_area, from_area;
+      if (writes) {
         const Range range = part(sent[peer], step);
-        CopyBytes(area + peer * block, static_cast<const char*>(in) + range.begin, range.count(),
-                  non_temporal);
+        to_area = {group->area(rank, first + step) + peer * block,
+                   static_cast<const char*>(in) + range.begin, range.count(), non_temporal};
       }
+      if (reads) {
+        const Range range = part(received[peer], earlier);
+        if (range.count() > 0) {
+          DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::copied, first + earlier + 1));
+        }
+        from_area = {static_cast<char*>(out) + range.begin,
+                     group->area(peer, first + earlier) + rank * block, range.count(), past_caches};
+      }
+      CopyBoth(to_area, from_area);
+    }
+    if (writes) {
       if (non_temporal) FenceNonTemporalStores();
       publish(&HostGroup::PieceCounters::copied, step);
     }
-    if (step == 0) continue;
-    for (int distance = 1; distance < size; ++distance) {
-      const int peer = (rank + distance) % size;
-      const Range range = part(received[peer], step - 1);
-      if (range.count() == 0) continue;
-      DDL_RETURN_IF_ERROR(await(peer, &HostGroup::PieceCounters::copied, first + step));
-      CopyBytes(static_cast<char*>(out) + range.begin,
-                group->area(peer, first + step - 1) + rank * block, range.count(), false);
-    }
-    publish(&HostGroup::PieceCounters::consumed, step - 1);
+    if (reads) publish(&HostGroup::PieceCounters::consumed, earlier);
   }
+  if (past_caches) FenceNonTemporalStores();
   if (stores.chooses()) {
     stores.Tune(StoreChoice::kAllToAll, largest * size,
                 std::chrono::duration<double>(Clock::now() - start).count());

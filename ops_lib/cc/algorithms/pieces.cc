@@ -365,7 +365,8 @@ Status ReduceScatterInPieces(HostGroup* group, const TensorList& tensors,
                              Reduction reduction) {
   DDL_RETURN_IF_ERROR(group->status());
   if (TotalSize(shares) == 0) return Status();
-  return Pieces(group, StoreChoice::kReduceScatter, tensors, shares, group->size(), false)
+  return Pieces(group, StoreChoice::kReduceScatter, tensors, shares, group->size(),
+                tensors.nbytes() >= kNonTemporalBytes)
       .ReduceScatter(static_cast<char*>(out), dtype, reduction);
 }
 

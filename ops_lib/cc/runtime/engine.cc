@@ -254,6 +254,7 @@ Status Engine::Open() {
                                              std::lock_guard<std::mutex> lock(mutex_);
                                              return !submitted_.empty();
                                            });
+  inline_request_ = std::make_unique<InlineRequest>(communicator_.get());
   allreduce_ = std::make_unique<FusedAllReduce>(communicator_.get());
   failure_text_ = "rank " + std::to_string(topology_.rank) + " could not go on";
   return Status();
@@ -479,19 +480,22 @@ Status Engine::RunCollective(Request* request, CollectiveRecord* record, Action*
 
 Status Engine::AgreeAndRun(Request* request, CollectiveRecord* record, Action* action) {
   InlineTensor small;
-  const bool packed = allreduce_->Pack(*request, &small);
+  const bool packed = inline_request_->Pack(*request, &small);
   const Status agreed = agreement_->Agree(*request, packed ? &small : nullptr, action);
   record->agreed = Clock::now();
   record->nbytes = Nbytes(*request);
-  record->inlined = agreed.ok() && action->kind == Action::Kind::kReduced;
-  if (record->inlined) {
-    allreduce_->Unpack(*request);
+  if (!agreed.ok()) return agreed;
+  const std::vector<int64_t>* numbers = nullptr;
+  if (action->kind == Action::Kind::kReduced) {
+    record->inlined = inline_request_->Unpack(*request);
+    if (record->inlined) return agreed;
+    numbers = &inline_request_->numbers();
+  } else if (action->kind != Action::Kind::kRun) {
     return agreed;
   }
-  if (!agreed.ok() || action->kind != Action::Kind::kRun) return agreed;
   if (request->kind == Request::Kind::kJoin) return Contribute(*action);
   request->contributors = action->contributors;
-  return Execute(*request, &record->nbytes);
+  return Execute(*request, numbers, &record->nbytes);
 }
 
 Status Engine::Contribute(const Action& action) {
@@ -537,7 +541,7 @@ Status Engine::Contribute(const Action& action) {
   int64_t nbytes = Nbytes(theirs);
   // An error is for those who asked. This rank goes on until all have joined; an error that
   // breaks the group reaches it in the next round.
-  (void)Execute(theirs, &nbytes);
+  (void)Execute(theirs, nullptr, &nbytes);
   return Status();
 }
 
@@ -552,7 +556,7 @@ Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
     case Request::Kind::kBroadcast:
       return gpus_->Broadcast(*request.gpu, first.in, first.out, *nbytes, request.root);
     case Request::Kind::kAllGather:
-      return Gather(communicator_.get(), gpus_.get(), request, nbytes);
+      return Gather(communicator_.get(), gpus_.get(), request, nullptr, nbytes);
     default: break;
   }
   if (request.adasum) {
@@ -564,7 +568,8 @@ Status Engine::ExecuteOnGpus(const Request& request, int64_t* nbytes) {
                           request.op);
 }
 
-Status Engine::Execute(const Request& request, int64_t* nbytes) {
+Status Engine::Execute(const Request& request, const std::vector<int64_t>* numbers,
+                       int64_t* nbytes) {
   if (request.gpu != nullptr) {
     const Status moved = ExecuteOnGpus(request, nbytes);
     if (moved.ok() || moved.message().rfind(Title(request), 0) == 0) return moved;
@@ -581,10 +586,10 @@ Status Engine::Execute(const Request& request, int64_t* nbytes) {
       return Status();
     }
     case Request::Kind::kReduceScatter:
-      return ReduceScatter(communicator_.get(), request, allreduce_->ReductionOf(request));
-    case Request::Kind::kAllToAll: return AllToAll(communicator_.get(), request, nbytes);
+      return ReduceScatter(communicator_.get(), request, ReductionOf(request, topology_.size));
+    case Request::Kind::kAllToAll: return AllToAll(communicator_.get(), request, numbers, nbytes);
     case Request::Kind::kAllGather:
-      return Gather(communicator_.get(), gpus_.get(), request, nbytes);
+      return Gather(communicator_.get(), gpus_.get(), request, numbers, nbytes);
     default: break;
   }
   return allreduce_->Run(request);

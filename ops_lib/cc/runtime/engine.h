@@ -19,6 +19,7 @@
 #include "core/config.h"
 #include "runtime/agreement.h"
 #include "runtime/fused_allreduce.h"
+#include "runtime/inline_request.h"
 #include "runtime/request_queue.h"
 #include "runtime/recorder.h"
 #include "runtime/request.h"
@@ -116,7 +117,8 @@ class Engine {
   Status Contribute(const Action& action);
   // Runs the collective, the same on all ranks. `nbytes`: of this rank's tensors, then of the
   // result.
-  Status Execute(const Request& request, int64_t* nbytes);
+  // `numbers`: of all ranks, see runtime/gather.h, or null.
+  Status Execute(const Request& request, const std::vector<int64_t>* numbers, int64_t* nbytes);
   Status ExecuteOnGpus(const Request& request, int64_t* nbytes);
 
   const int process_set_;
@@ -141,6 +143,7 @@ class Engine {
   std::unique_ptr<NcclCommunicator> gpus_;
   std::unique_ptr<RequestQueue> request_queue_;
   std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<InlineRequest> inline_request_;
   std::unique_ptr<FusedAllReduce> allreduce_;
   struct FailedRun {
     int64_t run;

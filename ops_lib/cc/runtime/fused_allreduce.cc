@@ -9,67 +9,26 @@
 
 namespace ddl {
 
-bool FusedAllReduce::Pack(const Request& request, InlineTensor* tensor) {
-  if (!communicator_->ReducesInline() || request.kind != Request::Kind::kAllReduce ||
-      request.unfused || request.adasum || request.tolerance > 0 || request.gpu != nullptr) {
-    return false;
-  }
-  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
-  int64_t nbytes = 0;
-  for (const TensorBuffer& one : request.tensors) nbytes += one.count * element;
-  if (nbytes > kMaxInlineBytes) return false;
-  tensor->count = nbytes / element;
-  tensor->dtype = request.dtype;
-  tensor->reduction = ReductionOf(request);
-  if (request.tensors.size() == 1) {
-    tensor->in = request.tensors[0].in;
-    tensor->out = request.tensors[0].out;
-    return true;
-  }
-  buffer_.resize(kMaxInlineBytes);
-  char* to = buffer_.data();
-  for (const TensorBuffer& one : request.tensors) {
-    if (one.count > 0) std::memcpy(to, one.in, one.count * element);
-    to += one.count * element;
-  }
-  tensor->in = tensor->out = buffer_.data();
-  return true;
-}
-
-void FusedAllReduce::Unpack(const Request& request) {
-  if (request.tensors.size() == 1) return;  // summed where it lies
-  const int64_t element = static_cast<int64_t>(DTypeSize(request.dtype));
-  const char* from = buffer_.data();
-  for (const TensorBuffer& one : request.tensors) {
-    if (one.count > 0) std::memcpy(one.out, from, one.count * element);
-    from += one.count * element;
-  }
-}
-
 Status FusedAllReduce::Run(const Request& request) {
   if (request.tolerance > 0) return RunChecked(request);
   return request.unfused ? RunUnfused(request) : RunFused(request);
 }
 
-Reduction FusedAllReduce::ReductionOf(const Request& request) const {
-  if (!request.average) return {request.op, 1};
-  return {request.op, request.contributors > 0 ? request.contributors : communicator_->size()};
-}
-
 Status FusedAllReduce::ReduceBaseline(const Request& request, const void* in, void* out,
                                       int64_t count) {
+  const int divisor = ReductionOf(request, communicator_->size()).divisor;
   if (IsHalf(request.dtype)) {
     // MPI has no such types.
     if (static_cast<int64_t>(wide_.size()) < count) wide_.resize(count);
     float* wide = wide_.data();
     Widen(in, wide, count, request.dtype);
     DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(wide, wide, count, DType::kFloat32));
-    Divide(wide, count, DType::kFloat32, ReductionOf(request).divisor);
+    Divide(wide, count, DType::kFloat32, divisor);
     Narrow(wide, out, count, request.dtype);
     return Status();
   }
   DDL_RETURN_IF_ERROR(communicator_->baseline()->AllReduce(in, out, count, request.dtype));
-  if (request.average) Divide(out, count, request.dtype, ReductionOf(request).divisor);
+  if (request.average) Divide(out, count, request.dtype, divisor);
   return Status();
 }
 
@@ -81,10 +40,10 @@ Status FusedAllReduce::RunUnfused(const Request& request) {
 }
 
 Status FusedAllReduce::RunFused(const Request& request) {
+  const Reduction reduction = ReductionOf(request, communicator_->size());
   if (!request.adasum && request.tensors.size() == 1) {
     const TensorBuffer& only = request.tensors[0];
-    return communicator_->AllReduce(only.in, only.out, only.count, request.dtype,
-                                    ReductionOf(request));
+    return communicator_->AllReduce(only.in, only.out, only.count, request.dtype, reduction);
   }
   std::vector<TensorSpan> tensors;
   for (const TensorBuffer& one : request.tensors) tensors.push_back({one.in, one.out, one.count});
@@ -94,7 +53,7 @@ Status FusedAllReduce::RunFused(const Request& request) {
     return Status(status.code(),
                   request.op_name + " \"" + request.name + "\": " + status.message());
   }
-  return communicator_->AllReduceN(tensors, request.dtype, ReductionOf(request));
+  return communicator_->AllReduceN(tensors, request.dtype, reduction);
 }
 
 Status FusedAllReduce::RunChecked(const Request& request) {

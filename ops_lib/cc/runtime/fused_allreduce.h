@@ -6,7 +6,6 @@
 
 #include "comm/adasum.h"
 #include "comm/communicator.h"
-#include "runtime/agreement.h"
 #include "runtime/request.h"
 
 namespace ddl {
@@ -22,14 +21,6 @@ class FusedAllReduce {
   explicit FusedAllReduce(Communicator* communicator)
       : communicator_(communicator), adasum_(communicator) {}
 
-  // Whether the request is so small that it goes with the agreement: then `tensor` holds all of it,
-  // and once it is summed, Unpack fills every `out`. Else Run does the work.
-  bool Pack(const Request& request, InlineTensor* tensor);
-  void Unpack(const Request& request);
-
-  // How the request reduces, among the ranks that contribute.
-  Reduction ReductionOf(const Request& request) const;
-
   // Fills every `out`. InvalidInput as Adasum::Run. Internal if the request asks for a check and the result deviates.
   Status Run(const Request& request);
 
@@ -41,7 +32,6 @@ class FusedAllReduce {
 
   Communicator* communicator_;
   Adasum adasum_;
-  std::vector<char> buffer_;  // small tensors, side by side
   std::vector<float> wide_;  // halves of the baseline
 };
 

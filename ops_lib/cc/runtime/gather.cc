@@ -69,16 +69,48 @@ std::string List(const std::vector<int64_t>& numbers, int64_t first, int64_t cou
   return text + (count > kMost ? ", ...]" : "]");
 }
 
+// The numbers of all ranks, where they have not come with the agreement.
+Status FindNumbers(Communicator* communicator, const Request& request,
+                   const std::vector<int64_t>* known, std::vector<int64_t>* numbers) {
+  if (known == nullptr) {
+    return ShareNumbers(communicator, NumbersOf(request, communicator->size()), numbers);
+  }
+  *numbers = *known;
+  return Status();
+}
+
 }  // namespace
 
+std::vector<int64_t> NumbersOf(const Request& request, int size) {
+  std::vector<int64_t> mine;
+  if (request.kind != Request::Kind::kAllToAll) {
+    for (size_t i = 0; i < request.tensors.size(); ++i) mine.push_back(request.dims(i)[0]);
+    return mine;
+  }
+  // Its rows, how many splits it gave, and those.
+  mine = {request.dims(0)[0], static_cast<int64_t>(request.splits.size())};
+  mine.insert(mine.end(), request.splits.begin(), request.splits.end());
+  mine.resize(2 + size, 0);
+  return mine;
+}
+
+std::vector<Range> SharesOf(const Request& request, size_t tensor, int size) {
+  const int64_t row_nbytes = RowNbytes(request, tensor);
+  std::vector<Range> shares;
+  for (int rank = 0; rank < size; ++rank) {
+    const Range rows = EqualPart(request.dims(tensor)[0], size, rank);
+    shares.push_back({rows.begin * row_nbytes, rows.end * row_nbytes});
+  }
+  return shares;
+}
+
 Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request& request,
-              int64_t* nbytes) {
+              const std::vector<int64_t>* numbers, int64_t* nbytes) {
   const int size = communicator->size();
   const size_t tensors = request.tensors.size();
   DDL_RETURN_IF_ERROR(RequireRows(request, Code::kInvalidArgument, "join"));
-  std::vector<int64_t> mine, by_rank;
-  for (size_t i = 0; i < tensors; ++i) mine.push_back(request.dims(i)[0]);
-  DDL_RETURN_IF_ERROR(ShareNumbers(communicator, mine, &by_rank));
+  std::vector<int64_t> by_rank;
+  DDL_RETURN_IF_ERROR(FindNumbers(communicator, request, numbers, &by_rank));
   std::vector<int64_t> sizes(tensors * size), rows(size, 0);
   for (size_t i = 0; i < tensors; ++i) {
     for (int rank = 0; rank < size; ++rank) {
@@ -104,16 +136,13 @@ Status Gather(Communicator* communicator, NcclCommunicator* gpus, const Request&
   return request.gpu == nullptr ? communicator->AllGatherN(shared) : Status();
 }
 
-Status AllToAll(Communicator* communicator, const Request& request, int64_t* nbytes) {
+Status AllToAll(Communicator* communicator, const Request& request,
+                const std::vector<int64_t>* numbers, int64_t* nbytes) {
   const int size = communicator->size(), rank = communicator->rank();
   DDL_RETURN_IF_ERROR(RequireRows(request, Code::kInvalidInput, "split"));
-  // Of each rank: its rows, how many splits it gave, and those.
-  std::vector<int64_t> mine = {request.dims(0)[0], static_cast<int64_t>(request.splits.size())};
-  mine.insert(mine.end(), request.splits.begin(), request.splits.end());
-  mine.resize(2 + size, 0);
   std::vector<int64_t> all;
-  DDL_RETURN_IF_ERROR(ShareNumbers(communicator, mine, &all));
-  const int64_t width = static_cast<int64_t>(mine.size());
+  DDL_RETURN_IF_ERROR(FindNumbers(communicator, request, numbers, &all));
+  const int64_t width = static_cast<int64_t>(all.size()) / size;
   std::vector<int64_t> rows(static_cast<size_t>(size) * size);  // from rank to rank
   for (int from = 0; from < size; ++from) {
     const int64_t at = from * width, given = all[at + 1];
@@ -163,13 +192,8 @@ Status ReduceScatter(Communicator* communicator, const Request& request, Reducti
   DDL_RETURN_IF_ERROR(RequireRows(request, Code::kInvalidInput, "scatter"));
   std::vector<SharedTensor> shared;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
-    const int64_t row_nbytes = RowNbytes(request, i);
-    std::vector<Range> shares;
-    for (int rank = 0; rank < communicator->size(); ++rank) {
-      const Range rows = EqualPart(request.dims(i)[0], communicator->size(), rank);
-      shares.push_back({rows.begin * row_nbytes, rows.end * row_nbytes});
-    }
-    shared.push_back({request.tensors[i].in, request.tensors[i].out, std::move(shares)});
+    shared.push_back({request.tensors[i].in, request.tensors[i].out,
+                      SharesOf(request, i, communicator->size())});
   }
   return communicator->ReduceScatterN(shared, request.dtype, reduction);
 }

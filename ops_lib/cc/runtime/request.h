@@ -94,6 +94,12 @@ struct Request {
   }
 };
 
+// How it reduces, among `size` ranks of which some perhaps only add zeros.
+inline Reduction ReductionOf(const Request& request, int size) {
+  if (!request.average) return {request.op, 1};
+  return {request.op, request.contributors > 0 ? request.contributors : size};
+}
+
 // How one collective went through the engine, for timeline, statistics and progress.
 struct CollectiveRecord {
   using Time = std::chrono::steady_clock::time_point;

@@ -117,8 +117,10 @@ void Timeline::Add(const CollectiveRecord& record) {
     AppendQuoted(&batch_, record.status.message());
   }
   batch_ += "}},\n";
-  Span(record.inlined ? "wait and reduce" : "wait for others", "part", kCollectivesRow,
-       record.start, record.agreed);
+  const char* const waits = !record.inlined                              ? "wait for others"
+                            : request.kind == Request::Kind::kBroadcast ? "wait and broadcast"
+                                                                        : "wait and reduce";
+  Span(waits, "part", kCollectivesRow, record.start, record.agreed);
   batch_ += "},\n";
   if (!record.inlined && record.agreed < record.end) {
     Span(TransferOf(request.kind), "part", kCollectivesRow, record.agreed, record.end);

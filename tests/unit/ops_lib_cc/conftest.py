@@ -37,7 +37,7 @@ TESTED = [
     *(
         SOURCES / "runtime" / f"{name}.cc"
         for name in (
-            *("agreement", "description", "engine", "fused_allreduce", "gather"),
+            *("agreement", "description", "engine", "fused_allreduce", "gather", "inline_request"),
             *("process_sets", "progress", "proposal", "recorder", "request_queue", "statistics"),
             *("teams", "timeline"),
         )

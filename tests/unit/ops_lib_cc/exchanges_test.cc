@@ -24,7 +24,9 @@ using ddl::SharedTensor;
 
 constexpr int64_t kPiece = ddl::HostGroup::kPieceBytes;
 
-// What a rank sends to each: none, a few, to and from one alone, and more than a piece.
+// What a rank sends to each: none, a few, to and from one alone, more than a piece, and so much that
+// it is written past the caches, where that begins at no cache line.
+constexpr int kLarge = 6;
 std::vector<int64_t> TrafficOf(int size, int kind) {
   std::vector<int64_t> nbytes(static_cast<size_t>(size) * size);
   for (int from = 0; from < size; ++from) {
@@ -35,7 +37,8 @@ std::vector<int64_t> TrafficOf(int size, int kind) {
           : kind == 2 ? (from * 7 + to * 13) % 5 * 1001
           : kind == 3 ? (to == size - 1 ? 2 * kPiece + 17 * from : 0)
           : kind == 4 ? (from == 0 ? kPiece / size + to : 0)
-                      : kPiece / size * 5 + from - to;
+          : kind < kLarge ? kPiece / size * 5 + from - to
+                      : (int64_t{17} << 20) / size + 3 * from + to;
     }
   }
   return nbytes;
@@ -88,6 +91,17 @@ void ExchangesOnHost(ddl::HostGroup& group) {
         ddl::AllReduceInPieces(&group, &one, &one, 1, DType::kFloat32, 1);
     CHECK(status.ok() && one == static_cast<float>(group.size()), status.message());
   }
+}
+
+TEST(LargeExchangesOnAHostAreExact) {
+  RunThreads(2, [](ddl::HostGroup& group) {
+    const std::vector<int> all = AllOf(group.size());
+    ExchangeOnce(group.rank(), group.size(), kLarge,
+                 [&](const void* in, void* out, const ddl::Exchange& exchange) {
+                   return ddl::AllToAllInPieces(&group, in, out, exchange.SentTo(all),
+                                                exchange.ReceivedFrom(all), exchange.Largest(all));
+                 });
+  });
 }
 
 TEST(ExchangesOnAHostAreExact) {

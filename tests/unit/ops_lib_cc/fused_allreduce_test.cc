@@ -67,8 +67,6 @@ TEST(AdasumIsOfEachTensorAndKnownByItsDescription) {
     FusedAllReduce fused(&communicator);
     Tensors tensors(group.rank(), {4, 5});
     tensors.request.adasum = true;
-    ddl::InlineTensor together;
-    CHECK(!fused.Pack(tensors.request, &together), "its coefficients are of whole tensors");
     const Status status = fused.Run(tensors.request);
     CHECK(status.ok(), status.message());
     // Zeros and ones; tens and elevens, which are parallel.
@@ -85,24 +83,6 @@ TEST(AdasumIsOfEachTensorAndKnownByItsDescription) {
     tensors.request.adasum = true;
     const Status status = FusedAllReduce(&communicator).Run(tensors.request);
     CHECK(status.message().rfind("AllReduceN \"group\": Adasum", 0) == 0, status.message());
-  });
-}
-
-TEST(GroupsThatGoWithTheAgreementAreLaidSideBySide) {
-  RunThreads(1, [](ddl::HostGroup& group) {
-    ThreadCommunicator communicator(&group, nullptr, true);
-    FusedAllReduce fused(&communicator);
-    Tensors large(0, {100, 65'280, 70'000});
-    ddl::InlineTensor together;
-    CHECK(!fused.Pack(large.request, &together), "too large for it");
-    Tensors small(0, {4'000, 0, 3'000});
-    CHECK(fused.Pack(small.request, &together), "");
-    CHECK(together.count == 7'000, std::to_string(together.count));
-    float* packed = static_cast<float*>(together.out);
-    CHECK(packed[0] == 0.0f && packed[3'999] == 0.0f && packed[4'000] == 20.0f, "in their order");
-    for (int64_t i = 0; i < together.count; ++i) packed[i] += 1.0f;
-    fused.Unpack(small.request);
-    CHECK(small.values[0][3'999] == 1.0f && small.values[2][0] == 21.0f, "and back again");
   });
 }
 
