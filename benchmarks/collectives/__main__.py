@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 SOURCES = report.REPOSITORY / "ops_lib" / "cc"
 
 SIZES = [4 << 2 * i for i in range(14)]  # 4 B to 256 MiB
+# What mpis.py and peers.py measure; this one measures the first.
+OPS = ["allreduce", "allgather", "reducescatter", "alltoall", "broadcast"]
 BASELINE = "MPI_Allreduce"
 LAYERS = ("core", "transport", "algorithms", "comm", "runtime")
 BOUND = "stream-copy"

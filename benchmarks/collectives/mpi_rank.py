@@ -12,16 +12,17 @@ _ROOM = 512
 
 
 def main() -> None:
-    """Answers {"ours", "nbytes", "calls", "buffers"} with {"seconds"} until there is no more."""
+    """Answers {"op", "ours", "nbytes", "calls", "buffers"} with {"seconds"}, until the end."""
     library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-    library.BenchMeasure.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    numbers = [ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    library.BenchMeasure.argtypes = [ctypes.c_char_p, *numbers]
     library.BenchMeasure.restype = ctypes.c_double
     version = ctypes.create_string_buffer(_ROOM)
     rank = library.BenchStart(version, _ROOM)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         words = (request[name] for name in ("ours", "nbytes", "calls", "buffers"))
-        return {"seconds": library.BenchMeasure(*words)}
+        return {"seconds": library.BenchMeasure(request["op"].encode(), *words)}
 
     first_line = version.value.decode().splitlines()[0]
     turns.serve(rank, {"MPI": first_line}, answer)

@@ -1,8 +1,9 @@
-"""Measures allreduce below TensorFlow against the best of three MPIs. See README.md."""
+"""Measures collectives below TensorFlow against the best of three MPIs. See README.md."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments, report, turns
-from benchmarks.collectives.__main__ import SIZES
+from benchmarks.collectives.__main__ import LAYERS, OPS, SIZES
 
 HERE = Path(__file__).resolve().parent
 # Where `make bench-mpi` puts requirements/mpich.txt and requirements/impi.txt.
@@ -83,7 +84,7 @@ def make_jobs(columns: list[str], ranks: int, folder: Path) -> tuple[dict[str, t
     build = environments.load_build()
     tools = build.find_toolchain()
     libraries = [flag[2:] for flag in tools.mpi_link_flags if flag.startswith("-L")]
-    objects = build.compile_objects(tools, layers=("core", "transport", "algorithms", "comm"))
+    objects = build.compile_objects(tools, layers=LAYERS)
     wanted = [
         Mpi(
             OPEN_MPI,
@@ -122,43 +123,45 @@ def buffers(nbytes: int, way: str) -> int:
     return max(2, min(_MOST_BUFFERS, _POOL_BYTES // nbytes))
 
 
+Case = tuple[str, int, str]  # op, bytes, way
+
+
 def measure(
-    jobs: dict[str, turns.Job], sizes: list[int], columns: list[str], rounds: int
-) -> dict[tuple[int, str], dict[str, list[float]]]:
-    """By size and way, seconds of a call by column: a sample a round, of the slowest rank."""
-    calls: dict[tuple[int, str, str], int] = {}
-    samples: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    jobs: dict[str, turns.Job], ops: list[str], sizes: list[int], columns: list[str], rounds: int
+) -> dict[Case, dict[str, list[float]]]:
+    """By case, seconds of a call by column: a sample a round, of the slowest rank."""
+    calls: dict[tuple[Case, str], int] = {}
+    samples: dict[Case, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for round_number in range(rounds + 1):
-        for nbytes in sizes:
-            for way in WAYS:
-                # Nobody always follows the same one.
-                first = round_number % len(columns)
-                for column in columns[first:] + columns[:first]:
-                    request = {
-                        "ours": int(column == OURS),
-                        "nbytes": nbytes,
-                        "calls": calls.get((nbytes, way, column), 3),
-                        "buffers": buffers(nbytes, way),
-                    }
-                    job = jobs[OPEN_MPI if column == OURS else column]
-                    seconds = max(answer["seconds"] for answer in job.ask(request))
-                    if round_number == 0:  # tells how many calls make a sample
-                        number = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_S / seconds)))
-                        calls[nbytes, way, column] = number
-                    else:
-                        samples[nbytes, way][column].append(seconds)
+        for case in itertools.product(ops, sizes, WAYS):
+            op, nbytes, way = case
+            # Nobody always follows the same one.
+            first = round_number % len(columns)
+            for column in columns[first:] + columns[:first]:
+                request = {
+                    "op": op,
+                    "ours": int(column == OURS),
+                    "nbytes": nbytes,
+                    "calls": calls.get((case, column), 3),
+                    "buffers": buffers(nbytes, way),
+                }
+                job = jobs[OPEN_MPI if column == OURS else column]
+                seconds = max(answer["seconds"] for answer in job.ask(request))
+                if round_number == 0:  # tells how many calls make a sample
+                    number = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_S / seconds)))
+                    calls[case, column] = number
+                else:
+                    samples[case][column].append(seconds)
     return samples
 
 
-def make_rows(
-    samples: dict[tuple[int, str], dict[str, list[float]]],
-) -> list[dict[str, Any]]:
-    """A row for each size and way: each column beside the best peer of the same round."""
+def make_rows(samples: dict[Case, dict[str, list[float]]]) -> list[dict[str, Any]]:
+    """A row for each case: each column beside the best peer of the same round."""
     rows = []
-    for (nbytes, way), columns in samples.items():
+    for (op, nbytes, way), columns in samples.items():
         peers = [column for column in columns if column != OURS]
         best = [min(times) for times in zip(*(columns[peer] for peer in peers), strict=True)]
-        row: dict[str, Any] = {"bytes": nbytes, "buffers": way}
+        row: dict[str, Any] = {"op": op, "bytes": nbytes, "buffers": way}
         for column, seconds in columns.items():
             row[column] = report.compare(seconds, best)
         row["best peer"] = min(peers, key=lambda peer: row[peer]["median_s"])
@@ -168,11 +171,12 @@ def make_rows(
 
 def table(rows: list[dict[str, Any]], columns: list[str]) -> str:
     """The rows as a Markdown table: median of each column, and ours × the best peer."""
-    heads = ["size", "buffers", *columns, "best peer", "ours × best peer"]
+    heads = ["op", "size", "buffers", *columns, "best peer", "ours × best peer"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
         low, high = row[OURS]["ratio_quartiles"]
         cells = [
+            row["op"],
             report.size_text(row["bytes"]),
             row["buffers"],
             *(report.time_text(row[column]["median_s"]) for column in columns),
@@ -190,7 +194,7 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         jobs, compiler = make_jobs(columns, arguments.ranks, Path(folder))
         with turns.started(list(jobs.values())):
-            samples = measure(jobs, arguments.sizes, columns, arguments.rounds)
+            samples = measure(jobs, arguments.ops, arguments.sizes, columns, arguments.rounds)
     rows = make_rows(samples)
     about |= {
         "ranks": arguments.ranks,
@@ -207,7 +211,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = report.argument_parser("Measures allreduce against three MPIs.", 9, "size")
+    parser = report.argument_parser("Measures collectives against three MPIs.", 9, "size")
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS[:1])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     peers = [column for column in installed() if column != OURS]
     parser.add_argument("--peers", nargs="+", choices=peers, default=peers)

@@ -1,4 +1,4 @@
-"""One rank of a peer: `python -m benchmarks.collectives.peer_rank ddl|horovod|gloo`.
+"""One rank of a peer: `python -m benchmarks.collectives.peer_rank ddl|horovod|gloo [pairs]`.
 
 Runs in the environment of the peer, so it imports nothing of others.
 """
@@ -29,14 +29,38 @@ def values(count: int, offset: float) -> np.ndarray:
 def require(result: np.ndarray, expected: np.ndarray, what: str) -> None:
     """Raises RuntimeError unless each element of `result` is as `expected`, which repeats."""
     flat = result.reshape(-1)
-    whole = len(flat) // _PERIOD * _PERIOD
-    rows, rest = flat[:whole].reshape(-1, _PERIOD), flat[whole:]
+    period = len(expected)
+    whole = len(flat) // period * period
+    rows, rest = flat[:whole].reshape(-1, period), flat[whole:]
     alike = np.array_equal(rows, np.broadcast_to(expected, rows.shape)) and np.array_equal(
         rest, expected[: len(rest)]
     )
     # Where the number of ranks is no power of two, an average may be rounded in two ways.
     if not alike and not np.allclose(flat, np.resize(expected, len(flat)), rtol=1e-6, atol=0):
         raise RuntimeError(f"{what}: wrong result, beginning {flat[:4]}, not {expected[:4]}")
+
+
+def elements(op: str, nbytes: int, ranks: int) -> int:
+    """How many a rank brings to `op`: float32, and one for each rank where they are shared out."""
+    count = nbytes // 4
+    return count if op not in ("reducescatter", "alltoall") else max(1, count // ranks) * ranks
+
+
+def result_of(op: str, count: int, members: list[int], rank: int) -> np.ndarray:
+    """What rank `rank` gets of `op`, to which each of `members` brings values(count, member).
+
+    A broadcast is from the first of them.
+    """
+    if op == "broadcast":
+        return values(count, members[0])
+    if op == "allgather":
+        return np.concatenate([values(count, member) for member in members])
+    share = count // len(members)
+    mine = slice(members.index(rank) * share, (members.index(rank) + 1) * share)
+    if op == "alltoall":
+        return np.concatenate([values(count, member)[mine] for member in members])
+    total = np.sum([values(count, member) for member in members], axis=0, dtype=np.float32)
+    return total[mine] if op == "reducescatter" else total
 
 
 class Once:
@@ -51,28 +75,50 @@ class Once:
         return self._made[key]
 
 
+# op(tensor, name, process set) of a column.
+Collective = Callable[[Any, str, Any], Any]
+
+
 class TensorFlowRank:
-    """Ways to reduce in tf.functions."""
+    """Ways to do collectives in tf.functions."""
 
     def __init__(self, rank: int, size: int) -> None:
         import tensorflow as tf
 
         self.rank, self.size = rank, size
-        self.one: dict[str, Callable[[tf.Tensor, str], tf.Tensor]] = {}  # sums a tensor
+        self.one: dict[tuple[str, str], Collective] = {}  # by way and op; sums a tensor
         self.many: dict[str, Callable[[list[tf.Tensor]], list[tf.Tensor]]] = {}  # averages
+        self.everyone: Any = None  # the process set of all ranks
+        self.pair: Any = None  # that of this rank and its neighbour, where there are pairs
         self.versions = {"tensorflow": tf.__version__}
         self._once = Once()
 
-    def chain(self, way: str, nbytes: int, length: int) -> Any:
-        """A function of `length` sums, each of the result of the one before."""
+    def add_pairs(self, add: Callable[[list[int]], Any]) -> None:
+        """Process sets of ranks 0 and 1, 2 and 3, ...; `add` makes one, on all ranks."""
+        for first in range(0, self.size, 2):
+            pair = add([first, first + 1])
+            if first == self.rank // 2 * 2:
+                self.pair = pair
+
+    def chain(self, way: str, op: str, nbytes: int, length: int, pairs: bool) -> Any:
+        """A function of `length` collectives, one after the other.
+
+        Sums and broadcasts are of the result of the one before, the others of the same tensor.
+        """
         import tensorflow as tf
 
-        def run(tensor: tf.Tensor) -> tf.Tensor:
-            for step in range(length):
-                tensor = self.one[way](tensor, f"{way}_{nbytes}_{length}_{step}")
-            return tensor
+        process_set = self.pair if pairs else self.everyone
+        name = f"{way}_{op}_{nbytes}_{length}_{self.rank // 2 if pairs else 'all'}"
 
-        return self._once((way, nbytes, length), lambda: tf.function(run))
+        def run(tensor: tf.Tensor) -> tf.Tensor:
+            result = tensor
+            for step in range(length):
+                given = result if op in ("allreduce", "broadcast") else tensor
+                with tf.control_dependencies([result]):
+                    result = self.one[way, op](given, f"{name}_{step}", process_set)
+            return result
+
+        return self._once((name,), lambda: tf.function(run))
 
     def averages(self, way: str, name: str) -> Any:
         """A function that averages a list of gradients."""
@@ -94,7 +140,8 @@ class TensorFlowRank:
     def meet(self) -> None:
         import tensorflow as tf
 
-        self.chain(next(iter(self.one)), 4, 1)(tf.constant([0.0]))
+        way, _ = next(iter(self.one))
+        self.chain(way, "allreduce", 4, 1, False)(tf.constant([0.0]))
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         import tensorflow as tf
@@ -109,13 +156,22 @@ class TensorFlowRank:
                     expected = _PATTERN + np.float32(i % 4 + (self.size - 1) / 2)
                     require(result.numpy(), expected, f"{way}, tensor {i} of {request['set']}")
         else:
-            nbytes, length = request["nbytes"], request["chain"]
-            tensors = tf.constant(values(nbytes // 4, self.rank))
-            function = self.chain(way, nbytes, length)
-            expected = chained(self.size, length)
+            op, nbytes, length = request["op"], request["nbytes"], request["chain"]
+            first = self.rank // 2 * 2
+            members = [first, first + 1] if request["pairs"] else list(range(self.size))
+            count = elements(op, nbytes, len(members))
+            tensors = tf.constant(values(count, self.rank))
+            function = self.chain(way, op, nbytes, length, request["pairs"])
+            if op == "allreduce":
+                expected = chained(members, length)
+            else:
+                expected = result_of(op, count, members, self.rank)
 
             def check(results: tf.Tensor) -> None:
-                require(results.numpy(), expected, f"{way}, {nbytes} bytes")
+                got = results.numpy()
+                if op != "allreduce" and len(got) != len(expected):
+                    raise RuntimeError(f"{way}, {op}: {len(got)} elements, not {len(expected)}")
+                require(got, expected, f"{way}, {op}, {nbytes} bytes")
 
         check(function(tensors))
         self.meet()
@@ -127,10 +183,10 @@ class TensorFlowRank:
         return {"seconds": seconds}
 
 
-def chained(size: int, length: int) -> np.ndarray:
-    """What a chain of sums over `size` ranks makes of their values."""
-    total = size * _PATTERN + np.float32(size * (size - 1) / 2)
-    return total * np.float32(float(size) ** (length - 1))
+def chained(members: list[int], length: int) -> np.ndarray:
+    """What a chain of sums over `members` makes of their values."""
+    total = len(members) * _PATTERN + np.float32(sum(members))
+    return total * np.float32(float(len(members)) ** (length - 1))
 
 
 def prepare_tensorflow() -> None:
@@ -142,34 +198,81 @@ def prepare_tensorflow() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-def ddl_rank() -> TensorFlowRank:
+def ddl_rank(pairs: bool) -> TensorFlowRank:
     import ddl
     import tensorflow as tf
+    from ddl_ops import collectives, process_sets
     from ddl_ops.gradients import reduce_gradients
     from ddl_ops.loader import operations
 
     prepare_tensorflow()
     ddl.init()
     rank = TensorFlowRank(ddl.rank(), ddl.size())
+    rank.everyone = 0
+    if pairs:
+        rank.add_pairs(process_sets.add)
 
     def mpi(tensors: list[tf.Tensor], op: str) -> list[tf.Tensor]:
         return list(operations().all_reduce_n(tensors, op=op, mpi=True))
 
-    rank.one["ddl"] = lambda tensor, name: ddl.allreduce(tensor, average=False)
-    rank.one["mpi"] = lambda tensor, name: mpi([tensor], "sum")[0]
+    def broadcast(tensor: tf.Tensor, name: str, members: int) -> tf.Tensor:
+        root = process_sets.ranks(members)[0]
+        return collectives.bcast(tensor, root=root, process_set=members)
+
+    rank.one = {
+        ("ddl", "allreduce"): lambda tensor, name, members: collectives.allreduce(
+            tensor, average=False, process_set=members
+        ),
+        ("ddl", "allgather"): lambda tensor, name, members: collectives.allgather(
+            tensor, process_set=members
+        ),
+        ("ddl", "reducescatter"): lambda tensor, name, members: collectives.reducescatter(
+            tensor, "sum", process_set=members
+        ),
+        ("ddl", "alltoall"): lambda tensor, name, members: collectives.alltoall(
+            tensor, process_set=members
+        )[0],
+        ("ddl", "broadcast"): broadcast,
+        ("mpi", "allreduce"): lambda tensor, name, members: mpi([tensor], "sum")[0],
+    }
     rank.many["ddl"] = reduce_gradients
     rank.many["mpi"] = lambda tensors: mpi(tensors, "avg")
     return rank
 
 
-def horovod_rank() -> TensorFlowRank:
+def horovod_rank(pairs: bool) -> TensorFlowRank:
     import horovod
     import horovod.tensorflow as hvd
 
     prepare_tensorflow()
+    if pairs:
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.init()
     rank = TensorFlowRank(hvd.rank(), hvd.size())
-    rank.one["horovod"] = lambda tensor, name: hvd.allreduce(tensor, op=hvd.Sum, name=name)
+    rank.everyone = hvd.global_process_set
+    if pairs:
+        rank.add_pairs(hvd.add_process_set)
+
+    def root(members: Any) -> int:
+        return 0 if members is hvd.global_process_set else hvd.rank() // 2 * 2
+
+    rank.one = {
+        ("horovod", "allreduce"): lambda tensor, name, members: hvd.allreduce(
+            tensor, op=hvd.Sum, name=name, process_set=members
+        ),
+        ("horovod", "allgather"): lambda tensor, name, members: hvd.allgather(
+            tensor, name=name, process_set=members
+        ),
+        ("horovod", "reducescatter"): lambda tensor, name, members: hvd.reducescatter(
+            tensor, op=hvd.Sum, name=name, process_set=members
+        ),
+        ("horovod", "alltoall"): lambda tensor, name, members: hvd.alltoall(
+            tensor, name=name, process_set=members
+        ),
+        ("horovod", "broadcast"): lambda tensor, name, members: hvd.broadcast(
+            tensor, root(members), name=name, process_set=members
+        ),
+    }
     # As DistributedOptimizer does: one for each, which Horovod then fuses.
     rank.many["horovod"] = lambda tensors: [
         hvd.allreduce(tensor, op=hvd.Average, name=f"gradient_{len(tensors)}_{i}")
@@ -242,7 +345,7 @@ class GlooRank:
                 expected = (
                     _PATTERN + np.float32(i % 4 + (self.size - 1) / 2)
                     if "set" in request
-                    else chained(self.size, length)
+                    else chained(list(range(self.size)), length)
                 )
                 if call in (0, request["calls"]):
                     require(result.numpy(), expected, f"gloo, {request}")
@@ -250,8 +353,13 @@ class GlooRank:
 
 
 def main() -> None:
-    make = {"ddl": ddl_rank, "horovod": horovod_rank, "gloo": GlooRank}[sys.argv[1]]
-    rank = make()
+    peer, pairs = sys.argv[1], "pairs" in sys.argv[2:]
+    make: dict[str, Callable[[], Any]] = {
+        "ddl": lambda: ddl_rank(pairs),
+        "horovod": lambda: horovod_rank(pairs),
+        "gloo": GlooRank,
+    }
+    rank = make[peer]()
     serve(rank.rank, rank.versions, rank.answer)
 
 

@@ -1,4 +1,4 @@
-"""Measures allreduce through TensorFlow against Horovod and gloo. See README.md."""
+"""Measures collectives through TensorFlow against Horovod and gloo. See README.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments, report, turns
+from benchmarks.collectives.__main__ import OPS
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 
 SIZES = [4, *(1024 << 2 * i for i in range(10))]  # 4 B, 1 KiB to 256 MiB
@@ -25,6 +26,8 @@ COLUMNS = {
     "horovod, 0.1 ms": ("horovod, cycle of 0.1 ms", "horovod"),
     "gloo": ("gloo", "gloo"),
 }
+# Those that do more than allreduce.
+WHOLE_COLUMNS = ["ddl", "ddl, TF 2.21", "horovod", "horovod, 0.1 ms"]
 SET_COLUMNS = COLUMNS | {"horovod grouped": ("horovod", "horovod_grouped")}
 
 # glibc gives large blocks back at once and takes new ones, whose first touch costs more than the
@@ -53,29 +56,29 @@ def chain_length(nbytes: int, ranks: int) -> int:
 
 
 def make_jobs(
-    ranks: int, wanted: list[str], memory: dict[str, str], folder: Path
+    ranks: int, wanted: list[str], pairs: bool, memory: dict[str, str], folder: Path
 ) -> dict[str, turns.Job]:
     """The jobs of the columns `wanted`; installs what they need first.
 
-    `memory` goes into the environment of each, and `folder` is where their ranks may meet.
+    With `pairs` there are process sets of two. `memory` goes into the environment of each, and
+    `folder` is where their ranks may meet.
     """
     needed = {SET_COLUMNS[column][0] for column in wanted}
     jobs = {}
 
     def under_mpirun(name: str, peer: str, where: environments.Environment, **more: str) -> None:
         command = [*turns.mpirun(where.python, ranks), str(where.python), *_MODULE, peer]
+        command += ["pairs"] * pairs
         variables = where.variables() | turns.MPI_ENVIRONMENT | memory | more
         jobs[name] = turns.Job(name, [command], ranks, [variables])
 
-    if needed - {"ddl", "gloo"}:
-        horovod = environments.horovod()
-        if "ddl, TensorFlow 2.15" in needed:
-            under_mpirun("ddl, TensorFlow 2.15", "ddl", horovod)
-        if "horovod" in needed:
-            under_mpirun("horovod", "horovod", horovod)
-        if "horovod, cycle of 0.1 ms" in needed:
-            name = "horovod, cycle of 0.1 ms"
-            under_mpirun(name, "horovod", horovod, HOROVOD_CYCLE_TIME="0.1")
+    if "ddl, TensorFlow 2.15" in needed:
+        under_mpirun("ddl, TensorFlow 2.15", "ddl", environments.horovod())
+    if "horovod" in needed:
+        under_mpirun("horovod", "horovod", environments.horovod_alone())
+    if "horovod, cycle of 0.1 ms" in needed:
+        name = "horovod, cycle of 0.1 ms"
+        under_mpirun(name, "horovod", environments.horovod_alone(), HOROVOD_CYCLE_TIME="0.1")
     if "ddl" in needed:
         under_mpirun("ddl", "ddl", environments.ours())
     if "gloo" in needed:
@@ -95,6 +98,15 @@ def make_jobs(
     return jobs
 
 
+def has(column: str, case: dict[str, Any]) -> bool:
+    """Whether a column measures a case."""
+    if "set" in case:
+        return True
+    if case["op"] != "allreduce" or case["pairs"]:
+        return column in WHOLE_COLUMNS
+    return column in COLUMNS
+
+
 def measure(
     jobs: dict[str, turns.Job], cases: list[dict[str, Any]], columns: list[str], rounds: int
 ) -> list[dict[str, list[float]]]:
@@ -106,7 +118,7 @@ def measure(
             # Nobody always follows the same one.
             first = round_number % len(columns)
             for column in columns[first:] + columns[:first]:
-                if column not in COLUMNS and "set" not in case:
+                if not has(column, case):
                     continue
                 job, way = SET_COLUMNS[column]
                 request = case | {"way": way, "calls": calls.get((number, column), 1)}
@@ -138,7 +150,9 @@ def case_text(case: dict[str, Any]) -> str:
         shapes = GRADIENT_SETS[case["set"]]()
         nbytes = 4 * sum(map(math.prod, shapes))
         return f"{case['set']}: {len(shapes)} tensors, {nbytes / 1e6:.1f} MB"
-    text = report.size_text(case["nbytes"])
+    text = f"{case['op']}, {report.size_text(case['nbytes'])}"
+    if case["pairs"]:
+        text += ", two at once"
     return text if case["chain"] == 1 else f"{text}, of {case['chain']}"
 
 
@@ -155,6 +169,9 @@ def table(rows: list[dict[str, Any]], columns: list[str], baseline: str) -> str:
             seconds = row[column]["median_s"] / row.get("chain", 1) if column in row else None
             cells.append(report.time_text(seconds) if seconds else "")
         for column in ratios:
+            if column not in row:
+                cells.append("")
+                continue
             low, high = row[column]["ratio_quartiles"]
             cells.append(f"{row[column]['ratio']:.1f} ({low:.1f}–{high:.1f})")
         lines.append("| " + " | ".join(cells) + " |")
@@ -163,16 +180,21 @@ def table(rows: list[dict[str, Any]], columns: list[str], baseline: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command. Returns 0; raises RuntimeError if a result was wrong or a rank failed."""
-    ranks, columns = arguments.ranks, arguments.columns
-    cases: list[dict[str, Any]] = []
-    for nbytes in arguments.sizes:
-        length = chain_length(nbytes, ranks)
-        cases += [{"nbytes": nbytes, "chain": chain} for chain in sorted({1, length})]
-    cases += [{"set": name} for name in arguments.sets]
+    ranks, pairs = arguments.ranks, arguments.pairs
+    members = 2 if pairs else ranks
+    cases: list[dict[str, Any]] = [
+        {"op": op, "nbytes": nbytes, "chain": chain, "pairs": pairs}
+        for op in arguments.ops
+        for nbytes in arguments.sizes
+        for chain in sorted({1, chain_length(nbytes, members)})
+    ]
+    if "allreduce" in arguments.ops and not pairs:
+        cases += [{"set": name} for name in arguments.sets]
+    columns = [one for one in arguments.columns if any(has(one, case) for case in cases)]
     memory = {} if arguments.fresh_memory else _KEEP_MEMORY
     about = report.about()
     with tempfile.TemporaryDirectory() as folder:
-        jobs = make_jobs(ranks, columns, memory, Path(folder))
+        jobs = make_jobs(ranks, columns, pairs, memory, Path(folder))
         with turns.started(list(jobs.values())):
             samples = measure(jobs, cases, columns, arguments.rounds)
     baseline = BASELINE if BASELINE in columns else columns[0]
@@ -188,7 +210,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = report.argument_parser("Measures allreduce through TensorFlow.", 9, "case")
+    parser = report.argument_parser("Measures collectives through TensorFlow.", 9, "case")
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS[:1])
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes")
     parser.add_argument("--sets", nargs="*", choices=GRADIENT_SETS, default=list(GRADIENT_SETS))
     parser.add_argument("--columns", nargs="+", choices=SET_COLUMNS, default=list(SET_COLUMNS))
@@ -197,7 +220,15 @@ def main() -> int:
         action="store_true",
         help="let glibc return memory between calls, as it does by default",
     )
-    return run(parser.parse_args())
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="process sets of ranks 0 and 1, 2 and 3, ..., all at the same time",
+    )
+    arguments = parser.parse_args()
+    if arguments.pairs and (arguments.ranks < 4 or arguments.ranks % 2):
+        parser.error(f"--pairs needs --ranks 4 or another even number, not {arguments.ranks}")
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,20 @@ inline float ValueOf(int64_t index, int rank, int size) {
   return static_cast<float>(index % 10007 * size + rank);
 }
 
+// Of all ranks' values.
+inline float SumOf(int64_t index, int size) {
+  return static_cast<float>(index % 10007 * size * size) +
+         static_cast<float>(size * (size - 1) / 2);
+}
+
+[[noreturn]] inline void DieOfWrong(const std::string& what, int64_t index, float is, float want) {
+  Die(what + ": [" + std::to_string(index) + "] is " + std::to_string(is) + ", not " +
+      std::to_string(want));
+}
+
 inline void Check(const float* out, int64_t count, int size, const char* what) {
-  const float ranks = static_cast<float>(size * (size - 1) / 2);
   for (int64_t i = 0; i < count; ++i) {
-    const float want = static_cast<float>(i % 10007 * size * size) + ranks;
-    if (out[i] != want) {
-      Die(std::string(what) + ": [" + std::to_string(i) + "] is " + std::to_string(out[i]) +
-          ", not " + std::to_string(want));
-    }
+    if (out[i] != SumOf(i, size)) DieOfWrong(what, i, out[i], SumOf(i, size));
   }
 }
 

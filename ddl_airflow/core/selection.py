@@ -15,7 +15,7 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Protocol, TypeVar
 
-from ddl_airflow.core.errors import SourceMissing
+from ddl_airflow.core.errors import SourceMissing, StagingError
 
 _ANY = "**"
 _LONGEST = 1024  # bytes, as of keys
@@ -119,11 +119,11 @@ class Selection:
 
     @cached_property
     def _included(self) -> list[Pattern]:
-        return [Pattern(text) for text in self.include]
+        return _patterns("include", self.include)
 
     @cached_property
     def _excluded(self) -> list[Pattern]:
-        return [Pattern(text) for text in self.exclude]
+        return _patterns("exclude", self.exclude)
 
     def of(
         self,
@@ -141,7 +141,7 @@ class Selection:
 
         Raises:
             SourceMissing: a pattern of ``include`` matches none, or ``exclude`` leaves none.
-            ValueError: something is no pattern.
+            StagingError: something is no pattern, which the rules of a manifest say before.
         """
         every = list(objects)
         if not every or not (self.include or self.exclude):
@@ -178,6 +178,14 @@ class Selection:
 
 
 ALL = Selection()
+
+
+def _patterns(field: str, texts: Iterable[str]) -> list[Pattern]:
+    try:
+        return [Pattern(text) for text in texts]
+    except ValueError as error:
+        said = f"training_data_reference.{field}: {error}"
+        raise StagingError(said, retryable=False) from error
 
 
 def _match(patterns: list[Pattern], key: str, idle: set[int]) -> bool:

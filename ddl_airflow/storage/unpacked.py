@@ -17,12 +17,12 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from ddl_airflow.core.errors import NoSpace, SourceMissing
+from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
 from ddl_airflow.storage.archives import SUFFIXES, ArchiveRefused, Member, members, suffix_of
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
@@ -194,7 +194,7 @@ def unpack(
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, workers)), "ddl-unpack") as pool:
         running = [pool.submit(bring, archive) for archive in source.archives]
         try:
-            for future in running:
+            for future in as_completed(running):
                 future.result()
         except BaseException:  # also a signal that ends the task
             meter.stopped = True
@@ -216,7 +216,7 @@ def is_unpacked(store: ObjectSource, cache: Cache, archive: StoredObject) -> boo
     return _Archive(store, cache, archive, _Meter(None, [archive])).is_there()
 
 
-class _Stopped(ArchiveRefused):
+class _Stopped(StagingError):
     """Ends what another thread does; the other's error is the one to raise."""
 
 
@@ -284,9 +284,11 @@ class _Archive:
                 blob = packed.path(self._store, self._archive)
                 try:
                     content = self._unpacked(blob)
-                finally:
-                    # Also of one that is refused: nobody would take it away.
-                    packed.evict(blob)
+                except StagingError as error:
+                    if isinstance(error, NoSpace) or not error.retryable:
+                        packed.evict(blob)  # of no use to the next try, or in its way
+                    raise
+                packed.evict(blob)
         return content
 
     def _held(self) -> _Content | None:

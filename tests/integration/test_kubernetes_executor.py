@@ -149,7 +149,7 @@ def install(cluster: KubernetesCluster, folder: Path, database: str) -> None:
     example = folders["ddl-trainings"] / "mnist-keras"
     write_example(example, {"kind": "local"}, at=Path("/workspace"))
     (example / "data").rename(folders["ddl-workspace"] / "data")
-    made = commands("It wants, made by you:")
+    made = commands("The values want, made by you:")
     place = "postgresql+psycopg2://USER:PASSWORD@HOST/airflow"
     assert place in made
     made = made.replace(place, database)

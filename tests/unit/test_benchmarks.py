@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import report, turns
 from benchmarks.collectives import mpis, peer_rank, peers
-from benchmarks.collectives.__main__ import SIZES, summarise, table
+from benchmarks.collectives.__main__ import OPS, SIZES, summarise, table
 from benchmarks.collectives.gradient_sets import GRADIENT_SETS
 from benchmarks.dag_parse import __main__ as dag_parse
 from benchmarks.dag_parse import folders
@@ -83,7 +83,7 @@ def test_a_chain_of_sums_is_exact(ranks: int, nbytes: int) -> None:
         for i in range(8)
     ]
     assert max(totals) <= 1 << 24  # float32 has every integer up to here
-    assert list(peer_rank.chained(ranks, length)[:8]) == totals
+    assert list(peer_rank.chained(list(range(ranks)), length)[:8]) == totals
 
 
 @pytest.mark.parametrize("at", [0, 1500, 4095])
@@ -103,7 +103,10 @@ def test_a_shifted_result_is_seen() -> None:
 
 
 def test_peers_are_compared_within_rounds_and_by_collective() -> None:
-    cases = [{"nbytes": 4, "chain": 4}, {"set": "mnist_cnn"}]
+    cases = [
+        {"op": "alltoall", "nbytes": 4, "chain": 4, "pairs": True},
+        {"set": "mnist_cnn"},
+    ]
     samples = [
         {"ddl": [4e-6, 8e-6], "horovod": [8e-6, 32e-6]},
         {"ddl": [1e-3, 1e-3], "horovod": [2e-3, 2e-3], "horovod grouped": [3e-3, 3e-3]},
@@ -111,8 +114,71 @@ def test_peers_are_compared_within_rounds_and_by_collective() -> None:
     rows = peers.make_rows(cases, samples, "horovod")
     text = peers.table(rows, ["ddl", "horovod", "horovod grouped"], "horovod").splitlines()
     assert text[0] == "| | ddl | horovod | horovod grouped | ddl × horovod |"
-    assert text[2] == "| 4 B, of 4 | 1.5 us | 5 us |  | 3.0 (2.5–3.5) |"
+    small = "alltoall, 4 B, two at once, of 4"
+    assert text[2] == f"| {small} | 1.5 us | 5 us |  | 3.0 (2.5–3.5) |"
     assert text[3] == "| mnist_cnn: 8 tensors, 13.1 MB | 1 ms | 2 ms | 3 ms | 2.0 (2.0–2.0) |"
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("members", [[0, 1], [2, 3], [0, 1, 2]])
+def test_what_each_rank_gets_is_right_in_every_element(op: str, members: list[int]) -> None:
+    count = peer_rank.elements(op, 8192, len(members))
+    inputs = [peer_rank.values(count, member) for member in members]
+    share = count // len(members)
+    for number, rank in enumerate(members):
+        own = slice(number * share, (number + 1) * share)
+        wanted = {
+            "allreduce": sum(inputs),
+            "reducescatter": sum(inputs)[own],
+            "allgather": np.concatenate(inputs),
+            "alltoall": np.concatenate([one[own] for one in inputs]),
+            "broadcast": inputs[0],
+        }[op]
+        result = peer_rank.result_of(op, count, members, rank)
+        assert np.array_equal(result, wanted)
+        result[-1] += 1
+        with pytest.raises(RuntimeError, match="wrong result"):
+            peer_rank.require(result, wanted, op)
+
+
+def test_whoever_does_an_op_is_asked_for_it() -> None:
+    def asked(**case: object) -> list[str]:
+        return [column for column in peers.SET_COLUMNS if peers.has(column, case)]
+
+    assert asked(set="resnet50") == list(peers.SET_COLUMNS)
+    assert asked(op="allreduce", pairs=False) == list(peers.COLUMNS)
+    for case in ({"op": "allgather", "pairs": False}, {"op": "allreduce", "pairs": True}):
+        assert asked(**case) == peers.WHOLE_COLUMNS
+
+
+def test_pairs_need_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SystemExit),
+    ):
+        patch.setattr(sys, "argv", ["peers", "--pairs", "--ranks", "2"])
+        peers.main()
+    assert "--pairs needs --ranks 4 or another even number, not 2" in capsys.readouterr().err
+
+
+def test_our_collectives_are_measured_through_tensorflow(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.collectives.peers", "--columns", "ddl, TF 2.21"),
+            *("--ops", *OPS, "--sizes", "4000", "--sets", "--rounds", "1", "--json", str(out)),
+        ],
+        env=os.environ | {"PYTHONPATH": str(report.REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=within(300),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["op"] for row in rows if row["chain"] == 1] == OPS
+    assert all(len(row["ddl, TF 2.21"]["samples_s"]) == 1 for row in rows)
 
 
 def test_training_is_compared_with_ideal_and_with_horovod() -> None:
@@ -227,12 +293,16 @@ def test_a_rank_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_mpis_are_compared_with_the_best_of_each_round() -> None:
     samples = {
-        (4, "reused"): {
+        ("alltoall", 4, "reused"): {
             "ours": [1e-6, 2e-6],
             "Open MPI": [4e-6, 4e-6],
             "Intel MPI": [2e-6, 8e-6],
         },
-        (1 << 20, "fresh"): {"ours": [1e-3], "Open MPI": [2e-3], "Intel MPI": [3e-3]},
+        ("broadcast", 1 << 20, "fresh"): {
+            "ours": [1e-3],
+            "Open MPI": [2e-3],
+            "Intel MPI": [3e-3],
+        },
     }
     small, large = mpis.make_rows(samples)
     assert small["ours"]["ratio"] == 2  # of 2 / 1 and 4 / 2
@@ -240,7 +310,9 @@ def test_mpis_are_compared_with_the_best_of_each_round() -> None:
     assert (large["buffers"], large["ours"]["ratio"]) == ("fresh", 2)
     text = mpis.table([small, large], ["ours", "Open MPI", "Intel MPI"]).splitlines()
     assert text[0].endswith("| Intel MPI | best peer | ours × best peer |")
-    assert text[2] == ("| 4 B | reused | 1.5 us | 4 us | 5 us | Open MPI | 2.00 (2.00–2.00) |")
+    assert text[2] == (
+        "| alltoall | 4 B | reused | 1.5 us | 4 us | 5 us | Open MPI | 2.00 (2.00–2.00) |"
+    )
 
 
 def test_fresh_buffers_are_many_and_large_ones_fit_into_memory() -> None:
@@ -258,8 +330,8 @@ def test_all_mpis_can_be_measured(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.collectives.mpis", "--sizes", "4", "65536"),
-            *("--rounds", "1", "--json", str(out)),
+            *(sys.executable, "-m", "benchmarks.collectives.mpis", "--ops", *OPS),
+            *("--sizes", "4", "65536", "--rounds", "1", "--json", str(out)),
         ],
         env=os.environ | {"PYTHONPATH": str(report.REPOSITORY)},
         cwd=tmp_path,
@@ -274,8 +346,8 @@ def test_all_mpis_can_be_measured(tmp_path: Path) -> None:
     assert {"commit", "processor", "compiler", "ranks"} <= found.keys()
     assert "MPICH" in found["versions"]["MPICH"]
     assert "Intel(R) MPI" in found["versions"]["Intel MPI"]
-    assert [(row["bytes"], row["buffers"]) for row in found["rows"]] == [
-        (nbytes, way) for nbytes in (4, 65536) for way in ("reused", "fresh")
+    assert [(row["op"], row["bytes"], row["buffers"]) for row in found["rows"]] == [
+        (op, nbytes, way) for op in OPS for nbytes in (4, 65536) for way in ("reused", "fresh")
     ]
     for row in found["rows"]:
         assert all(len(row[column]["samples_s"]) == 1 for column in mpis.COLUMNS)

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from ddl_airflow.core.errors import SourceMissing
+from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.core.selection import Pattern, Selection, wrong_patterns
 from tests.limits import within
 
@@ -132,3 +132,7 @@ def test_what_is_no_pattern_is_told_by_its_number():
     for text in wrong:
         with pytest.raises(ValueError, match="is no pattern|begins|backslash|part|beside|longer"):
             Pattern(text)
+        # Of a DAG in Python, whose steps no rules of a manifest have looked at.
+        with pytest.raises(StagingError, match="^training_data_reference.exclude: ") as told:
+            selected([], [text], ["a"])
+        assert not told.value.retryable

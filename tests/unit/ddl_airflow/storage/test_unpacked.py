@@ -396,3 +396,21 @@ def test_no_more_of_a_member_is_read_than_it_says(tmp_path):
     (tmp_path / "x.tar").write_bytes(body)
     (member,) = archives.members(tmp_path / "x.tar", "x", ".tar")
     assert member.size == 0 and b"".join(member.chunks) == b""
+
+
+def test_an_archive_that_has_come_is_not_fetched_again_by_the_next_try(
+    store, cache, tmp_path, monkeypatch
+):
+    """Of a step that was ended while it unpacked."""
+    store.put_bytes("x.tar", tar_of({"a": b"1", "b": b"2"}))
+
+    def end(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unpacked._Archive, "_check_room", end)
+        with pytest.raises(KeyboardInterrupt):
+            staged(store, cache, tmp_path / "data")
+    staged(store, cache, tmp_path / "data")
+    assert store.fetched == ["x.tar"]
+    assert contents(tmp_path / "data") == {"x/a": b"1", "x/b": b"2"}
