@@ -166,6 +166,7 @@ class StageData(StepTry[StageDataStep]):
                 workers=workers,
                 progress=TransferLog(self.log, "staged"),
             )
+        cache.flush()  # who trains after this host has crashed does not look at the data again
         self.log.info(
             "staged %d files, %.1f MiB: %d fetched, %d already in the cache; fingerprint %s",
             *(len(dataset.files), dataset.nbytes / 2**20, dataset.fetched, dataset.reused),

@@ -7,8 +7,10 @@ kept beside it, and compared with samples of it whenever it is used, with all of
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -16,18 +18,31 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
 from ddl_airflow.core.errors import NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.download import journal_of
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.store import CHUNK, PIECE, Advance, ObjectSource, StoredObject
+from ddl_airflow.storage.store import (
+    CHUNK,
+    PIECE,
+    Advance,
+    Fetched,
+    ObjectSource,
+    StoredObject,
+)
 
 CACHED = "cache"  # how an object was checked that this call did not fetch
 _SAMPLE = 4 * PIECE  # bytes compared whenever a dataset is staged from the cache
+_LEAST_SAMPLE = 128 * 1024  # of them, that a small blob counts as: at most 512 are compared
+_FLUSHED = "flushed.json"
+_SMALL = "small."  # begins names of small objects while they come
+_TICK_NS = 1_000_000_000  # more than any file system rounds times by
+_OF_ONE_HOST = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs"}
 _RANDOM = random.SystemRandom()  # not to be foreseen by who changes a blob
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
@@ -39,13 +54,19 @@ class _Facts(NamedTuple):
 
     Attributes:
         changed_ns: its time of change: what has another one now is no longer what was fetched.
-        pieces: SHA-256 in hex of each ``PIECE`` of it.
+        pieces: digests in hex of each piece of it.
         callers: of stores whose keys may read it.
+        algorithm: of the digests, as hashlib calls it.
+        piece_size: bytes.
+        boot: of the host that wrote it, which may not have it on disk; empty: it is there.
     """
 
     changed_ns: int
     pieces: list[str]
     callers: list[str]
+    algorithm: str = "sha256"
+    piece_size: int = PIECE
+    boot: str = ""
 
 
 class Cache:
@@ -59,37 +80,94 @@ class Cache:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(os.path.abspath(root))
+        self._paths: weakref.WeakKeyDictionary[ObjectSource, dict[StoredObject, Path]]
+        self._paths = weakref.WeakKeyDictionary()
+
+    @functools.cached_property
+    def _boot(self) -> str:
+        """Of this host, if nobody else writes to the cache's disk; else empty."""
+        return boot_id() if is_of_this_host(self.root) else ""
 
     def path(self, store: ObjectSource, obj: StoredObject) -> Path:
         """Where the object's blob is, or will be."""
-        digest = hashlib.sha256(store.identity(obj).encode()).hexdigest()
-        return Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
+        known = self._paths.setdefault(store, {})
+        if (path := known.get(obj)) is None:
+            digest = hashlib.sha256(store.identity(obj).encode()).hexdigest()
+            path = known[obj] = Path(f"{self.root}/blobs/{digest[:2]}/{digest}")
+        return path
 
     def holds(self, store: ObjectSource, obj: StoredObject) -> bool:
         """Whether the object's blob is there, with its size and as it was left; it is then used."""
+        return self._held(store, obj) is not None
+
+    def held(
+        self, store: ObjectSource, objects: Iterable[StoredObject]
+    ) -> tuple[list[StoredObject], list[StoredObject]]:
+        """Those that ``holds`` is true of, and which of them ``check_access`` has to ask for."""
+        held, to_ask, caller = [], [], store.caller
+        for obj in objects:
+            if (facts := self._held(store, obj)) is not None:
+                held.append(obj)
+                if caller not in facts.callers:
+                    to_ask.append(obj)
+        return held, to_ask
+
+    def _held(self, store: ObjectSource, obj: StoredObject) -> _Facts | None:
         blob = self.path(store, obj)
         try:
-            found = blob.stat()
+            found = os.stat(blob)
         except FileNotFoundError:
-            return False
-        facts = self._facts(blob)
+            return None
+        facts, used = self._read_facts(blob)
         if facts is None or (found.st_size, found.st_mtime_ns) != (obj.size, facts.changed_ns):
-            return False
-        if time.time() - self.used(blob) > _DAY_S:
+            return None
+        if facts.boot and facts.boot != self._boot and not self._survived(blob, facts):
+            return None
+        if time.time() - used > _DAY_S:
             os.utime(self._facts_of(blob))
+        return facts
+
+    def _survived(self, blob: Path, facts: _Facts) -> bool:
+        """Whether a blob is whole that may not have been on disk when its host went down."""
+        if facts.changed_ns >= self._flushed().get(facts.boot, 0) and not self._is_whole(blob):
+            return False
+        with os_errors(blob):
+            _fsync(blob)
+            self._keep(blob, facts._replace(boot=""))
         return True
+
+    def flush(self) -> None:
+        """Returns when all that was fetched by now is on disk."""
+        if not self._boot:
+            return  # each was flushed by itself
+        with os_errors(self.root):
+            now_ns = time.time_ns() - _TICK_NS
+            _sync_file_system(self.root)
+            flushed = self._flushed() | {self._boot: now_ns}
+            new = self.root / f"flushed.{uuid.uuid4().hex}"
+            new.write_text(json.dumps(flushed))
+            new.replace(self.root / _FLUSHED)
+
+    def _flushed(self) -> dict[str, int]:
+        """Boot -> what was changed before that moment, in nanoseconds since 1970, is on disk."""
+        try:
+            found: dict[str, int] = json.loads((self.root / _FLUSHED).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found
 
     def used(self, blob: Path) -> float:
         """When it was last used, give or take a day, in seconds since 1970."""
         try:
-            return self._facts_of(blob).stat().st_mtime
+            return os.stat(self._facts_of(blob)).st_mtime
         except FileNotFoundError:
             return blob.stat().st_mtime
 
     def evict(self, blob: Path) -> None:
         """Removes it, and what is known of it. Only for who is ``alone``."""
         blob.unlink()
-        self._facts_of(blob).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._facts_of(blob))
 
     def check_access(self, store: ObjectSource, obj: StoredObject) -> None:
         """Has the store say whether the caller may have what the cache holds, if need be.
@@ -118,9 +196,9 @@ class Cache:
         for obj in _RANDOM.sample(objects, len(objects)):
             if left <= 0:
                 return []
-            left -= min(PIECE, obj.size)
             blob = self.path(store, obj)
             facts = self._facts(blob)
+            left -= max(_LEAST_SAMPLE, min(facts.piece_size if facts else PIECE, obj.size))
             with os_errors(blob):
                 if facts is None or not _is(blob, facts, _RANDOM.randrange(len(facts.pieces))):
                     break
@@ -143,20 +221,43 @@ class Cache:
         _log.warning("%s is not what was fetched: removed", blob)
         return False
 
-    def _facts_of(self, blob: Path) -> Path:
-        return Path(f"{self.root}/facts/{blob.name[:2]}/{blob.name}.json")
+    def _facts_of(self, blob: Path) -> str:
+        return f"{self.root}/facts/{blob.name[:2]}/{blob.name}.json"
 
     def _facts(self, blob: Path) -> _Facts | None:
+        return self._read_facts(blob)[0]
+
+    def _read_facts(self, blob: Path) -> tuple[_Facts | None, float]:
+        """What is known, and when the blob was last used."""
         try:
-            return _Facts(**json.loads(self._facts_of(blob).read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
+            descriptor = os.open(self._facts_of(blob), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None, 0.0
+        try:
+            found, text = os.fstat(descriptor), b""
+            while chunk := os.read(descriptor, found.st_size + 1):
+                text += chunk
+        finally:
+            os.close(descriptor)
+        try:
+            return _Facts(**json.loads(text)), found.st_mtime
+        except (ValueError, TypeError):
+            return None, 0.0
 
     def _keep(self, blob: Path, facts: _Facts) -> None:
         path = self._facts_of(blob)
+        text = json.dumps(facts._asdict()).encode()
+        with suppress(FileNotFoundError, FileExistsError):
+            # Nobody has any. Those that are cut off are as good as none.
+            first = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(first, text)
+            finally:
+                os.close(first)
+            return
         new = f"{path}.{uuid.uuid4().hex}"
         with _opened(new) as file:
-            file.write(json.dumps(facts._asdict()).encode())
+            file.write(text)
         os.replace(new, path)
 
     @contextmanager
@@ -208,6 +309,54 @@ class Cache:
             return None
         return True
 
+    def fetch_small(
+        self,
+        store: ObjectSource,
+        objects: Sequence[StoredObject],
+        advance: Advance,
+        came: Callable[[StoredObject, str], None],
+    ) -> None:
+        """As ``fetch``, of many small objects whose blobs have one folder, with one lock for all.
+
+        Args:
+            store, objects: what, and where from.
+            advance: as ``ObjectStore.get`` has it.
+            came: called for each, with how it was checked.
+        """
+        folder = self.path(store, objects[0]).parent
+        with os_errors(folder), self._lock(folder, advance, keep=True) as locked:
+            for name in _names(folder):
+                if locked and name.startswith(_SMALL):  # of a stager that was killed
+                    os.unlink(folder / name)
+            part = folder / f"{_SMALL}{uuid.uuid4().hex}.part"
+            for obj in objects:
+                if self.holds(store, obj):
+                    self.check_access(store, obj)
+                    advance(obj.size)
+                    came(obj, CACHED)
+                    continue
+                with os_errors(folder, obj.size):
+                    came(obj, self._bring(store, obj, part, advance))
+
+    def _bring(
+        self,
+        store: ObjectSource,
+        obj: StoredObject,
+        part: Path,
+        advance: Advance,
+        *,
+        kept: bool = False,
+    ) -> str:
+        """Fetches an object into a file that becomes its blob, or goes; or is ``kept``."""
+        try:
+            fetched = store.get(obj, part, advance)
+            self._take(store, obj, part, fetched)
+        except BaseException as error:
+            if not kept or _in_vain(error):
+                _remove(part)
+            raise
+        return fetched.checked
+
     def fetch(self, store: ObjectSource, obj: StoredObject, advance: Advance) -> str:
         """Makes the blob be there.
 
@@ -230,16 +379,10 @@ class Cache:
                 # Locked: whatever is unfinished belongs to a stager that was killed.
                 if locked and name.startswith(f"{blob.name}.") and name not in kept:
                     (blob.parent / name).unlink()
-            try:
-                fetched = store.get(obj, part, advance)
-                self.add(store, obj, part, fetched.pieces)
-            except BaseException as error:
-                if not kept or _in_vain(error):
-                    _remove(part)
-                raise
+            checked = self._bring(store, obj, part, advance, kept=bool(kept))
             if kept:
                 journal_of(part).unlink(missing_ok=True)
-        return fetched.checked
+        return checked
 
     def add(self, store: ObjectSource, obj: StoredObject, part: Path, pieces: list[str]) -> None:
         """Makes a file in the cache's folder, which is whole and checked, the object's blob.
@@ -249,11 +392,23 @@ class Cache:
             part: the file; gone then.
             pieces: SHA-256 in hex of each ``PIECE`` of it.
         """
+        _names(self.path(store, obj).parent)
+        self._take(store, obj, part, Fetched("size", pieces, piece_size=PIECE))
+
+    def _take(self, store: ObjectSource, obj: StoredObject, part: Path, fetched: Fetched) -> None:
         blob = self.path(store, obj)
-        part.chmod(0o444)  # runs reach it through links and must not change it
-        callers = [store.caller] if store.caller else []
-        self._keep(blob, _Facts(part.stat().st_mtime_ns, pieces, callers))
-        _names(blob.parent)
+        os.chmod(part, 0o444)  # runs reach it through links and must not change it
+        if not self._boot:
+            _fsync(part)
+        facts = _Facts(
+            os.stat(part).st_mtime_ns,
+            fetched.pieces,
+            [store.caller] if store.caller else [],
+            fetched.algorithm,
+            fetched.piece_size,
+            self._boot,
+        )
+        self._keep(blob, facts)
         os.replace(part, blob)
 
     def nbytes_of_parts(self, store: ObjectSource, obj: StoredObject) -> int:
@@ -272,11 +427,12 @@ class Cache:
             yield locked
 
     @contextmanager
-    def _lock(self, blob: Path, advance: Advance) -> Iterator[bool]:
+    def _lock(self, blob: Path, advance: Advance, *, keep: bool = False) -> Iterator[bool]:
         """Keeps other stagers off this blob. Yields False where the file system cannot lock.
 
         Without locks two stagers may both fetch; names of their own and one rename keep that right.
-        The wait ends when the holder's transfer does, or when ``advance`` raises.
+        The wait ends when the holder's transfer does, or when ``advance`` raises. ``keep``: of a
+        folder, in which others wait for other blobs: the lock stays for all of them.
         """
         lock = self.root / "locks" / blob.name
         with _opened(lock) as handle:
@@ -296,7 +452,48 @@ class Cache:
             yield locked
             # Only now that the blob is there: who still waits, or comes and makes a new lock, finds
             # it and fetches nothing. After an error the lock must stay for those that wait.
-            lock.unlink(missing_ok=True)
+            if not keep:
+                lock.unlink(missing_ok=True)
+
+
+def boot_id() -> str:
+    """Of this host, another one whenever it starts; empty: it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def is_of_this_host(folder: Path) -> bool:
+    """Whether a folder, which is made if need be, is on a file system that no other host has."""
+    with os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        device = folder.stat().st_dev
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number]
+    return bool(kinds) and {*kinds} <= _OF_ONE_HOST
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_file_system(folder: Path) -> None:
+    """syncfs(2), which Python does not have."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(descriptor)
 
 
 def _resumed(blob: Path) -> Path:
@@ -337,16 +534,17 @@ def _remove(part: Path) -> None:
 def _is(blob: Path, facts: _Facts, piece: int) -> bool:
     """Whether a piece of the blob has its digest."""
     try:
-        with open(blob, "rb") as file:
-            file.seek(piece * PIECE)
-            return _digest(file) == facts.pieces[piece]
+        with open(blob, "rb", buffering=0) as file:
+            file.seek(piece * facts.piece_size)
+            return _digest(file, facts) == facts.pieces[piece]
     except FileNotFoundError:
         return False
 
 
-def _digest(file: IO[bytes]) -> str:
+def _digest(file: IO[bytes], facts: _Facts) -> str:
     """Of the next piece."""
-    digest, left = hashlib.sha256(), PIECE
+    digest = hashlib.new(facts.algorithm, usedforsecurity=False)
+    left = facts.piece_size
     while left and (chunk := file.read(min(CHUNK, left))):
         digest.update(chunk)
         left -= len(chunk)

@@ -23,6 +23,9 @@ from ddl_airflow.storage.fingerprint import Digest
 from ddl_airflow.storage.lanes import Lanes
 from ddl_airflow.storage.store import CHUNK, PIECE, Advance, Fetched
 
+_BLOCK = CHUNK // 4  # of a part that is digested by itself: what fits the caches of a processor
+_MOST_OF_A_PART = 64 * CHUNK  # what is lost of one that breaks off, times those at once
+_MD5_DIGITS = 32
 _log = logging.getLogger(__name__)
 
 
@@ -42,12 +45,14 @@ class Check:
         digest: None: there is none, and sizes must do.
         expected: what must come out.
         proof: False where a difference may as well come from a wrong guess of the part size.
+        part_size: bytes, where the digest is one of the MD5s of such parts.
     """
 
     name: str
     digest: WholeDigest | None = None
     expected: str = ""
     proof: bool = True
+    part_size: int = 0
 
     def result(self) -> str:
         """The name; "size" if it could not decide. Raises ValueError on other content."""
@@ -75,6 +80,26 @@ class Source(Protocol):
             StagingError: it could not.
         """
 
+    def read_blocks(
+        self,
+        start: int,
+        count: int,
+        block: memoryview,
+        take: Callable[[memoryview], None],
+        advance: Advance,
+    ) -> None:
+        """Reads ``count`` bytes from ``start`` on, and gives them to ``take`` in their order.
+
+        Args:
+            start, count: bytes.
+            block: memory for those that ``take`` has at a time.
+            take: called with each byte once, in as many tries as may help.
+            advance: as for ``ObjectStore.get``.
+
+        Raises:
+            As ``read``.
+        """
+
     def read_in_order(
         self, into: memoryview, take: Callable[[int, memoryview], None], advance: Advance
     ) -> None:
@@ -90,7 +115,7 @@ class Source(Protocol):
 
 
 def download(source: Source, size: int, path: Path, advance: Advance) -> Fetched:
-    """Writes the object's bytes, and flushes them to disk.
+    """Writes the object's bytes.
 
     What comes out wrong is fetched once more, all of it: only the whole has a digest that the
     store knows.
@@ -106,21 +131,18 @@ def download(source: Source, size: int, path: Path, advance: Advance) -> Fetched
         OSError: of the file.
     """
     with _PartFile(path, size) as file:
-        fetched = [""] * file.count
+        fetched: list[str] = []
         for again in (False, True):
-            before = list(fetched)
+            before, fetched = fetched, []
             try:
-                name = _bring(source, file, fetched, (lambda _: advance(0)) if again else advance)
+                return _bring(source, file, fetched, (lambda _: advance(0)) if again else advance)
             except ValueError as error:
                 if again:
                     same = ", the same bytes" if fetched == before else ""
                     raise source.corrupt(f"{error}, fetched twice{same}") from error
                 _log.warning("%s", source.corrupt(f"{error}: fetched once more"))
                 file.forget()
-                continue
-            break
-        file.flush()
-        return Fetched(name, fetched)
+        raise AssertionError("no tries")
 
 
 def read_through(source: Source, size: int, take: Callable[[bytes], object]) -> str:
@@ -181,29 +203,45 @@ def journal_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.done.part")
 
 
-def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
-    """Brings all parts and their digests. Raises ValueError if the whole is not right."""
+def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> Fetched:
+    """Brings all parts; adds their digests to ``fetched``. Raises ValueError if it is not right."""
     if file.count == 1:
-        with lanes.buffers.one(file.size, advance) as part:
-            source.read(0, part, advance)
-            fetched[0] = hashlib.sha256(part).hexdigest()
-            file.write(0, part)
-            check = source.check()
-            if check.name == "sha256" and check.expected == fetched[0]:
-                return check.name
-            if check.digest:
-                check.digest.update(part)
-            return check.result()
+        return _bring_at_once(source, file, fetched, advance)
+    check = source.check()
     try:
-        return _bring_in_lanes(source, file, fetched, advance)
+        if 0 < check.part_size <= _MOST_OF_A_PART:
+            return _bring_in_parts(source, file, check, fetched, advance)
+        return _bring_in_lanes(source, file, check, fetched, advance)
     except RangesIgnored as ignored:
         _log.warning("%s It is fetched by one request, which takes longer", ignored)
         return _bring_in_order(source, file, fetched, advance)
 
 
-def _bring_in_order(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
+def _bring_at_once(
+    source: Source, file: _PartFile, fetched: list[str], advance: Advance
+) -> Fetched:
+    with lanes.buffers.one(file.size, advance) as part:
+        source.read(0, part, advance)
+        check = source.check()
+        algorithm = check.name if check.name in ("sha256", "md5") else "sha256"
+        digest = hashlib.new(algorithm, part, usedforsecurity=False).hexdigest()
+        fetched.append(digest)
+        file.write(0, part)
+        if check.name == algorithm:
+            if digest != check.expected:
+                raise ValueError(f"{check.name} is {digest}, not {check.expected}")
+            return Fetched(check.name, fetched, algorithm)
+        if check.digest:
+            check.digest.update(part)
+        return Fetched(check.result(), fetched)
+
+
+def _bring_in_order(
+    source: Source, file: _PartFile, fetched: list[str], advance: Advance
+) -> Fetched:
     check = source.check()
     counted: set[int] = set()
+    fetched[:] = [""] * file.count
 
     def take(number: int, part: memoryview) -> None:
         nonlocal check
@@ -219,11 +257,14 @@ def _bring_in_order(source: Source, file: _PartFile, fetched: list[str], advance
 
     with lanes.buffers.one(PIECE, advance) as buffer:
         source.read_in_order(buffer[:PIECE], take, lambda _: advance(0))
-    return check.result()
+    return Fetched(check.result(), fetched, piece_size=PIECE)
 
 
-def _bring_in_lanes(source: Source, file: _PartFile, fetched: list[str], advance: Advance) -> str:
-    check = source.check()
+def _bring_in_lanes(
+    source: Source, file: _PartFile, check: Check, fetched: list[str], advance: Advance
+) -> Fetched:
+    """One digest of all bytes, in their order: parts wait in memory for their turn."""
+    fetched[:] = [""] * file.count
 
     def bring(number: int, part: memoryview, proceed: Advance) -> None:
         digest = file.restore(number, part)
@@ -237,7 +278,42 @@ def _bring_in_lanes(source: Source, file: _PartFile, fetched: list[str], advance
         fetched[number] = digest
 
     Lanes(file.size, PIECE, bring, check.digest, advance).run()
-    return check.result()
+    return Fetched(check.result(), fetched, piece_size=PIECE)
+
+
+def _bring_in_parts(
+    source: Source, file: _PartFile, check: Check, fetched: list[str], advance: Advance
+) -> Fetched:
+    """The store's own parts, each digested by itself, block by block, while it is in the cache of
+    the processor. Their digests are those that are kept.
+    """
+    size = check.part_size
+    fetched[:] = [""] * -(-file.size // size)
+
+    def bring(number: int, memory: memoryview, proceed: Advance) -> None:
+        block, start = memory[:_BLOCK], number * size
+        count = min(size, file.size - start)
+        digest = file.restored_md5(number, start, count, block)
+        if digest:
+            proceed(count)
+        else:
+            md5, at = hashlib.md5(usedforsecurity=False), start
+
+            def take(part: memoryview) -> None:
+                nonlocal at
+                md5.update(part)
+                file.write_at(at, part)
+                at += len(part)
+
+            source.read_blocks(start, count, block, take, proceed)
+            digest = md5.hexdigest()
+            file.note(number, digest)
+        fetched[number] = digest
+
+    Lanes(file.size, size, bring, None, advance, memory=_BLOCK).run()
+    md5s = hashlib.md5(b"".join(map(bytes.fromhex, fetched)), usedforsecurity=False)
+    said = Check(check.name, md5s, check.expected.partition("-")[0], check.proof).result()
+    return Fetched(said, fetched, "md5", size)
 
 
 class _PartFile:
@@ -283,16 +359,27 @@ class _PartFile:
         found = hashlib.sha256(part[:at]).hexdigest()
         return found if found == noted else ""
 
+    def restored_md5(self, number: int, start: int, count: int, block: memoryview) -> str:
+        """The same by MD5, of ``count`` bytes from ``start`` on, a block at a time."""
+        noted = self._there.get(number)
+        if noted is None or len(noted) != _MD5_DIGITS:
+            return ""
+        md5, at = hashlib.md5(usedforsecurity=False), 0
+        while at < count and (n := os.preadv(self._file, [block[: count - at]], start + at)):
+            md5.update(block[:n])
+            at += n
+        return noted if md5.hexdigest() == noted else ""
+
     def write(self, number: int, part: memoryview) -> None:
-        at, start = 0, number * PIECE
+        self.write_at(number * PIECE, part)
+
+    def write_at(self, start: int, part: memoryview) -> None:
+        at = 0
         while at < len(part):
             at += os.pwrite(self._file, part[at : at + CHUNK], start + at)
 
     def note(self, number: int, digest: str) -> None:
         """Keeps that a part is there, for whoever goes on."""
-        # Has the disk begin with it, so that all is not left for the end. Nothing that is not yet
-        # on disk leaves memory by this.
-        os.posix_fadvise(self._file, number * PIECE, PIECE, os.POSIX_FADV_DONTNEED)
         os.write(self._journal, f"{json.dumps([number, digest])}\n".encode())
 
     def forget(self) -> None:
@@ -300,9 +387,6 @@ class _PartFile:
         self._there.clear()
         if self._journal >= 0:
             os.ftruncate(self._journal, 0)
-
-    def flush(self) -> None:
-        os.fsync(self._file)
 
 
 def _noted(journal: int) -> dict[int, str]:

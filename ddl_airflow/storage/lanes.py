@@ -37,6 +37,7 @@ class Lanes:
         digest: of the whole; None: nobody needs one.
         advance: as for ``ObjectStore.put``.
         at_once: parts.
+        memory: bytes for each; less than a part: ``bring`` fills it again and again.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Lanes:
         digest: Digest | None,
         advance: Advance,
         at_once: int = AT_ONCE,
+        memory: int = 0,
     ) -> None:
-        self._size, self._part_size = size, part_size
+        self._size, self._part_size, self._memory = size, part_size, memory or part_size
         self._count = max(1, -(-size // part_size))
         self._bring, self._digest, self._advance = bring, digest, advance
         self._at_once = min(at_once, self._count)
@@ -89,7 +91,7 @@ class Lanes:
 
     def _bring_next(self) -> bool:
         """Whether there was one."""
-        buffer = buffers.take(self._proceed, self._part_size)
+        buffer = buffers.take(self._proceed, self._memory)
         try:
             number = next(self._numbers, None)
             if number is not None:
@@ -139,14 +141,14 @@ class Buffers:
         self._taken = 0
 
     def take(self, advance: Advance, nbytes: int = PIECE) -> bytearray:
-        """One of so many bytes or of ``PIECE``, waited for until ``advance`` raises."""
+        """One of so many bytes, waited for until ``advance`` raises."""
         while not self._left.acquire(timeout=_LOOK_S):
             advance(0)
         with self._lock:
             self._taken += 1
-            if self._free and nbytes <= PIECE:
+            if self._free and nbytes == PIECE:
                 return self._free.pop()
-        return bytearray(max(nbytes, PIECE))
+        return bytearray(nbytes)
 
     def give(self, buffer: bytearray) -> None:
         """For the next one."""

@@ -111,6 +111,34 @@ class S3Source:
             once, advance, lambda: f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
         )
 
+    def read_blocks(
+        self,
+        start: int,
+        count: int,
+        block: memoryview,
+        take: Callable[[memoryview], None],
+        advance: Advance,
+    ) -> None:
+        """Gives ``take`` the bytes. What came before a failure is kept, but for its last block."""
+        at = 0
+
+        def once() -> None:
+            nonlocal at
+            left = count - at
+            byte_range = f"bytes={start + at}-{start + count - 1}"
+            whole = left == self._obj.size
+            with self._errors(), self._asked(None if whole else byte_range) as (answer, body):
+                self._check_answer(answer, None if whole else start + at, left)
+                body.set_socket_timeout(STALL_S)
+                while at < count:
+                    part = block[: count - at]
+                    self._fill(body, part, lambda _: advance(0))
+                    take(part)
+                    at += len(part)
+                    advance(len(part))
+
+        self._tried(once, advance, lambda: f"{at:,} of {count:,} bytes came from byte {start:,} on")
+
     def read_in_order(
         self, into: memoryview, take: Callable[[int, memoryview], None], advance: Advance
     ) -> None:
@@ -217,10 +245,12 @@ class S3Source:
         parts = int(obj.etag.rpartition("-")[2])
         first = self._first_part_size()
         if first and -(-obj.size // first) == parts:
-            return Check("md5-of-parts", PartsMd5(first), obj.etag)
+            return Check("md5-of-parts", PartsMd5(first), obj.etag, part_size=first)
         for guess in USUAL_PART_SIZES:
             if -(-obj.size // guess) == parts:
-                return Check("md5-of-parts", PartsMd5(guess), obj.etag, proof=False)
+                return Check(
+                    "md5-of-parts", PartsMd5(guess), obj.etag, proof=False, part_size=guess
+                )
         return Check("size")
 
     def _look(self) -> None:

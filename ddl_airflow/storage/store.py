@@ -43,11 +43,16 @@ class Fetched(NamedTuple):
     Attributes:
         checked: how: "sha256", "md5", "md5-of-parts", or "size" where the store offers nothing
             better.
-        pieces: SHA-256 in hex of each ``PIECE`` of it; one, if there is no byte.
+        pieces: digests in hex of each piece of it; one, if there is no byte.
+        algorithm: of these digests, as hashlib calls it: the one that the bytes were checked by,
+            where that is of pieces as well, so that none is taken twice.
+        piece_size: bytes.
     """
 
     checked: str
     pieces: list[str]
+    algorithm: str = "sha256"
+    piece_size: int = PIECE
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class ObjectStore(Protocol):
         """Asks whether this caller may read the object; raises AccessDenied if not."""
 
     def get(self, obj: StoredObject, path: Path, advance: Advance) -> Fetched:
-        """Writes a file, flushed to disk and checked.
+        """Writes a file, and checks it. Who wants it on disk flushes it.
 
         Args:
             obj: as it is listed.

@@ -26,6 +26,7 @@ from ddl_airflow.storage.filesystem import free_bytes, os_errors
 from ddl_airflow.storage.fingerprint import file_sha256, fingerprint
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.store import (
+    CHUNK,
     PART_PREFIX,
     PIECE,
     RETIRED,
@@ -245,18 +246,18 @@ def stage(
     marker = json.dumps(facts | ({"links": "hard"} if closed_cache else {})) + "\n"
 
     with cache.in_use():
-        held = [obj for obj in objects if cache.holds(store, obj)]
+        held, to_ask = cache.held(store, objects)
         asking = _Meter(progress if arrived else None, nbytes, len(objects))
 
         def ask(obj: StoredObject) -> None:
             cache.check_access(store, obj)
             asking.advance(0)  # raises if nobody wants the data any more
 
-        _for_each(held, ask, workers, asking)
+        _for_each(to_ask, ask, workers, asking)
         damaged = cache.drop_damaged(store, held)
         missing = sorted({*objects} - {*held} | {*damaged})
         # One that is there and not held was changed where it is, and links lead to it.
-        changed = any(cache.path(store, obj).exists() for obj in missing)
+        changed = any(os.path.exists(cache.path(store, obj)) for obj in missing)
         if damaged or changed or not _is_staged(destination, marker, objects):
             _check_room(cache, store, missing)
             meter = _Meter(progress, nbytes, len(objects))
@@ -268,16 +269,24 @@ def stage(
             growing = arrived and _Growing(links, {obj.key for obj in missing}, arrived)
             turns = threading.BoundedSemaphore(_LARGE_AT_ONCE)
 
-            def fetch(obj: StoredObject) -> None:
-                with ExitStack() as held:
-                    if growing and obj.size > PIECE:
-                        held.enter_context(_turn(turns, meter))
-                    checks[obj.key] = cache.fetch(store, obj, meter.advance)
+            def came(obj: StoredObject, checked: str) -> None:
+                checks[obj.key] = checked
                 if growing:
                     growing.came(obj.key)
                 meter.advance(0, files=1)
 
-            _for_each(missing, fetch, workers, meter)
+            def fetch(job: Sequence[StoredObject]) -> None:
+                if len(job) > 1:
+                    cache.fetch_small(store, job, meter.advance, came)
+                    return
+                with ExitStack() as held:
+                    if growing and job[0].size > PIECE:
+                        held.enter_context(_turn(turns, meter))
+                    checked = cache.fetch(store, job[0], meter.advance)
+                came(job[0], checked)
+
+            jobs = [[obj] for obj in missing] if growing else _jobs(missing, blobs)
+            _for_each(jobs, fetch, workers, meter)
             with os_errors(destination):
                 if growing:
                     growing.end(marker)
@@ -295,6 +304,17 @@ def stage(
         fetched=fetched,
         reused=len(objects) - fetched,
     )
+
+
+def _jobs(objects: Iterable[StoredObject], blobs: Mapping[str, Path]) -> list[list[StoredObject]]:
+    """Large objects each for itself, small ones by their blobs' folders."""
+    large, small = [], dict[str, list[StoredObject]]()
+    for obj in objects:
+        if obj.size <= CHUNK:
+            small.setdefault(blobs[obj.key].name[:2], []).append(obj)
+        else:
+            large.append([obj])
+    return [*large, *small.values()]
 
 
 def _names_folder(key: str) -> bool:
@@ -323,7 +343,7 @@ def _is_staged(destination: Path, marker: str, listing: Sequence[StoredObject]) 
     """Whether the folder holds this data, with no blob behind its links lost or cut since."""
     try:
         return (destination / COMPLETE).read_text() == marker and all(
-            (destination / obj.key).stat().st_size == obj.size for obj in listing
+            os.stat(f"{destination}/{obj.key}").st_size == obj.size for obj in listing
         )
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -340,8 +360,10 @@ class _Links:
 
     def __init__(self, destination: Path, blobs: Mapping[str, Path], *, closed_cache: bool) -> None:
         self._given, self.blobs, self._closed = destination, blobs, closed_cache
-        self._real = functools.cache(Path.resolve)
-        self._between = functools.cache(os.path.relpath)
+        self._real = functools.cache(os.path.realpath)
+        self._between = functools.cache(
+            lambda held, inside: os.path.relpath(self._real(held), self.folder / inside)
+        )
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -369,12 +391,12 @@ class _Links:
 
     def add(self, key: str, into: Path | None = None) -> None:
         """A link, which is there in one step, in that folder or in its place."""
-        blob, inside = self.blobs[key], key.rpartition("/")[0]
-        held, path = self._real(blob.parent), f"{into or self.folder}/{key}"
+        held, _, name = str(self.blobs[key]).rpartition("/")
+        path = f"{into or self.folder}/{key}"
         if self._closed:
-            os.link(f"{held}/{blob.name}", path)
+            os.link(f"{self._real(held)}/{name}", path)
         else:
-            os.symlink(f"{self._between(held, self.folder / inside)}/{blob.name}", path)
+            os.symlink(f"{self._between(held, key.rpartition('/')[0])}/{name}", path)
 
     def write(self, name: str, text: str, into: Path | None = None) -> None:
         """A file of ours, whole or not at all."""

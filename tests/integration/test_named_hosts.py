@@ -123,7 +123,7 @@ def test_horovod_run_calls_a_function_on_hosts(hosts, tmp_path) -> None:
     [
         ("10.99.0.2:1,no.such.host:1", "no.such.host: its name is not known here."),
         ("10.99.0.2:1,10.99.0.9:1", "10.99.0.9: it does not answer."),
-        ("10.99.0.2:1,host2.alias:1", "host2.alias: it is host2, as 10.99.0.2 is."),
+        ("10.99.0.2:1,host2.alias:1", "host2.alias: it calls itself host2, as 10.99.0.2 does."),
         ("10.99.0.2:1", "2 ranks are asked for, and there are 1 slots: 10.99.0.2:1."),
     ],
 )

@@ -4,10 +4,12 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from ddl_airflow.core.errors import AccessDenied, StagingError
+from ddl_airflow.storage import cache as module
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.transfer import stage
@@ -189,6 +191,128 @@ def test_a_blob_that_was_changed_where_it_is_is_fetched_again(tmp_path, hide, ag
     assert (done.fetched, done.reused) == (1, 2)
     for folder in ("first", "second")[: 1 if again else 2]:
         assert (tmp_path / folder / "b").read_bytes() == b"b" * 100
+
+
+def crashed(monkeypatch, cache, blob, content):
+    """The host has started again, and of a blob that is what was on disk."""
+    found = blob.stat()
+    monkeypatch.setattr(module, "boot_id", lambda: f"after {cache._boot}")
+    blob.chmod(0o644)
+    blob.write_bytes(content)
+    os.utime(blob, ns=(found.st_atime_ns, found.st_mtime_ns))
+    return Cache(cache.root)
+
+
+@pytest.fixture
+def one_host(monkeypatch):
+    """The cache is on a disk of this host's own, whatever the tests' folder is on."""
+    monkeypatch.setattr(module, "is_of_this_host", lambda folder: True)
+
+
+def test_what_was_not_on_disk_when_the_host_went_down_is_found_out(tmp_path, monkeypatch, one_host):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    lost, whole = store.put_bytes("lost", b"x" * 100), store.put_bytes("whole", b"y" * 100)
+    stage(store, cache, tmp_path / "first")
+    again = crashed(monkeypatch, cache, cache.path(store, lost), bytes(100))
+    assert not again.holds(store, lost) and again.holds(store, whole)
+    assert stage(store, again, tmp_path / "first").fetched == 1
+    assert (tmp_path / "first" / "lost").read_bytes() == b"x" * 100
+    # What was read back was on disk, and is not read once more.
+    read = []
+    monkeypatch.setattr(module, "_is", lambda *about: read.append(about) or True)
+    assert Cache(cache.root).holds(store, whole) and not read
+
+
+def test_what_was_flushed_is_not_read_after_the_host_went_down(tmp_path, monkeypatch, one_host):
+    monkeypatch.setattr(module, "_TICK_NS", 0)
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a", b"content")
+    stage(store, cache, tmp_path / "data-1")
+    time.sleep(0.01)
+    cache.flush()
+    read = []
+    monkeypatch.setattr(module, "_is", lambda *about: read.append(about) or True)
+    again = crashed(monkeypatch, cache, cache.path(store, obj), b"content")
+    assert again.holds(store, obj) and not read
+    assert again.holds(store, obj)
+
+
+def test_what_other_hosts_may_read_is_flushed_at_once(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(module, "is_of_this_host", lambda folder: False)
+    monkeypatch.setattr(module, "_fsync", lambda path: flushed.append(path.stat().st_size))
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    for name in ("a", "b"):
+        store.put_bytes(name, name.encode() * 7)
+    stage(store, cache, tmp_path / "first")
+    assert flushed == [7, 7]
+    monkeypatch.setattr(module, "boot_id", lambda: "of another host")
+    assert stage(store, Cache(cache.root), tmp_path / "second").reused == 2
+
+
+def test_a_disk_of_this_host_is_told_from_one_that_others_have(tmp_path, monkeypatch):
+    device = os.stat(tmp_path).st_dev
+    line = f"9 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - %s where rw\n"
+    for kind, own in (("ext4", True), ("xfs", True), ("nfs4", False), ("fuse.s3fs", False)):
+        with monkeypatch.context() as patched:
+            text = "8 1 0:5 / /other rw - tmpfs none rw\n" + line % kind
+            patched.setattr(module.Path, "read_text", lambda *_, text=text: text)
+            assert module.is_of_this_host(tmp_path) is own
+
+
+@pytest.fixture
+def one_folder(monkeypatch):
+    """All blobs have one folder, as with many thousands of them."""
+
+    def path(self, store, obj):
+        return self.root / "blobs" / "ab" / f"ab{obj.key}-{obj.etag}"
+
+    monkeypatch.setattr(Cache, "path", path)
+
+
+def test_small_objects_of_one_folder_come_once_for_all_stagers(tmp_path, one_folder):
+    store, cache = SlowFolder(tmp_path / "data"), Cache(tmp_path / "cache")
+    for number in range(5):
+        store.put_bytes(f"{number}", b"x" * number)
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda n: stage(store, cache, tmp_path / f"{n}"), range(3)))
+    assert store.transfers == 5
+    assert sorted(one.fetched for one in done) == [0, 0, 5]
+    for number in range(3):
+        assert (tmp_path / f"{number}" / "4").read_bytes() == b"xxxx"
+
+
+def test_small_objects_that_came_before_one_failed_are_kept(tmp_path, one_folder):
+    class Breaks(SlowFolder):
+        breaks = True
+
+        def get(self, obj, path, advance):
+            if self.breaks and obj.key == "3":
+                path.write_bytes(b"half")
+                raise StagingError("connection lost")
+            return super().get(obj, path, advance)
+
+    store, cache = Breaks(tmp_path / "data"), Cache(tmp_path / "cache")
+    for number in range(5):
+        store.put_bytes(f"{number}", b"x" * number)
+    with pytest.raises(StagingError, match="connection lost"):
+        stage(store, cache, tmp_path / "first")
+    blobs = cache.root / "blobs" / "ab"
+    assert len(list(blobs.iterdir())) == 3
+    (blobs / "small.0123.part").write_bytes(b"left by a killed process")
+    store.breaks = False
+    assert stage(store, cache, tmp_path / "first").fetched == 2
+    assert len(list(blobs.iterdir())) == 5
+
+
+def test_facts_that_were_cut_off_have_the_object_fetched_again(tmp_path):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj = store.put_bytes("a", b"content")
+    stage(store, cache, tmp_path / "first")
+    facts = Path(cache._facts_of(cache.path(store, obj)))
+    facts.write_bytes(facts.read_bytes()[:20])
+    assert stage(store, cache, tmp_path / "first").fetched == 1
+    assert stage(store, cache, tmp_path / "first").reused == 1
 
 
 def test_verify_reads_all_of_it_and_removes_what_is_not_what_was_fetched(tmp_path):

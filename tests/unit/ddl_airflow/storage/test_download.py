@@ -13,6 +13,7 @@ from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import download as module
 from ddl_airflow.storage import lanes
 from ddl_airflow.storage.download import Check, download, journal_of, read_through
+from ddl_airflow.storage.fingerprint import PartsMd5
 
 PIECE = 64 * 1024
 SIZE = 5 * PIECE + 77
@@ -31,16 +32,20 @@ def ignore(nbytes):
     pass
 
 
-def digests(content):
-    pieces = [content[at : at + PIECE] for at in range(0, max(1, len(content)), PIECE)]
-    return [hashlib.sha256(piece).hexdigest() for piece in pieces]
+def digests(content, algorithm="sha256", size=PIECE):
+    pieces = [content[at : at + size] for at in range(0, max(1, len(content)), size)]
+    return [hashlib.new(algorithm, piece).hexdigest() for piece in pieces]
 
 
 class Memory:
-    """Gives parts in any order; so often ``wrong`` bytes; an error instead of ``lost`` parts."""
+    """Gives parts in any order; so often ``wrong`` bytes; an error instead of ``lost`` parts.
 
-    def __init__(self, content, name="sha256", wrong=0, lost=()):
+    With ``part_size`` it knows the MD5s of such parts.
+    """
+
+    def __init__(self, content, name="sha256", wrong=0, lost=(), part_size=0, proof=True):
         self._content, self._name, self._wrong, self._lost = content, name, wrong, set(lost)
+        self._part_size, self._proof = part_size, proof
         self._lock = threading.Lock()
         self.asked = []
         self.at_once, self.most_at_once = 0, 0
@@ -63,7 +68,18 @@ class Memory:
                 into[-1] ^= 1
         advance(len(into))
 
+    def read_blocks(self, start, count, block, take, advance):
+        for at in range(0, count, len(block)):
+            part = block[: count - at]
+            self.read(start + at, part, advance)
+            take(part)
+
     def check(self):
+        if self._part_size:
+            known = PartsMd5(self._part_size)
+            known.update(self._content)
+            etag, size = known.hexdigest(), self._part_size
+            return Check("md5-of-parts", PartsMd5(size), etag, self._proof, part_size=size)
         if self._name == "size":
             return Check("size")
         new = getattr(hashlib, self._name)
@@ -80,9 +96,43 @@ def test_all_bytes_are_there_and_digested(content, tmp_path, size, name):
     done = download(source, size, tmp_path / "f.part", counted.append)
     assert (tmp_path / "f.part").read_bytes() == content[:size]
     assert done.checked == name
-    assert done.pieces == digests(content[:size])
+    assert done.algorithm == ("md5" if name == "md5" and size <= PIECE else "sha256")
+    assert done.pieces == digests(content[:size], done.algorithm)
     assert sum(counted) == size
     assert sorted(source.asked) == list(range(max(1, -(-size // PIECE))))
+
+
+@pytest.mark.parametrize("part_size", [PIECE // 2, PIECE, PIECE + 1, 3 * PIECE, SIZE - 1, SIZE])
+def test_parts_of_the_store_are_digested_each_by_itself(content, tmp_path, monkeypatch, part_size):
+    monkeypatch.setattr(module, "_BLOCK", PIECE // 4 + 5)
+    source, counted = Memory(content, part_size=part_size), []
+    done = download(source, SIZE, tmp_path / "f.part", counted.append)
+    assert (tmp_path / "f.part").read_bytes() == content and sum(counted) == SIZE
+    assert (done.checked, done.algorithm, done.piece_size) == ("md5-of-parts", "md5", part_size)
+    assert done.pieces == digests(content, "md5", part_size)
+    again = Memory(content, part_size=part_size)
+    assert download(again, SIZE, tmp_path / "f.part", ignore) == done and again.asked == []
+    with open(tmp_path / "f.part", "r+b") as file:
+        file.seek(SIZE - 1)
+        file.write(bytes([content[-1] ^ 1]))
+    once = Memory(content, part_size=part_size)
+    assert download(once, SIZE, tmp_path / "f.part", ignore) == done
+    assert (tmp_path / "f.part").read_bytes() == content
+    assert len(once.asked) < len(source.asked) or part_size == SIZE
+
+
+def test_wrong_parts_are_fetched_again_once_unless_their_size_is_a_guess(
+    content, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "_BLOCK", PIECE)
+    size = 2 * PIECE
+    done = download(Memory(content, wrong=1, part_size=size), SIZE, tmp_path / "a.part", ignore)
+    assert (tmp_path / "a.part").read_bytes() == content
+    assert done.pieces == digests(content, "md5", size) and "md5-of-parts is" in caplog.text
+    with pytest.raises(TransferCorrupt, match="md5-of-parts is .*fetched twice, the same bytes"):
+        download(Memory(content, wrong=2, part_size=size), SIZE, tmp_path / "b.part", ignore)
+    guessed = Memory(content, wrong=1, part_size=size, proof=False)
+    assert download(guessed, SIZE, tmp_path / "c.part", ignore).checked == "size"
 
 
 def test_no_more_parts_are_in_memory_than_there_may_be_whatever_comes_at_once(
