@@ -614,8 +614,14 @@ def main() -> int:
     if arguments.known:
         every = [json.loads(path.read_text()) for path in arguments.known]
         about = every[0]
-        for other in every[1:]:
-            about["outcomes"] += other["outcomes"]
+        for other in every[1:]:  # which has run again what it has
+            again = {(one["tool"], one["way"], one["fault"]) for one in other["outcomes"]}
+            about["outcomes"] = [
+                one
+                for one in about["outcomes"]
+                if (one["tool"], one["way"], one["fault"]) not in again
+            ] + other["outcomes"]
+            about["versions"] |= other["versions"]
     else:
         about = report.about()
         print(report.about_text(about))
