@@ -551,6 +551,9 @@ store is asked for uploads in parts that were left.
 Requests are plain http, signed with a digest of what is sent. Over https that is left out by
 most, and a byte that changes is TLS's to find.
 
+With expired keys, or a clock that is wrong, nobody can end an upload any more. Those that ours
+leaves then are ended by the next try, or by [`ddl-airflow clean`](cleaning.md).
+
 <!-- measured -->
 <!-- /measured -->
 """
