@@ -551,6 +551,9 @@ store is asked for uploads in parts that were left.
 Requests are plain http, signed with a digest of what is sent. Over https that is left out by
 most, and a byte that changes is TLS's to find.
 
+With expired keys, or a clock that is wrong, nobody can end an upload any more. Those that ours
+leaves then are ended by the next try, or by [`ddl-airflow clean`](cleaning.md).
+
 <!-- measured -->
 <!-- /measured -->
 """
@@ -614,8 +617,14 @@ def main() -> int:
     if arguments.known:
         every = [json.loads(path.read_text()) for path in arguments.known]
         about = every[0]
-        for other in every[1:]:
-            about["outcomes"] += other["outcomes"]
+        for other in every[1:]:  # which has run again what it has
+            again = {(one["tool"], one["way"], one["fault"]) for one in other["outcomes"]}
+            about["outcomes"] = [
+                one
+                for one in about["outcomes"]
+                if (one["tool"], one["way"], one["fault"]) not in again
+            ] + other["outcomes"]
+            about["versions"] |= other["versions"]
     else:
         about = report.about()
         print(report.about_text(about))

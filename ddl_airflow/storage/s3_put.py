@@ -317,6 +317,8 @@ class S3Target:
             except StagingError:
                 self._doubtful = True
                 raise
+            if answer["ResponseMetadata"].get("RetryAttempts"):
+                self._doubtful = True  # botocore's own first try may have begun one
             if "UploadId" not in answer:
                 self._doubtful = True
                 raise StagingError(f"{self._where}: the answer names no upload")

@@ -179,6 +179,23 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(
         assert WRITES[size] + 1 <= len(proxy.asked) <= WRITES[size] + 3
 
 
+@pytest.mark.parametrize("fault", ["done 500", "done reset"])
+def test_an_upload_that_botocore_begins_twice_leaves_none(
+    ceph, keys, store, contents, tmp_path, fault
+):
+    """Its own tries, which nothing here hears of, are on."""
+
+    def begins(method, path):
+        return method == "POST"
+
+    with FaultyProxy(ceph.endpoint_url, {0: fault}, begins) as proxy:
+        theirs = s3_client(proxy.endpoint_url, *keys)
+        near = S3Store(theirs, store.bucket, store.prefix)
+        done = publish({"f": made(tmp_path, contents["large"])}, near, "t")
+        theirs.close()
+    require_published(store, done, {"f": contents["large"]})
+
+
 def test_an_error_as_success_where_an_object_is_looked_at_costs_no_byte(
     ceph, keys, store, contents, tmp_path
 ):
