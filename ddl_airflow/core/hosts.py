@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# As ssh and mpirun take them. No user and no port: those belong into ssh's configuration.
+# As ssh and mpirun take them. No user and no port: those belong in ssh's configuration.
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?)(?::([0-9]{1,4}))?")
 # ``name slots=4`` of Open MPI, ``name:4`` of others.
 _SLOTS = re.compile(r"slots\s*=\s*([0-9]{1,4})")
@@ -36,7 +36,7 @@ def parse_host(text: str) -> Host:
     found = _HOST.fullmatch(text.strip())
     if found is None:
         more = "@" in text or text.count(":") > 1
-        where = "; users, ports and IPv6 addresses belong into ssh's configuration" if more else ""
+        where = "; users, ports and IPv6 addresses belong in ssh's configuration" if more else ""
         wrong = f"{text[:60]!r} is no host"
         raise ValueError(f"{wrong}. Write name or name:slots, for example gpu1:4{where}")
     if found[3] is not None and int(found[3]) == 0:

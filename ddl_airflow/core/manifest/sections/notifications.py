@@ -48,7 +48,7 @@ class Notification(Section):
     )
     arguments: Mapping[str, Argument] = Field(
         default={},
-        description="What it is made with; secrets belong into the connection that it uses.",
+        description="What it is made with; secrets belong in the connection that it uses.",
         examples=[{"to": ["ml@example.com"], "smtp_conn_id": "mail"}],
     )
 

@@ -32,7 +32,7 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["user@a", "user@a:4", "fe80::1", "[fe80::2]:4", "a:22:4"])
 def test_what_belongs_into_sshs_configuration_is_sent_there(text: str) -> None:
-    with pytest.raises(ValueError, match="users, ports and IPv6 addresses belong into ssh's"):
+    with pytest.raises(ValueError, match="users, ports and IPv6 addresses belong in ssh's"):
         parse_host(text)
 
 

@@ -72,7 +72,7 @@ def test_hosts_that_are_alike_are_well() -> None:
         ({"sees_marker": False}, "it does not see the workspace, other than the others"),
         ({"time": time.time() + 1e4}, "s ahead of this host's"),
         ({"time": time.time() - 1e4}, "s behind this host's"),
-        ({"host": "a"}, "it is a, as a is. Name it once"),
+        ({"host": "a"}, "it calls itself a, as a does. If both are one host, name it once"),
         ({"ssh": Said(None, why="it does not answer")}, "it does not answer"),
         ({"ssh": Said(127, why="not found")}, "has no /opt/python that runs"),
         ({"ssh": Said(1, "Traceback", "ImportError")}, "did not say what it is like: ImportError"),
