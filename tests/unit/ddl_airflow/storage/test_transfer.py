@@ -12,7 +12,7 @@ import pytest
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.store import StoredObject
+from ddl_airflow.storage.store import CHUNK, StoredObject
 from ddl_airflow.storage.transfer import missing_from, publications, publish, stage
 from tests.limits import within
 
@@ -197,8 +197,9 @@ def test_stage_of_more_than_the_disk_holds_fails_before_it_fetches(tmp_path, cac
 
 def test_stage_stops_all_threads_at_the_first_error(tmp_path, cache):
     store = BreakingFolder(tmp_path / "source")
+    large = bytes(CHUNK + 1)  # small ones of one folder of the cache come one after the other
     for index in range(20):
-        FolderStore.put_bytes(store, "bad" if index == 1 else f"{index:02}", b"x")
+        FolderStore.put_bytes(store, "bad" if index == 1 else f"{index:02}", large)
     start = time.monotonic()
     with pytest.raises(StagingError, match="bad: lost"):
         stage(store, cache, tmp_path / "data", workers=20)
