@@ -253,7 +253,9 @@ def test_a_connection_of_the_amazon_provider_says_it_its_own_way(monkeypatch, na
     server, told = answering({"x-amz-server-side-encryption": "aws:kms"})
     monkeypatch.setenv(
         "AIRFLOW_CONN_MY_AWS",
-        '{"conn_type": "aws", "login": "key", "password": "secret", "extra": {"endpoint_url": '
+        # Masked from now on in this process: no word that other tests print.
+        '{"conn_type": "aws", "login": "storeSettingsKey", "password": "storeSettingsPassword", '
+        '"extra": {"endpoint_url": '
         f'"http://localhost:{server.server_port}", "region_name": "eu-de", '
         '"config_kwargs": {"s3": {"addressing_style": "virtual"}}, '
         '"service_config": {"s3": {"extra_args": {"StorageClass": "STANDARD_IA"}}}}}',
