@@ -25,7 +25,7 @@ NOT_YAML = set(
 )
 # What is wrong there lies between fields, or in the meaning of a text.
 NOT_FOR_A_SCHEMA = set(
-    "connection evaluation_rules ffdl_rules ffdl_stores ffdl_volume ffdl_volume_path "
+    "checkpoints connection evaluation_rules ffdl_rules ffdl_stores ffdl_volume ffdl_volume_path "
     "kubernetes kubernetes_image parameters patterns rules same_place slurm steps_rules stream "
     "unpack template approval_time approval_then "
     "evaluation_command evaluation_output evaluation_sample evaluation_validation".split()
