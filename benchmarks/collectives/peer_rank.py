@@ -103,20 +103,23 @@ class TensorFlowRank:
     def chain(self, way: str, op: str, nbytes: int, length: int, pairs: bool) -> Any:
         """A function of `length` collectives, one after the other.
 
-        Sums and broadcasts are of the result of the one before, the others of the same tensor.
+        Sums and broadcasts are of the result of the one before, the others of the same tensor. It
+        returns the last result, and the first element of each: TensorFlow leaves out an operation
+        of no side effects, as Horovod's are, whose result nobody takes.
         """
         import tensorflow as tf
 
         process_set = self.pair if pairs else self.everyone
         name = f"{way}_{op}_{nbytes}_{length}_{self.rank // 2 if pairs else 'all'}"
 
-        def run(tensor: tf.Tensor) -> tf.Tensor:
-            result = tensor
+        def run(tensor: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            result, firsts = tensor, []
             for step in range(length):
                 given = result if op in ("allreduce", "broadcast") else tensor
                 with tf.control_dependencies([result]):
                     result = self.one[way, op](given, f"{name}_{step}", process_set)
-            return result
+                firsts.append(result[:1])
+            return result, firsts
 
         return self._once((name,), lambda: tf.function(run))
 
@@ -167,8 +170,8 @@ class TensorFlowRank:
             else:
                 expected = result_of(op, count, members, self.rank)
 
-            def check(results: tf.Tensor) -> None:
-                got = results.numpy()
+            def check(results: tuple[tf.Tensor, list[tf.Tensor]]) -> None:
+                got = results[0].numpy()
                 if op != "allreduce" and len(got) != len(expected):
                     raise RuntimeError(f"{way}, {op}: {len(got)} elements, not {len(expected)}")
                 require(got, expected, f"{way}, {op}, {nbytes} bytes")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.transfer import publish, stage
+from ddl_airflow.storage.staging import stage
 
 
 def cpu_s(who: int) -> float:
