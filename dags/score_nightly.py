@@ -67,7 +67,7 @@ def score_dag(
             from ddl_airflow.evidence.verification import verify
             from ddl_airflow.operators.base import rank_python
             from ddl_airflow.storage.cache import Cache
-            from ddl_airflow.storage.transfer import stage
+            from ddl_airflow.storage.staging import stage
 
             publication = store(results).at(serving["publication"])
             if problems := verify(publication).problems:

@@ -28,8 +28,8 @@ from ddl_airflow.lineage.story import (
     described_run,
     described_training,
 )
+from ddl_airflow.storage.publication import publications
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
-from ddl_airflow.storage.transfer import publications
 
 # Trainings in one message.
 _MOST_NAMED = 10

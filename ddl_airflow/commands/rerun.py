@@ -46,8 +46,8 @@ from ddl_airflow.local_run import FOLDER, Asked, data_of, log_to_terminal, run_m
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import fingerprint
+from ddl_airflow.storage.staging import COMPLETE, Listing, stage
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import COMPLETE, Listing, stage
 
 # Of a recorded environment, what a rank inherits and how it computes depends on.
 _SETTINGS = (

@@ -19,8 +19,8 @@ from ddl_airflow.lineage.index import FOLDER, lost
 from ddl_airflow.lineage.production import dags_in
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.lineage.story import printable
+from ddl_airflow.storage.publication import PUBLICATION
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
-from ddl_airflow.storage.transfer import PUBLICATION
 
 
 def add_to(commands: Commands) -> None:

@@ -25,8 +25,8 @@ from ddl_airflow.evidence.names import BOM, CURVES, DATASET, EVIDENCE, PROVENANC
 from ddl_airflow.evidence.signature import UNSIGNED, check, signer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.marker import is_as_sealed
+from ddl_airflow.storage.publication import PUBLICATION, content_of
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
-from ddl_airflow.storage.transfer import PUBLICATION, content_of
 
 # Of the marker that uploads write. Another name is a changed one.
 _OF_MARKER = {"dag_id", "training_id", "manifest", "keep", "files", "marked", "digest"}

@@ -3,7 +3,7 @@
 ``<results>/<dag id>/latest.json`` and ``production.json`` are small objects, each replaced in one
 step and only if nobody has changed it meanwhile: a reader finds the one before or the one after,
 and of two who change it at the same time the second looks again at what the first has left. What
-a pointer names is never changed (``ddl_airflow.storage.transfer.publish``).
+a pointer names is never changed (``ddl_airflow.storage.publication.publish``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.record import LINEAGE, in_digests_of
+from ddl_airflow.storage.publication import missing_from, publications, restore
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import missing_from, publications, restore
 
 LATEST = "latest"
 PRODUCTION = "production"

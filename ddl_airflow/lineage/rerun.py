@@ -21,8 +21,8 @@ from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.storage.code import digest_of
 from ddl_airflow.storage.fingerprint import object_sha256
+from ddl_airflow.storage.staging import dataset_of
 from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
-from ddl_airflow.storage.transfer import dataset_of
 
 Record = Mapping[str, Any]
 MANIFEST = "manifest.yml"

@@ -23,13 +23,13 @@ from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
+from ddl_airflow.storage.publication import restore, retire
 from ddl_airflow.storage.snapshots import SNAPSHOTS, drop
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
-from ddl_airflow.storage.transfer import restore, retire
 
 _SAVED_S = 30 * 86400.0  # checkpoints of a training that nobody has gone on with
 _SAVED = re.compile(rf"([^/]+)/{SNAPSHOTS}/.+")
-# <training id>/<content>-<token>/..., as ``ddl_airflow.storage.transfer.publish`` names it.
+# <training id>/<content>-<token>/..., as ``ddl_airflow.storage.publication.publish`` names it.
 _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
 
 

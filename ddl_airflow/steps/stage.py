@@ -35,8 +35,8 @@ from ddl_airflow.storage.filesystem import holder_of
 if TYPE_CHECKING:
     from ddl_airflow.storage.cache import Cache
     from ddl_airflow.storage.code import CodeSnapshot
+    from ddl_airflow.storage.staging import Listing
     from ddl_airflow.storage.store import ObjectSource, ObjectStore, StoredObject
-    from ddl_airflow.storage.transfer import Listing
 
 # For ranks that were told to end, when train was cleared as well.
 _ENDS_S = 30.0
@@ -58,7 +58,7 @@ class StageData(StepTry[StageDataStep]):
     def rehearse(self) -> str:
         """What is there, and how much of it would have to be fetched."""
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
-        from ddl_airflow.storage.transfer import list_dataset
+        from ddl_airflow.storage.staging import list_dataset
 
         self._take_code()
         streams = self._streams()
@@ -73,7 +73,7 @@ class StageData(StepTry[StageDataStep]):
     def run(self) -> dict[str, Any]:
         """Returns uri, fingerprint and counts of the dataset, and the code's digest."""
         from ddl_airflow.storage.cache import Cache
-        from ddl_airflow.storage.transfer import check_stageable, list_dataset
+        from ddl_airflow.storage.staging import check_stageable, list_dataset
 
         layout = self.layout
         if not self.context.cleared and has_begun_training(layout):
@@ -143,7 +143,7 @@ class StageData(StepTry[StageDataStep]):
     def _stage(self, store: ObjectStore, listing: Listing) -> Mapping[str, str]:
         """Returns the SHA-256 in hex of what is there only unpacked, by key."""
         from ddl_airflow.storage.cache import Cache
-        from ddl_airflow.storage.transfer import stage
+        from ddl_airflow.storage.staging import stage
         from ddl_airflow.storage.unpacked import unpack
 
         layout, cache, workers = self.layout, Cache(self.layout.cache), self.site.transfer_workers
@@ -189,7 +189,7 @@ class StageData(StepTry[StageDataStep]):
         return False
 
     def _skip_if_trained(self, dataset: str, code: CodeSnapshot) -> None:
-        from ddl_airflow.storage.transfer import missing_from
+        from ddl_airflow.storage.publication import missing_from
 
         reference, dag_id = self.step.results, self.context.run.dag_id
         always = self.context.run.by_a_person or self.context.cleared

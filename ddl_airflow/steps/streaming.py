@@ -45,9 +45,9 @@ def streamed(step: TrainStep, layout: RunLayout, site: Site, log: Any) -> Iterat
         StagingError: it is not known which data, or where they are now.
     """
     from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
+    from ddl_airflow.storage.staging import Listing
     from ddl_airflow.storage.store import StoredObject
     from ddl_airflow.storage.stream import Stream
-    from ddl_airflow.storage.transfer import Listing
 
     listed = read_part(layout, "stage_data")["dataset"]
     store = site.open_store(step.dataset) if step.dataset is not None else None

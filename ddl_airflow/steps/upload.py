@@ -46,7 +46,7 @@ _MOST_SCRIPTS = 16 * 2**20  # bytes, of all scripts of a training
 _UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 
 if TYPE_CHECKING:
-    from ddl_airflow.storage.transfer import PublishedResult
+    from ddl_airflow.storage.publication import PublishedResult
 
 
 class UploadResults(StepTry[UploadResultsStep]):
@@ -205,7 +205,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         self, store: ObjectStore, files: Mapping[str, Path]
     ) -> tuple[PublishedResult, dict[str, Any]]:
         from ddl_airflow.evidence.files import Evidence, add_signature, make  # no parse needs these
-        from ddl_airflow.storage.transfer import publications, publish
+        from ddl_airflow.storage.publication import publications, publish
 
         layout = self.layout
         made = Evidence()

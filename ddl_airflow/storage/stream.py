@@ -11,15 +11,9 @@ from types import TracebackType
 
 from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.cache import Cache
+from ddl_airflow.storage.staging import Listing, StagedDataset, list_dataset, say_failed, stage
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.transfer import (
-    Listing,
-    Progress,
-    StagedDataset,
-    list_dataset,
-    say_failed,
-    stage,
-)
+from ddl_airflow.storage.transfer import Progress
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1

@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from ddl_airflow.storage.archives import SUFFIXES, ArchiveRefused, Member, membe
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.fingerprint import Parts, file_sha256
+from ddl_airflow.storage.staging import Listing
 from ddl_airflow.storage.store import (
     PIECE,
     Advance,
@@ -35,7 +35,7 @@ from ddl_airflow.storage.store import (
     StoredObject,
     check_keys,
 )
-from ddl_airflow.storage.transfer import Listing, Progress
+from ddl_airflow.storage.transfer import Meter, Progress, for_each
 
 _log = logging.getLogger(__name__)
 _SAY_S = 5.0
@@ -185,21 +185,13 @@ def unpack(
             f"{store.uri}: training_data_reference.unpack: none of the {len(listing.objects):,} "
             f"objects is an archive, {', '.join(SUFFIXES)}. Delete unpack, or correct the source."
         )
-    meter = _Meter(progress, source.archives)
+    meter = Meter(progress, sum(one.size for one in source.archives), len(source.archives))
 
     def bring(archive: StoredObject) -> None:
         source.take(archive, _Archive(store, cache, archive, meter).content())
         meter.advance(0, files=1)
 
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, workers)), "ddl-unpack") as pool:
-        running = [pool.submit(bring, archive) for archive in source.archives]
-        try:
-            for future in as_completed(running):
-                future.result()
-        except BaseException:  # also a signal that ends the task
-            meter.stopped = True
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    for_each(source.archives, bring, min(_AT_ONCE, workers), meter)
     objects = source.list()
     check_keys((obj.key for obj in objects), store.uri)
     twice = [one.key for one, other in pairwise(objects) if one.key == other.key]
@@ -213,39 +205,14 @@ def unpack(
 
 def is_unpacked(store: ObjectSource, cache: Cache, archive: StoredObject) -> bool:
     """Whether all that is in an archive is in the cache."""
-    return _Archive(store, cache, archive, _Meter(None, [archive])).is_there()
-
-
-class _Stopped(StagingError):
-    """Ends what another thread does; the other's error is the one to raise."""
-
-
-class _Meter:
-    """Counts what comes of all archives, and stops all."""
-
-    def __init__(self, progress: Progress | None, archives: Sequence[StoredObject]) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._done = self._files = 0
-        self._nbytes, self._count = sum(one.size for one in archives), len(archives)
-        self.stopped = False
-
-    def advance(self, nbytes: int, files: int = 0) -> None:
-        if self.stopped:
-            raise _Stopped("stopped because another archive failed")
-        with self._lock:
-            self._done += nbytes
-            self._files += files
-            if self._progress and (nbytes or files):
-                done = min(self._done, self._nbytes)  # what is fetched twice counts once
-                self._progress(done, self._nbytes, self._files, self._count)
+    return _Archive(store, cache, archive, Meter(None, archive.size, 1)).is_there()
 
 
 class _Archive:
     """One archive, and what is kept of it."""
 
     def __init__(
-        self, store: ObjectSource, cache: Cache, archive: StoredObject, meter: _Meter
+        self, store: ObjectSource, cache: Cache, archive: StoredObject, meter: Meter
     ) -> None:
         self._store, self._cache, self._archive, self._meter = store, cache, archive, meter
         self._where = f"{store.uri}/{archive.key}"

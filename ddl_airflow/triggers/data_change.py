@@ -153,7 +153,7 @@ class DataChangeTrigger(BaseEventTrigger):
     def _look(self) -> dict[str, Any] | None:
         """Returns None where there is nothing to train on."""
         from ddl_airflow.hooks.store import store_of
-        from ddl_airflow.storage.transfer import dataset_of
+        from ddl_airflow.storage.staging import dataset_of
 
         connection = Connection.model_validate(self.connection) if self.connection else None
         within = None if self.within is None else tuple(map(Path, self.within))

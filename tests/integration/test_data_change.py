@@ -9,7 +9,7 @@ import pytest
 from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 from tests.limits import within
 
 pytestmark = pytest.mark.integration

@@ -20,8 +20,8 @@ from ddl_airflow.storage import cache, download, lanes, s3_get
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.staging import stage
 from ddl_airflow.storage.store import PIECE
-from ddl_airflow.storage.transfer import stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import FaultyProxy
 from tests.limits import until, within
@@ -256,7 +256,7 @@ from pathlib import Path
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.staging import stage
 endpoint, key, secret, bucket, cache, destination = sys.argv[1:]
 store = S3Store(s3_client(endpoint, key, secret), bucket, "killed")
 print(stage(store, Cache(cache), Path(destination)).fetched)

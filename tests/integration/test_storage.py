@@ -32,10 +32,11 @@ from ddl_airflow.lineage.production import PRODUCTION, point, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.publication import missing_from, publish
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import S3Settings, s3_client, with_settings
+from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.store import Unfinished
-from ddl_airflow.storage.transfer import list_dataset, missing_from, publish, stage
 from ddl_airflow.storage.unpacked import unpack
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.disk import tiny_disk
@@ -552,7 +553,7 @@ from pathlib import Path
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.staging import stage
 endpoint, key, secret, bucket, cache, destination = sys.argv[1:]
 store = S3Store(s3_client(endpoint, key, secret), bucket, "a prefix")
 print(stage(store, Cache(cache), Path(destination)).fetched)

@@ -18,8 +18,9 @@ from ddl_airflow.hooks.store import store_of
 from ddl_airflow.storage import s3_put
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.connections import store_client
+from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.transfer import publish, stage
+from ddl_airflow.storage.staging import stage
 from tests.integration.ceph import CephObjectStore, available
 
 PART = 256 * 1024

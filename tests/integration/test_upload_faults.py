@@ -19,9 +19,9 @@ from botocore.exceptions import ClientError
 
 from ddl_airflow.core.errors import AccessDenied, FileChanged, StagingError, TransferCorrupt
 from ddl_airflow.storage import s3_get, s3_http, s3_put
+from ddl_airflow.storage.publication import missing_from, publications, publish
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.transfer import missing_from, publications, publish
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import FaultyProxy
 from tests.limits import until, within

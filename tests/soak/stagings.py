@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddl_airflow.storage import cache as cache_module
-from ddl_airflow.storage import download, lanes, transfer
+from ddl_airflow.storage import download, lanes, staging
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
+from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.stream import Stream
-from ddl_airflow.storage.transfer import list_dataset, stage
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import Asked, FaultyProxy
 from tests.limits import until
@@ -124,7 +124,7 @@ def soak(
         seed: of what happens when.
     """
     chance, figures = random.Random(seed), Fetched()
-    for module in (download, cache_module, lanes, transfer):
+    for module in (download, cache_module, lanes, staging):
         vars(module)["PIECE"] = PART  # the processes are forked
     longest = {True: 0.0, False: 0.0}
 

@@ -2,7 +2,7 @@
 
 Standard library only: scripts without TensorFlow import this module in place of ``ddl.data``.
 
-The step that fetches the data keeps three files beside them, which ``ddl_airflow.storage.transfer``
+The step that fetches the data keeps three files beside them, which ``ddl_airflow.storage.staging``
 writes: ``.ddl-listing`` has the name of each file, as JSON, one a line, in the order in which they
 come; ``.complete`` says that all are there; ``.ddl-failed`` why the rest never comes. A file is
 there when all of it is.

@@ -24,7 +24,7 @@ from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifest
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 
 ROOT = Path(__file__).parents[3]
 STEPS = ["stage_data", "train", "transform", "upload_results"]

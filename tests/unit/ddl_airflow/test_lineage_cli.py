@@ -14,7 +14,7 @@ from ddl_airflow.commands import lineage
 from ddl_airflow.lineage.index import add
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 from tests.limits import within
 
 SCRIPT = "import ddl\nepochs = 3\n"

@@ -24,7 +24,7 @@ from ddl_airflow.evidence.verification import verify
 from ddl_airflow.lineage.index import mark_removed
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.marker import sealed
-from ddl_airflow.storage.transfer import content_of, restore, retire
+from ddl_airflow.storage.publication import content_of, restore, retire
 from tests.limits import within
 
 ALL = {

@@ -16,8 +16,8 @@ import pytest
 
 from ddl_airflow.core.errors import NoSuchModel, SourceMissing, StagingError
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, rollback
+from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.store import StoredObject
-from ddl_airflow.storage.transfer import publish
 
 RECORD = {
     "dataset": {"fingerprint": "d"},

@@ -23,9 +23,9 @@ from ddl_airflow.lineage.production import (
     rollback,
 )
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
-from ddl_airflow.storage.transfer import publish
 
 
 def published(store, tmp_path, training_id, dag_id="digits"):

@@ -16,7 +16,7 @@ from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, r
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import missing_from, publish
+from ddl_airflow.storage.publication import missing_from, publish
 
 DAY_S = 86400.0
 

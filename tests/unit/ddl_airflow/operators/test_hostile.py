@@ -17,7 +17,7 @@ from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import missing_from
+from ddl_airflow.storage.publication import missing_from
 
 SCRIPT = Path(__file__).parent / "scripts" / "hostile.py"
 SECRET = "canary5ofTheHost"

@@ -12,7 +12,7 @@ from ddl_airflow.airflow_internals import asset_of
 from ddl_airflow.lineage.production import PRODUCTION, point, promote, read_pointer
 from ddl_airflow.operators.production import production_dag
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 
 
 @pytest.fixture

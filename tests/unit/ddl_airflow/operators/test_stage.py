@@ -40,7 +40,7 @@ from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.operators.upload import UploadResultsOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 
 
 def published_to(task, folder):

@@ -21,7 +21,7 @@ from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import stage as stage_files
+from ddl_airflow.storage.staging import stage as stage_files
 from tests.limits import until
 
 # Each rank says what it reads.
@@ -279,7 +279,7 @@ def test_a_manifest_whose_data_are_elsewhere_now_is_refused(tasks, context_of, t
 
 
 def test_room_is_looked_for_before_the_training(tasks, layout, context_of, monkeypatch):
-    monkeypatch.setattr("ddl_airflow.storage.transfer.free_bytes", lambda _: 11)
+    monkeypatch.setattr("ddl_airflow.storage.staging.free_bytes", lambda _: 11)
     stage, _ = tasks(READS)
     with pytest.raises(AirflowException, match="needs 12 bytes, 11 are free"):
         stage.execute(context_of("streaming"))

@@ -28,7 +28,7 @@ from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.site import training_of
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import publish
+from ddl_airflow.storage.publication import publish
 from tests.schemas import check_lineage_schema
 
 TRAIN = """

@@ -12,7 +12,7 @@ from ddl_airflow.core.errors import AccessDenied, StagingError
 from ddl_airflow.storage import cache as module
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.staging import stage
 
 
 def ignore(nbytes):

@@ -15,7 +15,7 @@ from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
 from ddl_airflow.storage.filesystem import FolderStore, alone_in
-from ddl_airflow.storage.transfer import stage
+from ddl_airflow.storage.staging import stage
 
 KEEP = Rules(runs=timedelta(days=30))
 

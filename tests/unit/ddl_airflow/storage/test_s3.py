@@ -23,11 +23,11 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
 from ddl_airflow.storage.s3_get import Retries
 from ddl_airflow.storage.store import SUCCESS, StoredObject
-from ddl_airflow.storage.transfer import publish
 from tests.integration.faulty_proxy import FaultyProxy
 
 MIB = 1024 * 1024

@@ -11,8 +11,8 @@ import pytest
 from ddl_airflow.core.errors import AccessDenied, NoSpace, StagingError, TransferCorrupt
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.stream import Stream
-from ddl_airflow.storage.transfer import list_dataset, stage
 from tests.limits import until
 
 KEYS = ["a", "b", "sub/c", "sub/d", "sub/e"]
@@ -174,7 +174,7 @@ def test_an_error_before_the_folder_is_there(stream, store, tmp_path, monkeypatc
     def full(*_):
         raise NoSpace("no room")
 
-    monkeypatch.setattr("ddl_airflow.storage.transfer._check_room", full)
+    monkeypatch.setattr("ddl_airflow.storage.staging._check_room", full)
     with stream() as coming, pytest.raises(NoSpace, match="no room"):
         coming.finish()
     assert not (tmp_path / "data").exists()

@@ -25,8 +25,8 @@ from ddl_airflow.storage.archives import SUFFIXES, ArchiveRefused, suffix_of
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.store import PIECE
-from ddl_airflow.storage.transfer import list_dataset, stage
 from ddl_airflow.storage.unpacked import is_unpacked, unpack
 from tests.limits import until, within
 
@@ -325,7 +325,7 @@ import sys, time
 from pathlib import Path
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.transfer import list_dataset, stage
+from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.unpacked import unpack
 store, cache = FolderStore(sys.argv[1]), Cache(sys.argv[2])
 print("ready", flush=True)

@@ -1,0 +1,335 @@
+"""Results into a store: a publication has all its files and its marker, or is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
+from ddl_airflow.storage.filesystem import os_errors
+from ddl_airflow.storage.fingerprint import file_sha256
+from ddl_airflow.storage.marker import sealed
+from ddl_airflow.storage.store import (
+    RETIRED,
+    SUCCESS,
+    Left,
+    ObjectStore,
+    StoredObject,
+    Unfinished,
+    check_keys,
+)
+from ddl_airflow.storage.transfer import Meter, Progress, for_each
+
+PUBLICATION = r"(?P<content>[0-9a-f]{16})-[0-9a-f]{8}"  # its name, as ``publish`` makes it
+_MOST_UNANSWERED = 2  # deletions, until nothing more is tried to be taken back
+_MOST_NAMED = 5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """One published object: its key under the result's uri, bytes, SHA-256 in hex, and ETag."""
+
+    key: str
+    size: int
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """What ``publish`` put, sorted by key, without the marker.
+
+    Attributes:
+        name: of the publication under the prefix that ``publish`` was given.
+        uri: of the publication.
+    """
+
+    name: str
+    uri: str
+    files: tuple[PublishedFile, ...]
+
+
+def publish(
+    files: Mapping[str, Path],
+    store: ObjectStore,
+    prefix: str = "",
+    *,
+    known: Mapping[str, tuple[str, int]] | None = None,
+    marker: Mapping[str, object] | None = None,
+    workers: int = 8,
+    progress: Progress | None = None,
+) -> PublishedResult:
+    """Puts files under ``<prefix>/<name>/`` and, when all are there, the marker ``_SUCCESS``.
+
+    The name begins with a digest of keys and contents, and ends with one that no other call has:
+    a publication is written once, by one call, and never changed. So whoever reads one that is
+    whole goes on reading it, whatever is published meanwhile. The same files published again are
+    found, if they are still whole, and not sent; of others that is not sent which an earlier
+    publication of the prefix has, or a killed process left. After an error everything that this
+    call put is gone; what a killed process leaves has no marker, nobody's publication is in it, and
+    its unfinished uploads are ended by the next call that comes to its end.
+
+    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag,
+    under its own digest (``sealed``).
+
+    Args:
+        files: key in the publication -> file.
+        store: where to.
+        prefix: "" for the store itself.
+        known: SHA-256 in hex and bytes, by key, of files that something else that is published
+            says to be so; they are not read for theirs.
+        marker: facts of the caller for the marker.
+        workers: transfers at once.
+        progress: see ``Progress``.
+
+    Raises:
+        FileChanged: a file is not what its digest is of: somebody writes to it.
+        StagingError: and its subclasses, as ``ObjectStore`` does.
+    """
+    target = store.at(prefix)
+    if not files:
+        raise StagingError(f"{target.uri}: no files to publish", retryable=False)
+    check_keys([*files, SUCCESS], target.uri)
+    digests = dict(known or {})
+    digests |= _digests({key: files[key] for key in files.keys() - digests.keys()}, workers)
+    content = content_of(digests)
+    listed = _listed(target)
+    for name, found in _marked(target, listed).items():
+        if name.partition("-")[0] == content and not missing_from(target.at(name)):
+            same = tuple(PublishedFile(**entry) for entry in found["files"])
+            return PublishedResult(name, target.at(name).uri, same)
+    earlier = _Earlier(target, listed, digests)
+    name = f"{content}-{uuid.uuid4().hex[:8]}"
+    target = target.at(name)
+    put: list[str] = []
+    try:
+        stored = _upload(files, digests, target, put, earlier, workers, progress)
+        result = tuple(
+            PublishedFile(key, size, sha256, stored[key].etag)
+            for key, (sha256, size) in sorted(digests.items())
+        )
+        facts = {**(marker or {}), "files": [asdict(file) for file in result]}
+        put.append(SUCCESS)
+        target.put_bytes(SUCCESS, sealed(facts))
+    except BaseException as exc:  # also a signal that ends the task
+        _withdraw(target, put[::-1], exc)  # the marker first
+        raise
+    earlier.end()
+    return PublishedResult(name, target.uri, result)
+
+
+class _Earlier:
+    """What there is of a training's files already: published, or left by who was killed.
+
+    Args:
+        target: of all publications of the training.
+        listed: its objects.
+        digests: SHA-256 in hex and bytes of the files, by key.
+    """
+
+    def __init__(
+        self,
+        target: ObjectStore,
+        listed: Iterable[StoredObject],
+        digests: Mapping[str, tuple[str, int]],
+    ) -> None:
+        self._target = target
+        self._unfinished: list[Unfinished] = []
+        self._of: dict[str, list[Left]] = {}
+        if not target.resumes:
+            return
+        found: list[tuple[str, Left]] = []
+        for obj in sorted(listed, key=lambda obj: obj.modified, reverse=True):
+            key = _key_in_publication(obj.key)
+            if key in digests and obj.size == digests[key][1]:
+                found.append((key, Left(target, obj)))
+        try:
+            every = list(target.unfinished())
+        except StagingError as error:  # not all have the right, and not all services have the call
+            _log.info("%s What was left unfinished is not looked for", error)
+            every = []
+        for one in every:
+            if key := _key_in_publication(one.key):
+                self._unfinished.append(one)
+                found.append((key, Left(target, one)))
+        for key, left in found:
+            self._of.setdefault(key, []).append(left)
+
+    def of(self, key: str) -> Sequence[Left]:
+        """What there may be of a file, whole objects first."""
+        return self._of.get(key, ())
+
+    def end(self) -> None:
+        """Ends what killed processes began, once all of it is published."""
+        for one in self._unfinished:
+            try:
+                self._target.discard(one)
+            except StagingError as error:
+                _log.warning("%s `ddl-airflow clean` ends this upload", error)
+
+
+def _key_in_publication(key: str) -> str:
+    """The rest of a key that begins with a publication's name; empty: it does not."""
+    name, _, rest = key.partition("/")
+    return rest if re.fullmatch(PUBLICATION, name) else ""
+
+
+def publications(target: ObjectStore) -> dict[str, dict[str, Any]]:
+    """What was published under a prefix and has its marker: name -> marker, the newest first."""
+    return _marked(target, _listed(target))
+
+
+def _listed(target: ObjectStore) -> list[StoredObject]:
+    try:
+        return target.list()
+    except SourceMissing:  # a folder, that is made when something is published
+        return []
+
+
+def _marked(target: ObjectStore, listed: Iterable[StoredObject]) -> dict[str, dict[str, Any]]:
+    marked = [obj for obj in listed if obj.key.endswith(f"/{SUCCESS}") and obj.key.count("/") == 1]
+    marked.sort(key=lambda obj: obj.modified, reverse=True)
+    names = [obj.key.partition("/")[0] for obj in marked]
+    read = {name: _read_marker(target.at(name)) for name in names}
+    return {name: marker for name, marker in read.items() if marker}
+
+
+def missing_from(publication: ObjectStore) -> list[str]:
+    """Keys that a publication says it has, and has not, or not as they were put; the marker too.
+
+    Sizes and ETags are compared, nothing is read but the marker.
+    """
+    marker = _read_marker(publication)
+    if not marker:
+        return [SUCCESS]
+    listed = {obj.key: obj for obj in publication.list()}
+    return [
+        entry["key"]
+        for entry in marker["files"]
+        if listed.get(entry["key"]) != StoredObject(entry["key"], entry["size"], entry["etag"])
+    ]
+
+
+def retire(publication: ObjectStore, marked: float) -> None:
+    """Takes the marker of a publication, and keeps it for ``restore``.
+
+    Args:
+        publication: the place.
+        marked: when it got the marker, in seconds since 1970; one that is restored still says so.
+    """
+    marker = json.loads(publication.read_bytes(SUCCESS)) | {"marked": marked}
+    publication.put_bytes(RETIRED, sealed(marker))
+    publication.delete([SUCCESS])
+
+
+def restore(publication: ObjectStore) -> None:
+    """Gives a publication back the marker that ``retire`` took, if it did."""
+    if publication.exists(SUCCESS):
+        return
+    with suppress(SourceMissing):  # none was taken, or somebody else has given it back
+        publication.put_bytes(SUCCESS, publication.read_bytes(RETIRED))
+        publication.delete([RETIRED])
+
+
+def content_of(digests: Mapping[str, tuple[str, int]]) -> str:
+    """What the name of a publication begins with.
+
+    Args:
+        digests: SHA-256 in hex and bytes of each file but the marker, by its key.
+    """
+    lines = (json.dumps([key, *digests[key]]) + "\n" for key in sorted(digests))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+def _digests(files: Mapping[str, Path], workers: int) -> dict[str, tuple[str, int]]:
+    """Key -> SHA-256 in hex, and bytes."""
+    digests: dict[str, tuple[str, int]] = {}
+
+    def read(key: str) -> None:
+        with os_errors(files[key]):
+            digests[key] = file_sha256(files[key])
+
+    for_each(files, read, workers, Meter(None, 0, 0))
+    return digests
+
+
+def _read_marker(target: ObjectStore) -> dict[str, Any] | None:
+    """The marker that lies there: None for none, {} for one that is not ours."""
+    if (read := target.read_version(SUCCESS)) is None:  # or it was taken a moment ago
+        return None
+    try:
+        found = json.loads(read[0])
+        return found if {"key", "size", "sha256", "etag"} <= set(found["files"][0]) else {}
+    except (ValueError, LookupError, TypeError):
+        return {}
+
+
+def _upload(
+    files: Mapping[str, Path],
+    digests: Mapping[str, tuple[str, int]],
+    target: ObjectStore,
+    put: list[str],
+    earlier: _Earlier,
+    workers: int,
+    progress: Progress | None,
+) -> dict[str, StoredObject]:
+    """Puts all files and compares the store's listing. Adds to ``put`` what may now be there."""
+    meter = Meter(progress, sum(size for _, size in digests.values()), len(files))
+    stored: dict[str, StoredObject] = {}
+
+    def send(key: str) -> None:
+        put.append(key)
+        sha256, _ = digests[key]
+        stored[key] = target.put(files[key], key, sha256, meter.advance, earlier.of(key))
+        meter.advance(0, files=1)
+
+    for_each(files, send, workers, meter)
+    listed = {obj.key: obj for obj in target.list()}
+    for key, obj in stored.items():
+        if listed.get(key) != obj:
+            raise TransferCorrupt(
+                f"{target.uri}/{key}: {obj.size:,} bytes were stored, but the listing says "
+                f"{listed.get(key)}. Another writer? Publish each training under its own prefix."
+            )
+    return stored
+
+
+def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
+    """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot.
+
+    A store that has gone is not asked for each of maybe thousands.
+    """
+    left, unanswered = [], 0
+    for key in keys:
+        if unanswered == _MOST_UNANSWERED:
+            left.append(key)
+            continue
+        try:
+            target.delete([key])  # also one that never came to be: its folder did
+        except StagingError as exc:
+            unanswered += type(exc) is StagingError and exc.retryable
+            if _may_exist(target, key):
+                left.append(f"{key} ({exc})")
+    if left and isinstance(cause, StagingError):
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+        raise type(cause)(
+            f"{cause} Could not remove, without {SUCCESS}: {', '.join(left[:_MOST_NAMED])}{more}",
+            retryable=cause.retryable,
+        ) from cause
+
+
+def _may_exist(target: ObjectStore, key: str) -> bool:
+    try:
+        return target.exists(key)
+    except StagingError:
+        return True
