@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
 .PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-faults bench-training
-.PHONY: bench-scaling bench-lineage wheels images
+.PHONY: bench-scaling bench-progress bench-lineage wheels images
 .PHONY: docs screenshots check
 .PHONY: check-nccl format lock clean
 
@@ -76,6 +76,9 @@ bench-dags: install  ## Measure manifests to DAGs against dag-factory; installs 
 
 bench-page: install  ## Measure the page on 200 trainings of 10,000 points and 8 ranks
 	@$(BIN)/python -m benchmarks.trainings_page
+
+bench-progress: install  ## Measure what progress lines cost a training; minutes
+	@$(BIN)/python -m benchmarks.progress_lines
 
 bench-lineage: install  ## Measure questions about 10,000 models, in a folder and in Ceph; minutes
 	@$(BIN)/python -m benchmarks.lineage_answers

@@ -92,17 +92,15 @@ def read_curves(
     Returns:
         ``curves``: of each metric ``name``, ``measured_on`` and ``parts``, of which each has
         ``job``, ``steps``, ``values`` (null for what is no number), and ``gaps``: first and last
-        step and the word for what is none. ``ops``: of the jobs' rank 0, ``job``, ``step``, and
-        seconds ``t``, ``comm_s``, ``wait_s``. ``cursor``: to ask again with. ``again``: whether the
+        step and the word for what is none. ``cursor``: to ask again with. ``again``: whether the
         file is another than the cursor's, so that this is all of it.
     """
     at = Cursor.read(cursor)
     try:
         opened = open_beneath(path, root)
     except (FileNotFoundError, FileRefused):
-        return {"curves": [], "ops": [], "cursor": str(Cursor()), "again": at.offset > 0}
+        return {"curves": [], "cursor": str(Cursor()), "again": at.offset > 0}
     metrics: dict[str, _Parts] = {}
-    shares: list[dict[str, Any]] = []
     with open(opened, "rb") as file:
         first = crc32(file.readline(MAX_LINE))
         again = at.offset > 0 and (at.offset > os.fstat(file.fileno()).st_size or first != at.first)
@@ -110,11 +108,10 @@ def read_curves(
             at = Cursor()
         at.first = first
         for line in _lines(file, at):
-            _take(line, at, started, metrics, shares)
+            _take(line, at, started, metrics)
     limit = min(max(8, points), MOST_POINTS)
     return {
         "curves": [_curve(name, parts, limit) for name, parts in metrics.items()],
-        "ops": _thinned(shares, limit // 4),
         "cursor": str(at),
         "again": again,
     }
@@ -141,7 +138,6 @@ def _take(
     at: Cursor,
     started: Sequence[float],
     metrics: dict[str, _Parts],
-    shares: list[dict[str, Any]],
 ) -> None:
     said, t, source = line.get("step"), line.get("t"), line.get("source")
     step = int(said) if isinstance(said, int | float) and said >= 0 else None
@@ -157,12 +153,6 @@ def _take(
         at.job, at.step, at.script = min(job, _MOST_JOBS), 0, False
     if step is not None and (source != "ops" or not at.script):
         at.step, at.script = step, at.script or source != "ops"
-    if source == "ops" and isinstance(t, int | float):
-        numbers = (line.get("comm_s"), line.get("wait_s"))
-        if all(isinstance(one, int | float) for one in numbers):
-            names = ("t", "comm_s", "wait_s")
-            told = dict(zip(names, (t, *numbers), strict=True))
-            shares.append({"job": at.job, "step": at.ops, **told})
     for name, value in line.items():
         is_curve = name not in ABOUT_RUN or name == "examples_per_s"
         if not is_curve or not (isinstance(value, int | float) or is_word(value)):
@@ -210,10 +200,3 @@ def _gaps(points: Sequence[Point]) -> list[list[Any]]:
             gaps.append([step, step, spelled(value)])
         before = lost
     return gaps
-
-
-def _thinned(shares: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Each n-th, and the last: seconds that were added up lose nothing by that."""
-    every = -(-len(shares) // max(1, limit))
-    kept = [one for index, one in enumerate(shares) if index % max(1, every) == 0]
-    return [*kept, shares[-1]] if shares and kept[-1] is not shares[-1] else kept

@@ -316,39 +316,63 @@ def _raised(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_communication(layout: RunLayout, files: Unchanged | None = None) -> dict[str, Any] | None:
-    """How each rank of the last job spent its time, once that has ended; None before.
+    """How each rank of the last job spent its time; so far, unless all of it has ended well.
 
     Args:
         layout: the run's.
         files: what was read of them before.
 
     Returns:
-        ``straggler`` (a rank, or null) and ``ranks``: of each ``rank``, ``host`` and the seconds
-        ``run_s``, ``computing_s``, ``reducing_s`` and ``waiting_s``.
+        ``ended``, whether that is all; ``straggler`` (a rank, or null) and ``ranks``: of each
+        ``rank``, ``host`` and the seconds ``run_s``, ``computing_s``, ``reducing_s`` and
+        ``waiting_s``. None where no rank has said anything.
     """
-    try:
-        return (files or Unchanged()).read(layout.statistics, layout.workspace, _spent)
-    except (FileRefused, OSError):
-        return None
+    files = files or Unchanged()
+    with suppress(FileRefused, OSError):
+        if told := files.read(layout.statistics, layout.workspace, _spent):
+            return {"ended": True, **told}
+    for folder in layout.all_records()[-1:]:
+        ranks = []
+        for number, record in _records(folder, layout.workspace, files):
+            with suppress(FileRefused, OSError):
+                path = folder / f"rank-{number}.communication"
+                seconds = files.read(path, layout.workspace, _seconds)
+                if seconds is not None:
+                    ranks.append({"rank": number, "host": record["host"], **seconds})
+        if ranks:
+            least = min(ranks, key=lambda one: one["waiting_s"])
+            straggler = least["rank"] if len(ranks) > 1 else None
+            return {"ended": False, "straggler": straggler, "ranks": ranks}
+    return None
 
 
 def _spent(said: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
         ranks = []
         for one in said["ranks"][:_MOST_RANKS]:
-            run, comm, wait = (_finite(one[name]) for name in ("run_s", "comm_s", "wait_s"))
-            if run is None or comm is None or wait is None or type(one["rank"]) is not int:
+            if (seconds := _seconds(one)) is None or type(one["rank"]) is not int:
                 return None
-            comm = min(max(0.0, comm), run)
-            wait = min(max(0.0, wait), comm)
-            seconds = {"computing_s": run - comm, "reducing_s": comm - wait, "waiting_s": wait}
-            host = _word(one.get("host"))
-            ranks.append({"rank": one["rank"], "host": host, "run_s": run, **seconds})
+            ranks.append({"rank": one["rank"], "host": _word(one.get("host")), **seconds})
         straggler = said.get("straggler")
         who = straggler.get("rank") if isinstance(straggler, Mapping) else None
     except (LookupError, TypeError, AttributeError):
         return None
     return {"straggler": who if type(who) is int else None, "ranks": ranks}
+
+
+def _seconds(said: Mapping[str, Any]) -> dict[str, float] | None:
+    """What a rank has spent on what; None if it is not said."""
+    run, comm, wait = (_finite(said.get(name)) for name in ("run_s", "comm_s", "wait_s"))
+    if run is None or comm is None or wait is None:
+        return None
+    comm = min(max(0.0, comm), run)
+    wait = min(max(0.0, wait), comm)
+    return {
+        "run_s": run,
+        "computing_s": run - comm,
+        "reducing_s": comm - wait,
+        "waiting_s": wait,
+    }
 
 
 def read_checkpoints(layout: RunLayout) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ LATE_S = 0.4
 def measured(
     request: Any, driver: Path, run_command: Callable, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    """Trace, statistics and output of two ranks."""
+    """Trace, statistics and output of two ranks; what each said by itself is that of the end."""
     folder = tmp_path_factory.mktemp("measured")
     (folder / "timeline.json").write_text("of an earlier run")
     ended = run_command(
@@ -38,12 +38,18 @@ def measured(
             "DDL_LOG": "info",
             "DDL_TIMELINE": str(folder / "timeline.json"),
             "DDL_STATS": str(folder / "stats.json"),
+            "DDL_RECORD_DIR": str(folder),
         },
         60,
     )
     assert ended.returncode == 0, ended.output
     trace = json.loads((folder / "timeline.json").read_text())
-    return trace, json.loads((folder / "stats.json").read_text()), ended.output
+    statistics = json.loads((folder / "stats.json").read_text())
+    for number, rank in enumerate(statistics["ranks"]):
+        so_far = json.loads((folder / f"rank-{number}.communication").read_text())
+        assert so_far.pop("t") > 0
+        assert so_far == {name: rank[name] for name in ("run_s", "comm_s", "wait_s")}
+    return trace, statistics, ended.output
 
 
 def _ranks(trace: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -1,10 +1,10 @@
 // Curves that grow: what each answer brings is put to what is there, by job and step.
 
-import type { Curve, Curves, Part, Share } from "./server";
+import type { Curve, Curves, Part } from "./server";
 
-export interface Known { curves: Map<string, Curve>; ops: Share[]; points: number }
+export interface Known { curves: Map<string, Curve>; points: number }
 
-export const nothing = (): Known => ({ curves: new Map(), ops: [], points: 0 });
+export const nothing = (): Known => ({ curves: new Map(), points: 0 });
 
 function merged(known: Part, more: Part): Part {
   const first = more.steps[0];
@@ -24,7 +24,7 @@ function merged(known: Part, more: Part): Part {
 }
 
 export function taken(known: Known, news: Curves): Known {
-  if (!news.again && !news.curves.length && !news.ops.length) return known;
+  if (!news.again && !news.curves.length) return known;
   const curves = news.again ? new Map<string, Curve>() : new Map(known.curves);
   let points = news.again ? 0 : known.points;
   for (const curve of news.curves) {
@@ -37,7 +37,7 @@ export function taken(known: Known, news: Curves): Known {
     }
     curves.set(curve.name, { ...curve, parts });
   }
-  return { curves, ops: news.again ? news.ops : known.ops.concat(news.ops), points };
+  return { curves, points };
 }
 
 // Exponential, without the pull to zero at the start; what is no number stays a gap.

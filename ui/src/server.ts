@@ -7,8 +7,7 @@ export interface Part {
   gaps: [number, number, string][];
 }
 export interface Curve { name: string; measured_on: string; parts: Part[] }
-export interface Share { job: number; step: number; t: number; comm_s: number; wait_s: number }
-export interface Curves { curves: Curve[]; ops: Share[]; cursor: string; again: boolean }
+export interface Curves { curves: Curve[]; cursor: string; again: boolean }
 
 export interface Pace {
   step: number | null; steps: number | null; epoch: number | null; done: number | null;
@@ -36,7 +35,7 @@ export interface Measured { metric: string; value: number | string; measured_on:
 export type Facts = Record<string, Record<string, unknown>>;
 export interface About {
   training_id: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
-  communication: { straggler: number | null; ranks: Spent[] } | null;
+  communication: { ended: boolean; straggler: number | null; ranks: Spent[] } | null;
   checkpoints: { name: string; step: number | null; bytes: number; at: number }[];
   measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null; tensorboards: boolean;
 }

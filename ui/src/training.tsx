@@ -155,34 +155,23 @@ function without(about: About, tasks: Task[]): string {
 
 const LANES = [["computing_s", "computing"], ["reducing_s", "reducing"], ["waiting_s", "waiting"]] as const;
 
-function Lanes({ about, known }: { about: About; known: Known }) {
+function Lanes({ about }: { about: About }) {
   const told = about.communication;
-  // Before its end only rank 0 says how it spends its time: since the job began.
-  const last = known.ops.at(-1);
-  const first = known.ops.find((one) => one.job === last?.job);
-  const run_s = last && first ? last.t - first.t : 0;
-  if (!told && !(last && run_s > 0)) return null;
-  const live = last && run_s > 0
-    ? [{
-        rank: 0, host: "", run_s,
-        computing_s: Math.max(0, run_s - last.comm_s), reducing_s: Math.max(0, last.comm_s - last.wait_s), waiting_s: last.wait_s,
-      }]
-    : [];
-  const ranks = told?.ranks ?? live;
+  if (!told) return null;
   return (
     <section aria-labelledby="lanes-title">
       <h2 id="lanes-title">How ranks spend their time</h2>
       <p class="source">
-        {told ? "Of the last job, which has ended." : "So far, of rank 0: the others say it when the job ends."}
-        {told?.straggler != null && ` The others waited most for rank ${told.straggler}.`}
+        {told.ended ? "Of the last job, which has ended." : "Of the last job, so far."}
+        {told.straggler !== null && ` The others waited most for rank ${told.straggler}.`}
       </p>
       <div class="wide" tabIndex={0} role="group" aria-label="How ranks spend their time">
         <table id="lanes">
           <thead><tr><th scope="col">rank</th><th scope="col" class="lane"><span class="unseen">as a bar</span></th>{LANES.map(([key, name]) => <th scope="col" key={key}><i class={`key ${name}`} aria-hidden="true" /> {name}</th>)}</tr></thead>
           <tbody>
-            {ranks.map((one) => (
+            {told.ranks.map((one) => (
               <tr key={one.rank}>
-                <th scope="row">{one.rank}{one.host && ` on ${one.host}`}{told?.straggler === one.rank && " (slowest)"}</th>
+                <th scope="row">{one.rank}{one.host && ` on ${one.host}`}{told.straggler === one.rank && " (slowest)"}</th>
                 <td class="lane"><span class="bar" aria-hidden="true">{LANES.map(([key, name]) => <i key={key} class={name} style={{ width: `${(100 * one[key]) / (one.run_s || 1)}%` }} />)}</span></td>
                 {LANES.map(([key]) => <td key={key}>{percent(one[key] / (one.run_s || 1))} <span class="source">{time(one[key])}</span></td>)}
               </tr>
@@ -383,7 +372,7 @@ export function Training({ place }: { place: Place }) {
             <p id="empty">{without(about, tasks)}</p>
           )}
           <Curved known={known} jobs={about.jobs} />
-          <Lanes about={about} known={known} />
+          <Lanes about={about} />
           <Tries jobs={about.jobs} />
           <Where job={about.jobs.at(-1)} logs={about.logs} showLog={showLog} />
           <Checkpoints found={about.checkpoints} />

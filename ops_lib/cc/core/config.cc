@@ -64,6 +64,7 @@ Status ReadConfig(Config* config) {
   config->progress_path = Read("DDL_PROGRESS");
   config->timeline_path = Read("DDL_TIMELINE");
   config->stats_path = Read("DDL_STATS");
+  config->record_dir = Read("DDL_RECORD_DIR");
   return Status();
 }
 

@@ -31,6 +31,8 @@ struct Config {
   std::string timeline_path;
   // DDL_STATS: file in which rank 0 leaves the run's statistics (JSON). Empty: none.
   std::string stats_path;
+  // DDL_RECORD_DIR: folder in which each rank leaves what it has communicated so far. Empty: none.
+  std::string record_dir;
   // DDL_LOG: "warning" (default) or "info", which also says where the ranks run and, at the end,
   // the statistics.
   bool log_info = false;

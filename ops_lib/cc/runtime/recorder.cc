@@ -25,6 +25,7 @@ Status Recorder::Open(const Config& config, Communicator* communicator) {
   host_ = HostName();
   timeline_path_ = config.timeline_path;
   log_info_ = config.log_info;
+  so_far_.Open(config.record_dir, communicator_->rank());
   DDL_RETURN_IF_ERROR(OpenTimeline());
   if (communicator_->rank() != 0) return Status();
   if (!config.progress_path.empty()) DDL_RETURN_IF_ERROR(progress_.Open(config.progress_path));
@@ -69,11 +70,13 @@ Status Recorder::OpenTimeline() {
 
 void Recorder::Add(const CollectiveRecord& record) {
   statistics_.Add(record);
+  so_far_.Add(statistics_, record.end);
   progress_.Add(record);
   timeline_.Add(record);
 }
 
 void Recorder::Flush() {
+  so_far_.Write(statistics_);
   progress_.Flush();
   timeline_.Flush();
 }

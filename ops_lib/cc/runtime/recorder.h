@@ -42,6 +42,7 @@ class Recorder {
   bool log_info_ = false;
   ProgressWriter progress_;
   Statistics statistics_;
+  StatisticsSoFar so_far_;
   Timeline timeline_;
 };
 

@@ -64,6 +64,34 @@ RankStatistics Statistics::Result(const std::string& host) const {
   return result;
 }
 
+void StatisticsSoFar::Open(const std::string& directory, int rank) {
+  if (directory.empty()) return;
+  path_ = directory + "/rank-" + std::to_string(rank) + ".communication";
+}
+
+void StatisticsSoFar::Add(const Statistics& statistics, CollectiveRecord::Time now) {
+  if (path_.empty() || now < due_) return;
+  due_ = now + std::chrono::seconds(1);
+  Write(statistics);
+}
+
+void StatisticsSoFar::Write(const Statistics& statistics) {
+  if (path_.empty()) return;
+  const RankStatistics sums = statistics.Result("");
+  if (sums.collectives == 0) return;
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::string partial = path_ + "-partial";
+  const std::string text =
+      Format("{\"t\": %.3f, \"run_s\": %.6f, \"comm_s\": %.6f, \"wait_s\": %.6f}\n", now, sums.run_s,
+             sums.comm_s, sums.wait_s);
+  const int file = open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) return;
+  const bool whole = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(file);
+  if (whole) std::rename(partial.c_str(), path_.c_str());
+}
+
 Straggler FindStraggler(const std::vector<RankStatistics>& ranks) {
   Straggler straggler;
   double total_s = 0;

@@ -41,6 +41,25 @@ class Statistics {
   CollectiveRecord::Time first_start_, last_end_;
 };
 
+// A file of this rank with what it has communicated so far: who looks at the job while it runs sees
+// what the statistics say at its end.
+class StatisticsSoFar {
+ public:
+  // `directory`: where, as rank-<n>.communication. Without it, nowhere.
+  void Open(const std::string& directory, int rank);
+
+  // Writes the file again where that was a second ago.
+  void Add(const Statistics& statistics, CollectiveRecord::Time now);
+
+  // Replaces the file: an object with t (unix seconds), run_s, comm_s and wait_s. What cannot be
+  // written is left out, for no training needs it.
+  void Write(const Statistics& statistics);
+
+ private:
+  std::string path_;
+  CollectiveRecord::Time due_;
+};
+
 // The rank that waited least: the others wait for it, because whoever comes last to a collective
 // does not wait.
 struct Straggler {

@@ -1,6 +1,11 @@
 #include "runtime/statistics.h"
 
+#include <stdlib.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <fstream>
+#include <sstream>
 
 #include "check.h"
 
@@ -28,6 +33,12 @@ ddl::RankStatistics Waited(double wait_s) {
   ddl::RankStatistics rank;
   rank.wait_s = wait_s;
   return rank;
+}
+
+std::string Read(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
 }
 
 }  // namespace
@@ -84,4 +95,36 @@ TEST(statistics_that_cannot_be_written_say_so) {
   const ddl::Status full = ddl::WriteStatisticsFile("/dev/full", "{}");
   CHECK(full.code() == ddl::Code::kInternal, full.message());
   CHECK(full.message().find("No space left") != std::string::npos, full.message());
+}
+
+TEST(statistics_so_far_are_written_each_second_and_at_the_end) {
+  const char* folder = getenv("TMPDIR");
+  std::string directory = std::string(folder ? folder : P_tmpdir) + "/ddl-statistics-XXXXXX";
+  CHECK(mkdtemp(directory.data()) != nullptr, directory);
+  const std::string path = directory + "/rank-3.communication";
+  ddl::StatisticsSoFar so_far;
+  so_far.Open(directory, 3);
+  ddl::Statistics statistics;
+  so_far.Write(statistics);
+  CHECK(Read(path).empty(), "nothing was communicated: " + Read(path));
+  const auto pass = [&](int at_ms) {
+    Pass(&statistics, ddl::Request::Kind::kAllReduce, 1, 8, at_ms, 30, 20);
+    so_far.Add(statistics, ddl::CollectiveRecord::Time(milliseconds(at_ms + 50)));
+    return Read(path);
+  };
+  const std::string first = pass(5000);
+  const std::string expected = "\"run_s\": 0.050000, \"comm_s\": 0.050000, \"wait_s\": 0.030000}\n";
+  CHECK(first.find(expected) != std::string::npos, first);
+  CHECK(pass(5999) == first, Read(path));
+  const std::string second = pass(6000);
+  CHECK(second.find("\"run_s\": 1.050000, \"comm_s\": 0.150000") != std::string::npos, second);
+  pass(6100);
+  so_far.Write(statistics);
+  CHECK(Read(path).find("\"run_s\": 1.150000") != std::string::npos, Read(path));
+  std::remove(path.c_str());
+  CHECK(rmdir(directory.c_str()) == 0, "something else is left");
+  // Nowhere, and where nothing can be written: no training needs it.
+  ddl::StatisticsSoFar().Write(statistics);
+  so_far.Open("/nonexistent", 0);
+  so_far.Write(statistics);
 }

@@ -112,14 +112,6 @@ def test_where_values_come_from_is_said(told):
     assert said == {"loss": "training batches", "val_loss": "validation data", "examples_per_s": ""}
 
 
-def test_what_rank_0_waited_is_told_by_job(told):
-    told(*({"t": n, "source": "ops", "step": n, "comm_s": n / 2, "wait_s": n / 4} for n in (0, 1)))
-    assert told.read()["ops"] == [
-        {"job": 0, "step": 0, "t": 0, "comm_s": 0.0, "wait_s": 0.0},
-        {"job": 0, "step": 1, "t": 1, "comm_s": 0.5, "wait_s": 0.25},
-    ]
-
-
 @pytest.mark.parametrize(
     "odd",
     [

@@ -137,8 +137,14 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
         (site.layout.logs / f"rank-{rank}.log").write_text("begun\n")
         told = {"rank": rank, "host": "gpu01", "cpu": "AMD EPYC", "started": now - 10}
         (records / f"rank-{rank}.json").write_text(json.dumps(told))
+        spent = {"t": now, "run_s": 10.0, "comm_s": 4.0, "wait_s": 3.0 - 2 * rank}
+        (records / f"rank-{rank}.communication").write_text(json.dumps(spent))
     (records / "rank-0.usage").write_text(json.dumps(usage))
     page, frame = tab(locale="de-DE")
+    lanes = frame.locator("section", has=frame.locator("#lanes"))
+    expect(lanes).to_contain_text("so far. The others waited most for rank 1.")
+    expect(lanes.locator("tbody tr").nth(1)).to_contain_text("1 on gpu01 (slowest)")
+    expect(lanes.locator("tbody tr").first).to_contain_text("60 %")
     taken = frame.locator("table", has=frame.locator("th", has_text="cores used")).locator("tr")
     expect(taken.nth(1)).to_contain_text("1,92 GiB, at most 2,5 GiB")
     expect(taken.nth(2)).to_contain_text("AMD EPYC–––at work")

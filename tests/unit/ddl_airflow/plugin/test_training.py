@@ -186,6 +186,9 @@ def test_a_rank_may_write_anything(layout, said):
     record(layout, "try-1", 1, host="vm")
     (layout.state / "try-1" / "rank-0.usage").write_text(json.dumps(said | {"peak": [1]}))
     (layout.state / "try-1" / "rank-1.usage").symlink_to("/etc/passwd")
+    spent = said | {"run_s": said.get("started"), "comm_s": said.get("ended"), "wait_s": [1]}
+    (layout.state / "try-1" / "rank-0.communication").write_text(json.dumps(spent))
+    (layout.state / "try-1" / "rank-1.communication").symlink_to("/etc/passwd")
     (layout.state / "try-1" / "rank-2.json").write_text("[")
     (layout.state / "try-1" / "rank-3.json").symlink_to("/etc/passwd")
     layout.statistics.write_text(json.dumps({"ranks": [said], "straggler": said}))
@@ -255,11 +258,29 @@ def test_how_each_rank_spent_its_time(layout):
     ]
     layout.statistics.write_text(json.dumps({"straggler": {"rank": 0}, "ranks": ranks}))
     told = read_communication(layout)
-    assert told["straggler"] == 0
+    assert told["ended"] and told["straggler"] == 0
     seconds = [
         [one[f"{n}_s"] for n in ("computing", "reducing", "waiting")] for one in told["ranks"]
     ]
     assert seconds == [[8.0, 0.5, 1.5], [0.0, 10.0, 0.0]]
+
+
+def test_how_each_rank_spends_its_time_while_the_job_runs(layout):
+    """Of the last job, whose statistics are there when it ends; each rank says it by itself."""
+    layout.statistics.write_text("")
+    for job, waits in (("try-1", [1.0, 1.0, 1.0]), ("try-2", [3.0, 0.5])):
+        for rank in range(3):
+            record(layout, job, rank, host=f"gpu0{rank}", started=100.0)
+        for rank, wait in enumerate(waits):
+            told = {"t": 110.0, "run_s": 10.0, "comm_s": 4.0, "wait_s": wait}
+            (layout.state / job / f"rank-{rank}.communication").write_text(json.dumps(told))
+    told = read_communication(layout)
+    assert not told["ended"] and told["straggler"] == 1
+    assert [(one["rank"], one["host"]) for one in told["ranks"]] == [(0, "gpu00"), (1, "gpu01")]
+    assert told["ranks"][0] == {
+        **{"rank": 0, "host": "gpu00", "run_s": 10.0},
+        **{"computing_s": 6.0, "reducing_s": 1.0, "waiting_s": 3.0},
+    }
 
 
 def test_checkpoints_are_files_of_the_training(layout):
