@@ -329,10 +329,13 @@ def _say_progress(done: int, of: int) -> None:
 
 
 def _with_production(store: ObjectStore, found: Sequence[Summary]) -> list[Summary]:
-    serving = {}
-    for dag_id in {one["dag_id"] for one in found}:
+    def publication(dag_id: str) -> str | None:
         pointer = read_pointer(store, dag_id, PRODUCTION)
-        serving[dag_id] = pointer and pointer["publication"]
+        return str(pointer["publication"]) if pointer else None
+
+    dag_ids = sorted({one["dag_id"] for one in found})
+    with ThreadPoolExecutor(_READERS) as pool:
+        serving = dict(zip(dag_ids, pool.map(publication, dag_ids), strict=True))
     return [one | {"production": serving[one["dag_id"]] == one["publication"]} for one in found]
 
 
