@@ -145,6 +145,8 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     expect(lanes).to_contain_text("so far. The others waited most for rank 1.")
     expect(lanes.locator("tbody tr").nth(1)).to_contain_text("1 on gpu01 (slowest)")
     expect(lanes.locator("tbody tr").first).to_contain_text("60 %")
+    lanes.scroll_into_view_if_needed()
+    shot(page, "lanes-live")
     taken = frame.locator("table", has=frame.locator("th", has_text="cores used")).locator("tr")
     expect(taken.nth(1)).to_contain_text("1,92 GiB, at most 2,5 GiB")
     expect(taken.nth(2)).to_contain_text("AMD EPYC–––at work")
