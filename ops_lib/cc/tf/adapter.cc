@@ -1,5 +1,8 @@
 #include "tf/adapter.h"
 
+#include <sys/mman.h>
+
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +20,8 @@ namespace ddl {
 namespace tf = tensorflow;
 
 namespace {
+
+constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 
 // Null for the host's memory, which is all that a kernel on a CPU sees.
 Status FindGpu(tf::OpKernelContext* context, std::shared_ptr<GpuContext>* gpu) {
@@ -264,6 +269,22 @@ void SetReduction(const std::string& op, Request* request) {
   request->average = op == "avg";
   request->adasum = op == "adasum";
   if (!request->average && !request->adasum) (void)FindReduceOp(op, &request->op);
+}
+
+absl::Status AllocateOutput(tf::OpKernelContext* context, int index, const tf::TensorShape& shape,
+                            tf::Tensor** output) {
+  TF_RETURN_IF_ERROR(context->allocate_output(index, shape, output));
+  AdviseHugePages(*context, **output);
+  return absl::OkStatus();
+}
+
+void AdviseHugePages(const tf::OpKernelContext& context, const tf::Tensor& output) {
+  if (context.device()->tensorflow_accelerator_device_info() != nullptr) return;
+  const auto begin = reinterpret_cast<uintptr_t>(output.data());
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (begin + output.TotalBytes()) / kHugePage * kHugePage;
+  // Where there are none, or they are not to be used, the pages stay as they are.
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
 TensorBuffer ToBuffer(const void* in, const tf::Tensor& out) {

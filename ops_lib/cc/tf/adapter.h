@@ -117,6 +117,12 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
 // Ours for TensorFlow's. Only for the types in kPlainTypes.
 DType ToDType(tensorflow::DataType dtype);
 
+// As the context's own; asks the system for huge pages where a large output is in the host's memory.
+// On a virtual machine the first touch of 64 MiB in small ones takes longer than any collective.
+absl::Status AllocateOutput(tensorflow::OpKernelContext* context, int index,
+                            const tensorflow::TensorShape& shape, tensorflow::Tensor** output);
+void AdviseHugePages(const tensorflow::OpKernelContext& context, const tensorflow::Tensor& output);
+
 // Reads `in`, writes `out`.
 TensorBuffer ToBuffer(const void* in, const tensorflow::Tensor& out);
 

@@ -66,7 +66,7 @@ absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int
     return absl::OkStatus();
   }
   tf::Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &output));
+  TF_RETURN_IF_ERROR(AllocateOutput(context, 0, shape, &output));
   memory->push_back(*output);
   tf::Tensor* splits = nullptr;
   const tf::TensorShape ranks({static_cast<int64_t>(received.size())});

@@ -104,7 +104,7 @@ absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int
       continue;
     }
     tf::Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &output));
+    TF_RETURN_IF_ERROR(AllocateOutput(context, i, shape, &output));
     memory->push_back(*output);
   }
   if (context == nullptr) return absl::OkStatus();

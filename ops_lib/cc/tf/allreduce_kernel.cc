@@ -66,7 +66,10 @@ void AllReduceKernel::Start(tf::OpKernelContext* context, DoneCallback done) {
     tf::Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(
         context, context->forward_input_or_allocate_output({input}, i, shape, &output), done);
-    if (output->data() != in) memory->push_back(context->input(input));
+    if (output->data() != in) {
+      memory->push_back(context->input(input));
+      AdviseHugePages(*context, *output);
+    }
     memory->push_back(*output);
     outputs.push_back(output);
     request.tensors.push_back(ToBuffer(in, *output));

@@ -96,7 +96,7 @@ class BcastOp : public CollectiveKernel {
         context->set_output(i, input);
         output = context->mutable_output(i);
       } else {
-        OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, input.shape(), &output), done);
+        OP_REQUIRES_OK_ASYNC(context, AllocateOutput(context, i, input.shape(), &output), done);
       }
       memory->push_back(input);
       memory->push_back(*output);

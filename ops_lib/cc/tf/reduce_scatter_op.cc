@@ -72,7 +72,7 @@ class ReduceScatterOp : public CollectiveKernel {
         shape.set_dim(0, EqualPart(shape.dim_size(0), topology.size, topology.rank).count());
       }
       tf::Tensor* output = nullptr;
-      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, shape, &output), done);
+      OP_REQUIRES_OK_ASYNC(context, AllocateOutput(context, i, shape, &output), done);
       memory->push_back(input);
       memory->push_back(*output);
       inputs.push_back(&input);

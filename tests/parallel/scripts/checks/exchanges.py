@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -384,3 +386,36 @@ def a_rank_that_has_joined_changes_no_reduction() -> None:
     else:
         message = mismatch(lambda: collectives.alltoall(tf.ones([SIZE])))
     assert f"rank {SIZE - 1} has joined, and has no rows" in message, message
+
+
+def asks_for_huge_pages(tensor: tf.Tensor) -> bool:
+    """Whether the middle of the tensor is in memory that shall have them, as the kernel says."""
+    array = tensor.numpy()
+    middle = array.ctypes.data + array.nbytes // 2
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= middle < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError(f"{middle:x} is in no mapping")
+
+
+@check
+def large_results_ask_for_huge_pages() -> None:
+    """Their first touch in small ones takes longer than the collective."""
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        return
+    given = tf.ones([SIZE * (2 << 20)])  # 8 MiB for each rank
+    results = {
+        "allreduce": collectives.allreduce(given),
+        "allgather": collectives.allgather(given),
+        "reducescatter": collectives.reducescatter(given, "sum"),
+        "alltoall": collectives.alltoall(given)[0],
+    }
+    if RANK != 0:  # which sends what it has
+        results["bcast"] = collectives.bcast(given, root=0)
+    else:
+        collectives.bcast(given, root=0)
+    for op, result in results.items():
+        assert asks_for_huge_pages(result), op
