@@ -100,6 +100,12 @@ def log(layout, rank=0):
     return path.read_text() if path.exists() else ""
 
 
+def fetching():
+    """Threads that bring data; the page's, of other tests, may be there as well."""
+    names = ("ddl-stream", "ddl-transfer")
+    return [each for each in threading.enumerate() if each.name.startswith(names)]
+
+
 def in_background(task, context):
     """Runs the task; what it raises is in the list."""
     raised = []
@@ -176,7 +182,7 @@ def test_a_retry_goes_on_with_what_has_come(tasks, layout, context_of, gate, mon
     with pytest.raises(AirflowException, match="code 3"):
         train.execute(context_of("streaming"))
     # Nothing of the first try fetches any more.
-    assert not [t for t in threading.enumerate() if t.name.startswith("ddl-")]
+    assert fetching() == []
     asked, get = [], FolderStore.get
 
     def noting(store, obj, path, advance):
@@ -220,7 +226,7 @@ def test_cancelling_ends_ranks_and_data(tasks, layout, context_of, gate):
     train.on_kill()
     thread.join(30)
     assert not thread.is_alive() and "cancelled" in str(raised[0])
-    assert not [t for t in threading.enumerate() if t.name.startswith("ddl-")]
+    assert fetching() == []
     assert marked("DDL_JOB_ID", f"{layout.training_id}/train-1") == []
 
 
@@ -231,7 +237,7 @@ def test_a_try_that_takes_too_long_is_ended_while_data_come(tasks, run_task, wor
     train.execution_timeout, train.retries = timedelta(seconds=2), 1
     ended = run_task(train)
     assert ended.state == "up_for_retry" and "train was ended after 0:00:02" in str(ended.error)
-    assert not [t for t in threading.enumerate() if t.name.startswith("ddl-")]
+    assert fetching() == []
     (folder,) = (workspace / "runs" / "streaming").iterdir()
     assert marked("DDL_JOB_ID", f"{folder.name}/train-1") == []
     gate.set()
