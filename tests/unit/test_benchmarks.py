@@ -161,6 +161,18 @@ def test_pairs_need_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--pairs needs --ranks 4 or another even number, not 2" in capsys.readouterr().err
 
 
+def test_of_a_chain_tensorflow_leaves_nothing_out() -> None:
+    """It does of what has no side effects, and whose result nobody takes."""
+    import tensorflow as tf
+
+    rank = peer_rank.TensorFlowRank(0, 1)
+    rank.one["plain", "allgather"] = lambda tensor, name, _: tf.raw_ops.Snapshot(input=tensor)
+    chain = rank.chain("plain", "allgather", 4, 3, pairs=False)
+    graph = chain.get_concrete_function(tf.constant([1.0])).graph
+    steps = [one for one in graph.get_operations() if one.type == "Snapshot"]
+    assert len(steps) == 3 and all(one.outputs[0].consumers() for one in steps)
+
+
 def test_our_collectives_are_measured_through_tensorflow(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = subprocess.run(

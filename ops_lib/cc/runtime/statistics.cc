@@ -12,6 +12,8 @@
 namespace ddl {
 namespace {
 
+constexpr std::chrono::seconds kSoFar(5);
+
 double SecondsBetween(CollectiveRecord::Time begin, CollectiveRecord::Time end) {
   return std::chrono::duration<double>(end - begin).count();
 }
@@ -71,7 +73,7 @@ void StatisticsSoFar::Open(const std::string& directory, int rank) {
 
 void StatisticsSoFar::Add(const Statistics& statistics, CollectiveRecord::Time now) {
   if (path_.empty() || now < due_) return;
-  due_ = now + std::chrono::seconds(1);
+  due_ = now + kSoFar;
   Write(statistics);
 }
 

@@ -48,7 +48,8 @@ class StatisticsSoFar {
   // `directory`: where, as rank-<n>.communication. Without it, nowhere.
   void Open(const std::string& directory, int rank);
 
-  // Writes the file again where that was a second ago.
+  // Writes the file at first, and again each 5 seconds: it may lie on a file system of the network,
+  // and the others wait for the rank that writes.
   void Add(const Statistics& statistics, CollectiveRecord::Time now);
 
   // Replaces the file: an object with t (unix seconds), run_s, comm_s and wait_s. What cannot be

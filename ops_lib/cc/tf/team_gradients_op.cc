@@ -70,6 +70,7 @@ class TeamGradientsOp : public CollectiveKernel {
         inputs->push_back(context->input(i));
         outputs->emplace_back();
         OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(dtype, shape, &outputs->back()), done);
+        AdviseHugePages(*context, outputs->back());
       }
       request.tensors.push_back(ToBuffer(in, outputs->back()));
     }
@@ -120,7 +121,7 @@ class TeamGradientsOp : public CollectiveKernel {
     }
     for (size_t i = 0; i < shapes.size(); ++i) {
       tf::Tensor* output = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(i, shapes[i], &output));
+      TF_RETURN_IF_ERROR(AllocateOutput(context, i, shapes[i], &output));
       gradients.Write(i, output->NumElements(), ToDType(output->dtype()), output->data());
     }
     return absl::OkStatus();
