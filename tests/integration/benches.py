@@ -140,13 +140,13 @@ class Kubernetes(Bench):
     def __init__(self, folder: Path, cluster: KubernetesCluster) -> None:
         self._folder = folder
         self.cluster = cluster
+        self._seen_of = ""
+        self.names: list[tuple[str, str]] = []
 
     @property
     def limited(self) -> Mapping[str, Any]:
         """Long enough for the ranks to begin; the cluster ends the job after as many seconds."""
         return {"time_limit_s": float(round(within(12)))}
-        self._seen_of = ""
-        self.names: list[tuple[str, str]] = []
 
     def launch(self, job_id: str, root: Path, script: str, **asked: Any) -> LaunchedJob:
         workspace = {"host_path": str(root.parent), "mount_path": str(root.parent)}
