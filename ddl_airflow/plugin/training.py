@@ -161,7 +161,8 @@ def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[st
     for people, ``started`` and ``ended`` (unix seconds or null), ``hosts``, and of the last one
     ``ranks``: of each ``rank``, ``host``, ``task``, ``cpu``, ``gpus``, ``started``, ``ended``,
     ``exit_code``, whether it was ``asked`` to end, and ``usage``: ``cores`` (lately, or of one that
-    has ended on the whole), ``memory`` and ``peak`` (bytes), null for what is not known.
+    has ended on the whole), ``memory`` and ``peak`` (bytes), ``gpu`` (percent of the time in which
+    it computed, as ``cores``), ``gpu_memory`` and ``gpu_peak``; null for what is not known.
 
     Args:
         layout: the run's.
@@ -262,15 +263,17 @@ def _usage(
     except (FileRefused, OSError):
         told = dict(_measured({}))
     at, began = told.pop("t"), rank["started"]
-    spent = told.pop("cpu_s")
+    spent, average = told.pop("cpu_s"), told.pop("gpu_average")
     if rank["ended"] is not None:
         known = at is not None and began is not None and spent is not None and at > began
         told |= {"cores": spent / (at - began) if known else None, "memory": None}
+        told |= {"gpu": average, "gpu_memory": None}
     return told
 
 
 def _measured(said: Mapping[str, Any]) -> dict[str, float | None]:
-    return {name: _finite(said.get(name)) for name in ("t", "cores", "cpu_s", "memory", "peak")}
+    names = "t cores cpu_s memory peak gpu gpu_average gpu_memory gpu_peak"
+    return {name: _finite(said.get(name)) for name in names.split()}
 
 
 def _what_became(

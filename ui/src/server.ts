@@ -21,7 +21,7 @@ export interface Failure {
 export interface Rank {
   rank: number; host: string; task: string; cpu: string; gpus: string[];
   started: number | null; ended: number | null; exit_code: number | null; asked: boolean;
-  usage: { cores: number | null; memory: number | null; peak: number | null };
+  usage: Record<"cores" | "memory" | "peak" | "gpu" | "gpu_memory" | "gpu_peak", number | null>;
 }
 export interface Job {
   name: string; try: number; state: string; words: string;

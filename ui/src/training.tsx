@@ -6,7 +6,7 @@ import { Logs } from "./logs";
 import { go, type Place } from "./places";
 import {
   again, ask, isOver, pathOf, tasksOf,
-  type About, type Curve, type Curves, type Facts, type Job, type Rank, type Task,
+  type About, type Curve, type Curves, type Facts, type Job, type Task,
 } from "./server";
 import { at, bytes, cores, count, number, percent, said, short, spoken, time, titleOf } from "./words";
 
@@ -201,19 +201,21 @@ function Tries({ jobs }: { jobs: Job[] }) {
   );
 }
 
-function memory({ memory: now, peak }: Rank["usage"]): string {
+function memory(now: number | null, peak: number | null): string {
   const most = peak === null ? "" : `at most ${bytes(peak)}`;
   return now === null ? most || "–" : `${bytes(now)}${most && `, ${most}`}`;
 }
 
 function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; showLog: (rank: number) => void }) {
   if (!job?.ranks.length) return null;
+  const onGpus = job.ranks.some((one) => one.usage.gpu !== null);
+  const names = ["rank", "host", "processor", "GPUs", "cores used", "memory", ...(onGpus ? ["GPU used", "GPU memory"] : []), "state", "log"];
   return (
     <section aria-labelledby="where-title">
       <h2 id="where-title">Where it runs</h2>
       <div class="wide" tabIndex={0} role="group" aria-label="Where it runs">
         <table>
-          <thead><tr>{["rank", "host", "processor", "GPUs", "cores used", "memory", "state", "log"].map((name) => <th scope="col" key={name}>{name}</th>)}</tr></thead>
+          <thead><tr>{names.map((name) => <th scope="col" key={name}>{name}</th>)}</tr></thead>
           <tbody>
             {job.ranks.map((one) => (
               <tr key={one.rank}>
@@ -222,7 +224,9 @@ function Where({ job, logs, showLog }: { job: Job | undefined; logs: number[]; s
                 <td>{one.cpu || "–"}</td>
                 <td>{one.gpus.join(", ") || "–"}</td>
                 <td>{one.usage.cores === null ? "–" : cores(one.usage.cores)}</td>
-                <td>{memory(one.usage)}</td>
+                <td>{memory(one.usage.memory, one.usage.peak)}</td>
+                {onGpus && <td>{one.usage.gpu === null ? "–" : percent(one.usage.gpu / 100)}</td>}
+                {onGpus && <td>{memory(one.usage.gpu_memory, one.usage.gpu_peak)}</td>}
                 <td>{one.ended === null ? "at work" : one.asked ? "was ended with the others" : one.exit_code ? `exit code ${one.exit_code}` : "ended well"}</td>
                 <td>{logs.includes(one.rank) && <button type="button" aria-label={`Log of rank ${one.rank}`} onClick={() => showLog(one.rank)}>Log</button>}</td>
               </tr>

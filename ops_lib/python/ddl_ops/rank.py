@@ -15,7 +15,8 @@ SIGTERM, SIGINT, SIGUSR1 and SIGURG go to the script. SIGURG asks it to make roo
 SIGUSR2 releases: the script's work is done though it does not end by itself, as that of a parameter
 server. It is ended, and the rank has succeeded.
 
-Standard library only: this runs before, and beside, whatever the script imports.
+Standard library only, but for what asks the driver of GPUs: this runs before, and beside, whatever
+the script imports.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from typing import Any, BinaryIO
 
 from ddl_ops import progress
 from ddl_ops.environment import RANK_PROCESS, Placement, read_placement
+from ddl_ops.gpu_usage import GpuUsage
 from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank_record import RankRecord, exception_file, settings, writes_file
 from ddl_ops.resource_usage import ResourceUsage, usage_file
@@ -368,7 +370,10 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # see ddl_airflow.launchers.tasks
 
     if child.stdout is not None:
-        usage = ResourceUsage(usage_file(Path(directory), rank), child.pid) if directory else None
+        usage = None
+        if directory:
+            gpu = GpuUsage(env, placement.local_rank)
+            usage = ResourceUsage(usage_file(Path(directory), rank), child.pid, gpu)
         try:
             _keep(child, given[1:] or _log_path(environ, rank), definitions, hidden, usage)
         except OSError as error:  # the log's disk is full: the script must not run on unseen

@@ -1,7 +1,6 @@
 """What a rank takes of its host while it runs: cores and memory of the script and all it started.
 
-Standard library only, as ``ddl_ops.rank``. Nothing is asked of the script: the kernel keeps count,
-in ``/proc``. Source: proc(5).
+Nothing is asked of the script: the kernel keeps count, in ``/proc``. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from ddl_ops.gpu_usage import GpuUsage
 
 # Short trainings are to be seen, too.
 _FIRST_S, _EACH_S = 1.0, 5.0
@@ -30,12 +31,18 @@ class ResourceUsage:
     The file has one JSON object, replaced each time: ``t`` (unix seconds), ``cores`` (used since
     the last look, on average), ``cpu_s`` (since the start), ``memory`` (bytes that are resident,
     summed over the processes: pages that they share count for each) and ``peak`` (the most of
-    these).
+    these); and what ``GpuUsage`` knows.
+
+    Args:
+        path: the file.
+        pid: the process.
+        gpu: of the rank; it is started when there is something to look at.
     """
 
-    def __init__(self, path: Path, pid: int) -> None:
+    def __init__(self, path: Path, pid: int, gpu: GpuUsage | None = None) -> None:
         self._path = path
         self._pid = pid
+        self._gpu = gpu
         self._at = time.monotonic()
         self._due = self._at + _FIRST_S
         self._cpu_s = 0.0
@@ -47,6 +54,8 @@ class ResourceUsage:
         if now < self._due:
             return
         self._due = now + _EACH_S
+        if self._gpu is not None and self._gpu.ident is None:
+            self._gpu.start()
         found = list(_processes(self._pid))
         # Of one that ended meanwhile and that nobody has waited for, the time is lost.
         cpu_s = max(self._cpu_s, sum(spent for spent, _ in found))
@@ -58,6 +67,7 @@ class ResourceUsage:
             "cpu_s": round(cpu_s, 2),
             "memory": memory,
             "peak": self._peak,
+            **(self._gpu.taken() if self._gpu is not None else {}),
         }
         self._at, self._cpu_s = now, cpu_s
         partial = self._path.with_suffix(".usage-partial")

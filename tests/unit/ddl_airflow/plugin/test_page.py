@@ -133,6 +133,7 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     records = site.layout.state / "try-1"
     records.mkdir()
     usage = {"t": now, "cores": 1.92, "cpu_s": 7.5, "memory": 2 << 30, "peak": 5 << 29}
+    usage |= {"gpu": 97.4, "gpu_average": 88.1, "gpu_memory": 7 << 30, "gpu_peak": 15 << 29}
     for rank in (0, 1):
         (site.layout.logs / f"rank-{rank}.log").write_text("begun\n")
         told = {"rank": rank, "host": "gpu01", "cpu": "AMD EPYC", "started": now - 10}
@@ -148,8 +149,10 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     lanes.scroll_into_view_if_needed()
     shot(page, "lanes-live")
     taken = frame.locator("table", has=frame.locator("th", has_text="cores used")).locator("tr")
-    expect(taken.nth(1)).to_contain_text("1,92 GiB, at most 2,5 GiB")
-    expect(taken.nth(2)).to_contain_text("AMD EPYC–––at work")
+    expect(taken.nth(1)).to_contain_text("1,92 GiB, at most 2,5 GiB97 %7 GiB, at most 7,5 GiB")
+    expect(taken.nth(2)).to_contain_text("AMD EPYC–––––at work")
+    taken.first.scroll_into_view_if_needed()
+    shot(page, "where-it-runs")
     expect(value_of(frame, "left")).to_have_text("58 s")
     expect(value_of(frame, "loss")).to_have_text("0,5000")
     expect(frame.locator("progress")).to_have_attribute("value", str(20 / 600))
@@ -168,7 +171,7 @@ def test_numbers_move_while_it_trains_and_nothing_else_does(tab, site):
     ended = {"ended": now, "exit_code": 0, "rank": 0, "host": "gpu01", "started": now - 10}
     (records / "rank-0.json").write_text(json.dumps(ended))
     expect(value_of(frame, "loss")).to_have_text("0,3333")
-    expect(taken.nth(1)).to_contain_text("0,8at most 2,5 GiB")
+    expect(taken.nth(1)).to_contain_text("0,8at most 2,5 GiB88 %at most 7,5 GiB")
     expect(frame.locator("#logs pre")).to_contain_text("what was added")
     expect(loss.locator("summary")).to_be_focused()
     expect(loss.locator("details")).to_have_attribute("open", "")

@@ -200,15 +200,27 @@ def test_a_rank_may_write_anything(layout, said):
 
 def test_what_each_rank_takes_of_its_host(layout):
     told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
+    of_gpu = {"gpu": 97.5, "gpu_average": 88.0, "gpu_memory": 5 << 30, "gpu_peak": 6 << 30}
     record(layout, "try-1", 0, started=100.0)
     record(layout, "try-1", 1, started=100.0, ended=111.0, exit_code=0)
     record(layout, "try-1", 2, started=100.0)
-    for rank in (0, 1):
-        (layout.state / "try-1" / f"rank-{rank}.usage").write_text(json.dumps(told))
-    assert [one["usage"] for one in read_jobs(layout)[0]["ranks"]] == [
-        {"cores": 1.9, "memory": 2 << 20, "peak": 3 << 20},
-        {"cores": 1.5, "memory": None, "peak": 3 << 20},
-        {"cores": None, "memory": None, "peak": None},
+    record(layout, "try-1", 3, started=100.0)
+    for rank, usage in ((0, told | of_gpu), (1, told | of_gpu), (3, told)):
+        (layout.state / "try-1" / f"rank-{rank}.usage").write_text(json.dumps(usage))
+    host = ("cores", "memory", "peak")
+    gpu = ("gpu", "gpu_memory", "gpu_peak")
+    found = [one["usage"] for one in read_jobs(layout)[0]["ranks"]]
+    assert [[one[name] for name in host] for one in found] == [
+        [1.9, 2 << 20, 3 << 20],
+        [1.5, None, 3 << 20],
+        [None, None, None],
+        [1.9, 2 << 20, 3 << 20],
+    ]
+    assert [[one[name] for name in gpu] for one in found] == [
+        [97.5, 5 << 30, 6 << 30],
+        [88.0, None, 6 << 30],
+        [None, None, None],
+        [None, None, None],
     ]
 
 
