@@ -3,7 +3,8 @@
 Everything keeps its path. Hosts get the scripts, the data (each keeps its own cache, and is sent
 what it lacks) and what earlier tries left; while ranks run, logs and records come from all hosts,
 and what the training saves from the first one, whose rank 0 is the one that saves. So a next try
-may go on elsewhere, when that host is gone for good. At the end hosts keep the cache alone.
+may go on elsewhere, when that host is gone for good. At the end hosts keep the cache alone; but
+while what was saved there has not been brought, it stays, and the next try brings it first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _RESULTS_S = 30.0
 _LATE_S = 60.0
 # Of variables whose folders ranks write what is to be kept in.
 _RESULTS = ("RESULT_DIR", "EXPERIMENT_DIR")
+# Beside a try's records: the host that has what its ranks save, until all of it has been brought.
+_PLACED = "placed"
 
 
 class Placement:
@@ -45,6 +48,7 @@ class Placement:
         self._state = job.record_dir.parent
         # In the same workspace as what is saved, and no part of it.
         self._incoming = self._state / "incoming"
+        self._placed = job.record_dir / _PLACED
         self._results = [Path(job.env[name]) for name in _RESULTS if job.env.get(name)]
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
@@ -60,6 +64,7 @@ class Placement:
         """
         began = time.monotonic()
         self._drop_partial()  # of a try that was killed
+        self._bring_what_is_left()
         wrong = self._beside_each_other()
         self._sends = not wrong
         wrong = wrong or {
@@ -71,6 +76,26 @@ class Placement:
         took = time.monotonic() - began
         count = len(self._job.hosts)
         self._log.info("placed the run's files on %d host(s) in %.1f s", count, took)
+
+    def _bring_what_is_left(self) -> None:
+        """Brings what an earlier try saved on a host and nobody brought: it is the only copy.
+
+        Raises:
+            SubmitFailed: it cannot be brought from a host where this job would replace it.
+        """
+        for note in self._state.glob(f"*/{_PLACED}"):
+            host = note.read_text("utf-8").strip()
+            why = self._bring_results(host, may_be_gone=True)
+            if why and host in self._job.hosts:
+                raise SubmitFailed(
+                    f"{host} still has what an earlier try saved, and it could not be brought: "
+                    f"{why}. To go on without it, remove {note}."
+                )
+            if why:
+                self._log.warning(
+                    "%s: what was saved there since could not be brought: %s", host, why
+                )
+            note.unlink()
 
     def _beside_each_other(self) -> dict[str, str]:
         """Each host that could not be asked whether others have its folders; with the reason.
@@ -102,6 +127,10 @@ class Placement:
         job = self._job
         folders = [job.folder, self._state, job.log_dir, *filter(Path.is_dir, self._results)]
         data = job.env.get("DATA_DIR")
+        # A training from its start is not to find there what one of before has saved.
+        gone = [str(folder) for folder in self._results if not folder.is_dir()]
+        if gone and (said := self._ssh.run(host, ["rm", "-rf", "--", *gone])).code != 0:
+            return said.why
         # rsync makes the last part of a path alone.
         needed = [*folders, *self._results, job.record_dir, *([data] if data else [])]
         said = self._ssh.run(host, ["mkdir", "-p", *map(str, needed)])
@@ -126,20 +155,28 @@ class Placement:
 
     def start(self) -> None:
         """Begins to bring what ranks leave, until ``finish``."""
+        self._placed.write_text(f"{self._job.hosts[0]}\n", "utf-8")
         self._thread = threading.Thread(target=self._follow, daemon=True, name="ddl-placement")
         self._thread.start()
 
     def _follow(self) -> None:
         first, *others = self._job.hosts
         results = logs = time.monotonic()
+        said = ""
         while not self._ending.wait(_LOGS_S):
             self._bring_logs(first)
             if time.monotonic() - logs > _OTHERS_S:
                 on_each(others, self._bring_logs)
                 logs = time.monotonic()
             if time.monotonic() - results > _RESULTS_S:
-                self._bring_results()
-                results = time.monotonic()
+                why = self._bring_results(first)
+                if why != said and why:
+                    self._log.warning(
+                        "%s: what is saved there cannot be brought, and would be lost with it: %s",
+                        first,
+                        why,
+                    )
+                said, results = why, time.monotonic()
 
     def finish(self, hosts: Sequence[str]) -> None:
         """Brings the rest from the hosts that answer, once all has ended. May come twice."""
@@ -147,16 +184,19 @@ class Placement:
             return
         self._ending.set()
         if self._thread is not None:
-            self._thread.join(_LATE_S)
+            self._thread.join()  # what it brings is needed; a host that is silent ends it
         kept = set()
         for host, why in on_each(hosts, self._bring_logs).items():
             if why:
                 kept.add(host)
                 self._log.warning("%s: its logs could not be brought: %s", host, why)
-        if hosts and hosts[0] == self._job.hosts[0] and (why := self._bring_results()):
-            kept.add(hosts[0])
-            self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
-            self._log.warning("%s", self.missing)
+        if hosts and hosts[0] == self._job.hosts[0]:
+            if why := self._bring_results(hosts[0]):
+                kept.add(hosts[0])
+                self.missing = f"{hosts[0]}: what was saved there could not be brought: {why}"
+                self._log.warning("%s", self.missing)
+            else:
+                self._placed.unlink(missing_ok=True)
         on_each([host for host in hosts if host not in kept], self._remove)
 
     def _remove(self, host: str) -> None:
@@ -178,13 +218,23 @@ class Placement:
         why = self._ssh.copy_from(host, self._job.log_dir, only=logs, grow=True)
         return why or self._ssh.copy_from(host, self._state, only=records)
 
-    def _bring_results(self) -> str:
-        host, incoming = self._job.hosts[0], self._incoming
+    def _bring_results(self, host: str, *, may_be_gone: bool = False) -> str:
+        """Returns why it could not; empty if it could.
+
+        Args:
+            host: that has them.
+            may_be_gone: whether the folders may have been removed there.
+        """
+        incoming = self._incoming
         try:
             incoming.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             return f"{incoming}: {error.strerror}"
-        each = (self._ssh.copy_from(host, one, incoming=incoming) for one in self._results)
+        each = (
+            # The script may have removed what else it was given.
+            self._ssh.copy_from(host, one, incoming=incoming, may_be_gone=may_be_gone or at > 0)
+            for at, one in enumerate(self._results)
+        )
         why = next(filter(None, each), "")
         if why:
             self._drop_partial()

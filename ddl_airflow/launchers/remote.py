@@ -26,8 +26,10 @@ _CONNECT_S = 5
 _ALIVE_S = 2
 _ALIVE_COUNT = 2
 _SSH_FAILED = 255
-# Of rsync(1): its exit codes, seconds without a byte, and what it copies.
-_PARTIAL, _VANISHED = 23, 24
+# Of rsync(1): an exit code, what it says of a folder that is not there, seconds without a byte, and
+# what it copies.
+_VANISHED = 24
+_NO_FOLDER = re.compile(r"change_dir .* failed: .*\(2\)")
 _SILENT_S = 30
 # Where it has files until all are whole, in each folder.
 _PARTIAL_FOLDER = ".~tmp~"
@@ -133,7 +135,9 @@ class Ssh:
         return self._rsync([*words, "--", f"{folder}/", f"{host}:{folder}/"])
 
     def add_to(self, host: str, files: Sequence[Path]) -> str:
-        """Sends files to the paths that they have here; those that are there already stay.
+        """Sends files to the paths that they have here; those that are there, and as long, stay.
+
+        One that is shorter there came but in part: who loses power may keep a name without bytes.
 
         Returns:
             What was wrong; empty if nothing was.
@@ -141,7 +145,7 @@ class Ssh:
         if not files:
             return ""
         listed = "\0".join(str(path).lstrip("/") for path in files)
-        words = ["--times", "--perms", "--ignore-existing", "--from0", "--files-from=-"]
+        words = ["--times", "--perms", "--size-only", "--from0", "--files-from=-"]
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
     def copy_from(
@@ -152,6 +156,7 @@ class Ssh:
         only: Sequence[str] = (),
         grow: bool = False,
         incoming: Path | None = None,
+        may_be_gone: bool = True,
     ) -> str:
         """Brings what a folder has there. Nothing here is deleted, no link is followed or made.
 
@@ -165,9 +170,10 @@ class Ssh:
                 and a reader finds the old one or the new one.
             incoming: a folder of the same file system, in which files are until they are whole; by
                 default each is beside what it replaces.
+            may_be_gone: whether it is well that there is no such folder.
 
         Returns:
-            What was wrong; empty if nothing was, or there is no such folder.
+            What was wrong; empty if nothing was.
         """
         words = [
             *_KINDS,
@@ -189,7 +195,8 @@ class Ssh:
         except OSError as error:
             return f"{folder.parent}: {error.strerror}"
         limit = _MOST_S if only else None
-        return self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=limit)
+        why = self._rsync([*words, "--", f"{host}:{folder}/", f"{folder}/"], timeout_s=limit)
+        return "" if may_be_gone and _NO_FOLDER.search(why) else why
 
     def _rsync(self, words: Sequence[str], text: str = "", timeout_s: float | None = None) -> str:
         shell = shlex.join(["ssh", *self.options])
@@ -204,8 +211,6 @@ class Ssh:
             return f"rsync: it was not done within {expired.timeout:.0f} s"
         if ended.returncode in (0, _VANISHED):
             return ""
-        if ended.returncode == _PARTIAL and "change_dir" in ended.stderr:
-            return ""  # there is no such folder
         if "command not found" in ended.stderr:
             return "rsync is not installed there. apt-get install rsync"
         if "is your shell clean" in ended.stderr:

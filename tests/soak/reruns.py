@@ -2,10 +2,10 @@
 
 DIST has both wheels, as `make wheels` leaves them. Each environment is empty, gets the packages of
 the lock file and the wheels, makes the model again by `ddl-airflow rerun --prove`, and is removed.
-Then one byte of the data is flipped, which must be named; and TensorFlow is another build, which
-must be told apart: by the first tensor that differs, or by the same bits. The last two are known to
-compute otherwise, so the first step and tensor must be named: a processor of before 2011, as oneDNN
-sees it, and an older TensorFlow, in an environment of the ranks' own.
+Then one byte of the data is flipped, which must be named. What computes otherwise must be named by
+the first step and tensor: a processor of before 2011, as oneDNN sees it; an older TensorFlow, in an
+environment of the ranks' own; and another one in the same environment. The model of the example has
+GELU in the place of ReLU, for what these builds do with the latter has the same bits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def main() -> int:
     parser.add_argument("dist", type=Path, help="folder with both wheels")
     parser.add_argument("--times", type=int, default=20, help="default: 20")
     parser.add_argument("--tensorflow", default="2.20.0", help="another build; default: 2.20.0")
-    parser.add_argument(
-        "--older", default="2.16.2", help="one that computes otherwise; default: 2.16.2"
-    )
+    parser.add_argument("--older", default="2.16.2", help="the ranks' own; default: 2.16.2")
     options = parser.parse_args()
     wheels = sorted(options.dist.resolve().glob("ddl_*.whl"))
     with tempfile.TemporaryDirectory(prefix="ddl-reruns-") as folder:
@@ -49,6 +47,8 @@ def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str, old
     example = folder / "example"
     example.mkdir()
     write_example(example)
+    script = (example / "train.py").read_text()
+    (example / "train.py").write_text(script.replace('activation="relu"', 'activation="gelu"'))
     python = _environment(folder / "first", wheels)
     done = _ddl_airflow(python, example, "run", "manifest.yml", "--set", "epochs=2")
     done.check_returncode()
@@ -74,20 +74,20 @@ def _soak(folder: Path, wheels: Sequence[Path], times: int, tensorflow: str, old
     processor.write_text('import os; os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"\n')
     said = _proved(python, folder / "processor", place)
     processor.unlink()
-    otherwise = _names_a_tensor(said)
+    told = _names_a_tensor(said)
     print(f"a processor with SSE4.1 alone: {said}", flush=True)
 
     _run(["git", "clone", "--quiet", ROOT, folder / "sources"])
     ranks = _older(folder / "older", folder / "sources", older)
     said = _proved(python, folder / "older-ranks", place, AIRFLOW__DDL__PYTHON=str(ranks))
-    otherwise &= _names_a_tensor(said) and "versions.tensorflow" in said
+    told &= _names_a_tensor(said) and "versions.tensorflow" in said
     print(f"TensorFlow {older}: {said}", flush=True)
 
     _take(python, folder / "sources", tensorflow)
     said = _proved(python, folder / "other", place)
-    told = said.startswith(SAME) or ("diverged: " in said and "versions.tensorflow: " in said)
+    told &= _names_a_tensor(said) and "versions.tensorflow" in said
     print(f"TensorFlow {tensorflow}: {said}", flush=True)
-    return 0 if same == times and named and told and otherwise else 1
+    return 0 if same == times and named and told else 1
 
 
 def _names_a_tensor(said: str) -> bool:

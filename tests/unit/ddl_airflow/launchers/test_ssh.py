@@ -24,7 +24,7 @@ from ddl_airflow.launchers.placement import Placement
 from ddl_airflow.launchers.remote import Ssh
 from ddl_airflow.launchers.ssh import SshLauncher
 from ddl_airflow.steps.job import RunningJob
-from tests.limits import within
+from tests.limits import until, within
 
 # Each host has a folder of its own in place of $WORK, if there is $WORK-HOST; and may be slow.
 SSH = """\
@@ -202,16 +202,181 @@ def test_a_training_whose_results_cannot_be_brought_has_not_succeeded(said, tmp_
     assert removed == ["h1"]
 
 
-def test_no_half_of_a_file_is_among_what_was_saved(tmp_path, monkeypatch):
-    """Where the disk has no room for it; nor what a try left that was killed while it copied."""
-    job = job_in(tmp_path / "run")
+@pytest.fixture
+def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """rsync works between ``run`` and ``run-h0`` or ``run-h1``; not to hosts that are listed."""
     rsync = Ssh._rsync
+    full: list[str] = []
 
-    def of_folder(ssh: Ssh, words: list[str], **more: object) -> str:
-        host = f"h0:{tmp_path}/run"
-        return rsync(ssh, [one.replace(host, f"{tmp_path}/run-h0") for one in words], **more)
+    def of_folder(ssh: Ssh, words: list[str], *more: object, **others: object) -> str:
+        source = words[-2].partition(":")[0]
+        if source in full:
+            return "rsync: write failed: No space left on device (28)"
+        for host in ("h0", "h1"):
+            words = [
+                one.replace(f"{host}:{tmp_path}/run", f"{tmp_path}/run-{host}") for one in words
+            ]
+        return rsync(ssh, words, *more, **others)
 
     monkeypatch.setattr(Ssh, "_rsync", of_folder)
+    for host in ("h0", "h1"):
+        (tmp_path / f"run-{host}").mkdir()
+    return full
+
+
+def saved_in(run: Path, *names: str) -> list[str]:
+    """What is in its folder of results, with what is added to it."""
+    folder = run / "result"
+    for name in names:
+        (folder / name).write_text(name)
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def next_try(job: JobSpec, number: int) -> JobSpec:
+    record_dir = job.record_dir.parent / f"try-{number}"
+    record_dir.mkdir()
+    return replace(job, record_dir=record_dir)
+
+
+@pytest.mark.parametrize("ends", ["full", "killed"])
+def test_what_a_try_saved_and_nobody_brought_is_there_for_the_next(
+    said, disks, tmp_path, caplog, ends
+):
+    """Its copy on the host is the only one: the worker's disk was full, or the worker killed."""
+    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
+    (run / "result").mkdir()
+    placement = Placement(Ssh(), first, LOG)
+    placement.send()
+    placement.start()
+    saved_in(tmp_path / "run-h0", "step-90000")
+    disks.append("h0")
+    if ends == "full":
+        placement.finish(["h0", "h1"])
+        assert "No space left" in placement.missing
+    else:
+        placement._ending.set()
+    second = next_try(first, 2)
+    with pytest.raises(SubmitFailed, match="h0 .*No space left.*try-1/placed") as caught:
+        Placement(Ssh(), second, LOG).send()
+    assert caught.value.retryable
+    assert saved_in(tmp_path / "run-h0") == ["step-90000"]
+    # It may go on elsewhere.
+    disks.clear()
+    Placement(Ssh(), replace(second, hosts=("h1", "h0")), LOG).send()
+    for host in ("", "-h0", "-h1"):
+        assert saved_in(tmp_path / f"run{host}") == ["step-90000"]
+
+
+def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks, tmp_path, caplog):
+    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
+    (run / "result").mkdir()
+    placement = Placement(Ssh(), first, LOG)
+    placement.send()
+    placement.start()
+    placement._ending.set()
+    saved_in(tmp_path / "run-h0", "step-90000")
+    disks.append("h0")
+    Placement(Ssh(), replace(next_try(first, 2), hosts=("h1",), nodes=1), LOG).send()
+    assert "h0: what was saved there since could not be brought" in caplog.text
+    assert not (first.record_dir / "placed").exists()
+
+
+def test_what_ended_well_is_not_asked_for_again(said, disks, tmp_path):
+    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
+    (run / "result").mkdir()
+    placement = Placement(Ssh(), first, LOG)
+    placement.send()
+    placement.start()
+    saved_in(tmp_path / "run-h0", "step-7")
+    placement.finish(["h0", "h1"])
+    assert placement.missing == ""
+    assert saved_in(run) == ["step-7"] and saved_in(tmp_path / "run-h0") == []
+    (run / "result" / "step-7").unlink()  # as a training that starts again does
+    disks.append("h0")
+    Placement(Ssh(), replace(next_try(first, 2), hosts=("h1",), nodes=1), LOG).send()
+
+
+def test_a_training_from_its_start_finds_no_results_of_before_on_a_host(said, disks, tmp_path):
+    """Of a try whose host could not be asked to remove them."""
+    job = job_in(tmp_path / "run")
+    (tmp_path / "run-h0" / "result").mkdir()
+    saved_in(tmp_path / "run-h0", "of-other-data")
+    Placement(Ssh(), job, LOG).send()
+    assert saved_in(tmp_path / "run-h0") == []
+
+
+def test_that_nothing_can_be_brought_is_said_at_once(said, disks, tmp_path, monkeypatch, caplog):
+    """Not days later, when the training ends."""
+    monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
+    monkeypatch.setattr("ddl_airflow.launchers.placement._RESULTS_S", 0.0)
+    placement = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    disks.append("h0")
+    placement.start()
+    until(lambda: caplog.text.count("No space left") == 1, 20)
+    time.sleep(0.1)
+    placement._ending.set()
+    assert caplog.text.count("No space left") == 1
+
+
+def test_the_last_copy_waits_for_the_one_before(said, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddl_airflow.launchers.placement._LOGS_S", 0.01)
+    monkeypatch.setattr("ddl_airflow.launchers.placement._RESULTS_S", 0.0)
+    at_once, most = [], []
+
+    def bring(*_: object) -> str:
+        at_once.append(1)
+        most.append(len(at_once))
+        time.sleep(0.5)
+        at_once.pop()
+        return ""
+
+    monkeypatch.setattr(Placement, "_bring_results", bring)
+    monkeypatch.setattr(Placement, "_bring_logs", lambda *_: "")
+    placement = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    placement.start()
+    until(lambda: most, 20)
+    placement.finish(["h0", "h1"])
+    assert (len(most), max(most)) == (2, 1)
+
+
+def test_a_folder_of_results_that_cannot_be_read_is_an_error(said, disks, tmp_path):
+    """As on a disk that was unmounted: what was brought before is not all of it."""
+    placement = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    placement.start()
+    (tmp_path / "run-h0" / "result").write_text("no folder")
+    placement.finish(["h0", "h1"])
+    assert "change_dir" in placement.missing
+    again = Placement(Ssh(), job_in(tmp_path / "run"), LOG)
+    (tmp_path / "run-h0" / "result").unlink()
+    again.start()
+    again.finish(["h0", "h1"])
+    assert "change_dir" in again.missing
+
+
+def test_an_object_that_a_hosts_cache_has_but_in_part_is_sent_again(tmp_path, monkeypatch):
+    """As after a loss of power."""
+    rsync, host = Ssh._rsync, tmp_path / "host"
+    blob = tmp_path / "blob"
+    blob.write_bytes(bytes(100_000))
+    there = host / str(blob).lstrip("/")
+    there.parent.mkdir(parents=True)
+    there.touch()
+
+    def to_folder(ssh: Ssh, words: list[str], *more: object) -> str:
+        return rsync(ssh, [one.replace("h0:/", f"{host}/") for one in words], *more)
+
+    monkeypatch.setattr(Ssh, "_rsync", to_folder)
+    assert Ssh().add_to("h0", [blob]) == ""
+    assert there.stat().st_size == 100_000
+    inode = there.stat().st_ino
+    blob.touch()  # used once more
+    assert Ssh().add_to("h0", [blob]) == ""
+    assert there.stat().st_ino == inode
+
+
+def test_no_half_of_a_file_is_among_what_was_saved(disks, tmp_path):
+    """Where the disk has no room for it; nor what a try left that was killed while it copied."""
+    job = job_in(tmp_path / "run")
     there, here = tmp_path / "run-h0" / "result", tmp_path / "run" / "result"
     for folder in (there, here / ".~tmp~", tmp_path / "run" / "state" / "incoming"):
         folder.mkdir(parents=True)
@@ -223,13 +388,13 @@ def test_no_half_of_a_file_is_among_what_was_saved(tmp_path, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        why = placement._bring_results()
+        why = placement._bring_results("h0")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "rsync: " in why
     left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "run").rglob("*"))
     assert not [path for path in left if "tmp~" in path or "incoming" in path or "large" in path]
-    assert placement._bring_results() == ""
+    assert placement._bring_results("h0") == ""
     assert sorted(path.name for path in here.iterdir()) == ["checkpoint", "large"]
 
 
