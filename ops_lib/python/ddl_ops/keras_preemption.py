@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,12 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._batch = 0
         self._step_before_epoch = 0
         self._first = True
+        self._saved = 0  # the step that this try goes on from; nothing has been trained before it
+        self._take_over: Callable[[], None] | None = None  # while batches are passed over
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first = True
+        self._saved = 0
         preemption.save_by(self._save)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -62,7 +66,11 @@ class PreemptionCallback(keras.callbacks.Callback):
         self._batch = batch + 1
         step = self._step_before_epoch + self._batch
         if preemption.wanted(step):
-            preemption.end(step)
+            # Batches that are passed over count as not done: what was saved after them is there.
+            preemption.end(max(step, self._saved))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._trains()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # The next fit() of this script, or the model it saves, goes on from more than that.
@@ -79,12 +87,21 @@ class PreemptionCallback(keras.callbacks.Callback):
     def _common(self) -> list[Any]:
         return [*self.model.weights, *self.model.optimizer.variables]
 
+    def _trains(self) -> None:
+        """From here on batches are trained with, also where there were fewer than had been done."""
+        if self._take_over is not None:
+            self._take_over()
+            self._take_over = None
+
     def _save(self, step: int, saver: int) -> None:
+        if step == self._saved:  # asked again, with no step done meanwhile, on any rank
+            return
+        self._trains()
         partial = mid_epoch.begin(self._folder, step)
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
             mid_epoch.write_model(partial, place, self._common())
-        mid_epoch.write_own(partial, PLACEMENT.rank, self._own())
+        mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own())
         if PLACEMENT.size > 1 and initialised():
             barrier(f"all have written in {partial.name}")
         if PLACEMENT.rank == saver:
@@ -116,14 +133,20 @@ class PreemptionCallback(keras.callbacks.Callback):
                 )
             self._step_before_epoch = place.step
             return
+        self._saved = place.step
         if PLACEMENT.rank == 0:
             print(f"ddl: goes on from step {place.step}", flush=True)
-        self._pass_over(path, place)
+        self._pass_over(path, mid_epoch.read_batch(path, PLACEMENT.rank, place))
 
-    def _pass_over(self, path: Path, place: mid_epoch.Place) -> None:
-        """Has fit() read the batches that are done, and train with those after them."""
+    def _pass_over(self, path: Path, left: int) -> None:
+        """Has fit() read the batches that this rank has done, and train with those after them."""
+        if not left:
+            return
         train = self.model.train_function
-        left = place.batch
+
+        def take_over() -> None:
+            self.model.train_function = train
+            mid_epoch.read_own(path, PLACEMENT.rank, self._own())
 
         def read_only(iterator: Any) -> dict[str, Any]:
             nonlocal left
@@ -132,9 +155,8 @@ class PreemptionCallback(keras.callbacks.Callback):
                 left -= 1
             if left:
                 return {}
-            self.model.train_function = train
-            mid_epoch.read_own(path, PLACEMENT.rank, self._own())
+            self._trains()
             return dict(self.model.get_metrics_result())
 
-        if left:
-            self.model.train_function = read_only
+        self._take_over = take_over
+        self.model.train_function = read_only

@@ -2,8 +2,8 @@
 
 A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs and batches done,
 number of ranks), ``model.npz`` with the weights and the optimizer's state, the same for all ranks,
-and of each rank ``rank-<n>.npz`` with its random generators and its metrics of the epoch so far. It
-has that name when all of it is there.
+and of each rank ``rank-<n>.npz`` with its random generators, its metrics of the epoch so far, and
+the batches of it that this rank has done. It has that name when all of it is there.
 
 No Keras and no TensorFlow: variables are what has ``value``, ``shape``, ``dtype`` and ``assign``.
 """
@@ -23,6 +23,7 @@ import numpy as np
 
 _NAME = "preempted-"
 _PLACE, _MODEL = "place.json", "model.npz"
+_BATCH = "batch"  # beside a rank's variables, which are numbered
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Place:
     Attributes:
         step: steps done in all.
         epoch: epochs done.
-        batch: batches of the next one done.
+        batch: batches of the next one done, by the rank that saved: those that had joined before
+            have done fewer (read_batch).
         size: ranks that did them.
     """
 
@@ -67,10 +69,10 @@ def write_model(partial: Path, place: Place, variables: Sequence[Any]) -> None:
     (partial / _PLACE).write_text(json.dumps(asdict(place)), "utf-8")
 
 
-def write_own(partial: Path, rank: int, variables: Sequence[Any]) -> None:
-    """What each rank writes of its own."""
+def write_own(partial: Path, rank: int, batch: int, variables: Sequence[Any]) -> None:
+    """What each rank writes of its own, with the batches of the epoch that it has done."""
     partial.mkdir(parents=True, exist_ok=True)
-    _write(partial / f"rank-{rank}.npz", variables)
+    _write(_own(partial, rank), variables, **{_BATCH: np.int64(batch)})
 
 
 def finish(partial: Path, folder: Path, step: int) -> None:
@@ -97,23 +99,37 @@ def read_model(path: Path, variables: Sequence[Any]) -> None:
 
 def read_own(path: Path, rank: int, variables: Sequence[Any]) -> None:
     """As ``read_model``; nothing for a rank that was not there."""
-    if (file := path / f"rank-{rank}.npz").exists():
+    if (file := _own(path, rank)).exists():
         _read(file, variables)
 
 
-def _write(path: Path, variables: Sequence[Any]) -> None:
+def read_batch(path: Path, rank: int, place: Place) -> int:
+    """How many batches of the epoch this rank has done, if that is known, else the saver."""
+    if (file := _own(path, rank)).exists():
+        with np.load(file) as arrays:
+            if _BATCH in arrays.files:
+                return int(arrays[_BATCH])
+    return place.batch
+
+
+def _own(path: Path, rank: int) -> Path:
+    return path / f"rank-{rank}.npz"
+
+
+def _write(path: Path, variables: Sequence[Any], **more: np.generic) -> None:
     # As bytes: NumPy's format has not all of TensorFlow's dtypes.
     values = [np.ascontiguousarray(variable.value) for variable in variables]
     arrays = {f"{n}": value.reshape(-1).view(np.uint8) for n, value in enumerate(values)}
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays, **more)
 
 
 def _read(path: Path, variables: Sequence[Any]) -> None:
     with np.load(path) as arrays:
-        if len(arrays.files) != len(variables):
+        saved = len([name for name in arrays.files if name != _BATCH])
+        if saved != len(variables):
             raise ValueError(
-                f"{path} has {len(arrays.files)} variables, and the model {len(variables)}: it is "
+                f"{path} has {saved} variables, and the model {len(variables)}: it is "
                 "of another model or optimizer. Remove its folder to go on from a checkpoint."
             )
         for number, variable in enumerate(variables):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import ddl.keras
 import keras
 import numpy as np
 import tensorflow as tf
-from ddl_ops import arrays, checkpoints
+from ddl_ops import arrays, checkpoints, preemption
 from ddl_ops.equal_weights import WeightsDifferError
 from speech import RANK, SIZE
 from threads import in_threads
@@ -667,3 +669,60 @@ def keras_checkpoints_are_saved_on_rank_0_and_whole() -> None:
         assert "CHECKPOINT_DIR is not set" in str(error)
     else:
         raise AssertionError("no error")
+
+
+@check
+def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left() -> None:
+    """Asked when some have joined, and again while batches that are done are passed over."""
+    batches = 4 + 2 * RANK
+    most = 4 + 2 * (SIZE - 1)
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(batches, 5).astype("float32"), generator.randn(batches, 3)
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} preempted"
+
+    class AsksAtBatch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            if batch == self.model.asked_at and RANK == SIZE - 1:
+                os.kill(os.getpid(), signal.SIGURG)
+
+    def fit(folder: Path, asked_at: int | None, most: int = most) -> keras.Model:
+        """As in a process of its own."""
+        preemption._forget()
+        keras.utils.set_random_seed(RANK + 1)
+        layers = [keras.Input((5,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        model.asked_at = asked_at
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        callbacks = [ddl.keras.JoinCallback(), AsksAtBatch(), ddl.keras.PreemptionCallback(folder)]
+        options = {"epochs": 2, "batch_size": 1, "shuffle": False, "verbose": 0}
+        model.logs = model.fit(x[:most], y[:most], callbacks=callbacks, **options).history
+        preemption._forget()
+        return model
+
+    undisturbed = fit(folder / "none", None)
+    # Then nothing is passed over yet. Of three ranks the first has joined by the fifth batch.
+    for asked_at in (most - 2, most - 4 if SIZE > 1 else 1):
+        try:
+            fit(folder, asked_at)
+        except SystemExit as end:
+            assert end.code == 0
+        else:
+            raise AssertionError("no end")
+        assert os.listdir(folder) == [f"preempted-{most - 1}"], os.listdir(folder)
+        if SIZE > 1:
+            ddl.barrier("all have looked")
+    if SIZE == 1:
+        shutil.copytree(folder, folder / "fewer")
+        model = fit(folder / "fewer", None, most=2)
+        # Both batches of the first epoch had been done, and those of the second are trained with.
+        assert int(model.optimizer.iterations) == most - 1 + 2
+        (folder / "fewer").rmdir()
+    model = fit(folder, None)
+    assert model.logs == undisturbed.logs, (model.logs, undisturbed.logs)
+    pairs = zip(
+        [*model.weights, *model.optimizer.variables],
+        [*undisturbed.weights, *undisturbed.optimizer.variables],
+        strict=True,
+    )
+    assert all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
+    assert int(model.optimizer.iterations) == 2 * most
