@@ -14,6 +14,12 @@ from ddl_ops.arrays import barrier
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.lifecycle import initialised
 
+# Of a rank that is at another step than the others.
+_ONE_STEP = (
+    "Put ddl.keras.BroadcastCallback, or JoinCallback, before PreemptionCallback, so that each "
+    "epoch begins with the same step on all ranks."
+)
+
 
 class PreemptionCallback(keras.callbacks.Callback):
     """Saves after the step at which any rank was asked to end, ends all ranks, and goes on there.
@@ -65,7 +71,7 @@ class PreemptionCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._batch = batch + 1
         step = self._step_before_epoch + self._batch
-        if preemption.wanted(step):
+        if preemption.wanted(step, _ONE_STEP):
             # Batches that are passed over count as not done: what was saved after them is there.
             preemption.end(max(step, self._saved))
 

@@ -105,7 +105,7 @@ def end_of_step(step: int) -> None:
         _State.done = step
         if time.monotonic() - _State.reported_at >= _REPORT_S:
             _report()
-    if wanted(step):
+    if wanted(step, "Give ddl.end_of_step() the number of steps that all ranks have done."):
         end(step)
 
 
@@ -117,8 +117,12 @@ def _report() -> None:
         _State.done = None
 
 
-def wanted(step: int) -> bool:
+def wanted(step: int, cure: str) -> bool:
     """Whether the ranks are to end now, after so many steps: the same on all. Collective.
+
+    Args:
+        step: how many all ranks have done.
+        cure: a sentence on what to do where they have done different numbers.
 
     Raises RuntimeError if ranks are to end and are at different steps; else as a barrier.
     """
@@ -130,7 +134,7 @@ def wanted(step: int) -> bool:
     if of_steps != [present * one for one in _of_step(step)]:
         raise RuntimeError(
             f"the ranks are to end, and are not at the same step: rank {PLACEMENT.rank} is at "
-            f"{step}. Give ddl.end_of_step() the number of steps that all ranks have done."
+            f"{step}. {cure}"
         )
     _State.present = present
     return True

@@ -287,7 +287,7 @@ class PreemptionHook(tf.compat.v1.train.SessionRunHook):
         if not self._steps.is_one(run_context):
             return
         step = int(run_context.session.run(self._global_step))
-        if preemption.wanted(step):
+        if preemption.wanted(step, "Let the global step be the same on all ranks."):
             preemption.end(step)
 
 

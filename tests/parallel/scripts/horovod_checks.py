@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import threading
@@ -19,7 +20,8 @@ import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
-from ddl_ops import averaging, lifecycle
+from ddl_ops import averaging, lifecycle, preemption
+from horovod.common import elastic
 from speech import RANK, SIZE, say
 
 CHECKS: list[Callable[[], None]] = []
@@ -447,6 +449,63 @@ def state_is_synchronised_committed_and_restored() -> None:
     state.restore()
     assert state.batch == 8
     assert all(np.array_equal(*pair) for pair in zip(committed, model.get_weights(), strict=True))
+
+
+@check
+def states_are_committed_where_ranks_have_joined() -> None:
+    preemption._forget()  # of other checks: no rank listens
+    os.environ["CHECKPOINT_DIR"] = hvd.broadcast_object(tempfile.mkdtemp())
+    weight = tf.Variable(0.0)
+
+    def start(train: Callable[..., None]) -> None:
+        """As in a process of its own."""
+        elastic._Script.states = elastic._Script.checks = 0
+        elastic._Script.commits.clear()
+        weight.assign(0.0)
+        state = hvd.elastic.TensorFlowState([weight], batch=0)
+        hvd.elastic.run(train)(state)
+
+    def steps(state, mine: int) -> None:
+        for _ in range(mine):
+            weight.assign_add(hvd.allreduce(1.0))
+            state.batch += 1
+            state.commit()
+
+    def train_alike(state) -> None:
+        weight.assign(hvd.broadcast(weight, hvd.join()))
+
+    def train_first(state) -> None:
+        # Only rank 0 commits before the first join.
+        steps(state, 2 if RANK == 0 else 0)
+        train_alike(state)
+        assert weight == 2.0
+        state.batch = 2
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGURG)
+        steps(state, 1)
+
+    def train_again(state) -> None:
+        assert (state.batch, weight.numpy()) == (3, 3.0)
+        # Rank 0, which writes what is committed else, has joined.
+        if RANK == SIZE - 1:
+            steps(state, 1)
+            os.kill(os.getpid(), signal.SIGURG)
+            steps(state, 1)
+        train_alike(state)
+
+    def train_last(state) -> None:
+        assert (state.batch, weight.numpy()) == (5, 5.0)
+
+    for train in (train_first, train_again):
+        ended: list[object] = []
+        try:
+            start(train)
+        except SystemExit as end:
+            ended.append(end.code)
+        assert ended == [0], ended
+        preemption._forget()
+    start(train_last)
+    assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
 
 
 @check

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from ddl_ops import arrays, preemption
@@ -22,10 +22,33 @@ from horovod.common.commits import Commit, Commits
 
 class _Script:
     """How many states run() has been given, and how often the ranks have asked each other whether
-    to end, in all starts of the job. The same on all ranks."""
+    to end, in all starts of the job. The same on all ranks that have not joined."""
 
     states = 0
     checks = 0
+    commits: ClassVar[list[Commits]] = []  # of the states whose commits outlive the job
+
+
+# Of a rank that is at another step than the others.
+_EQUALLY_OFTEN = (
+    "Steps are calls of commit() and check_host_updates() here: call them equally often on all "
+    "ranks."
+)
+
+
+def after_join(last: int) -> None:
+    """Lets ranks go on counting alike: those that joined first have committed less. Collective.
+
+    Args:
+        last: the rank that joined last.
+    """
+    if PLACEMENT.size == 1 or not _Script.commits:
+        return
+    counts = np.array([_Script.checks, *(one.number for one in _Script.commits)], np.int64)
+    arrays.broadcast([counts], last)
+    _Script.checks, *numbers = map(int, counts)
+    for commits, number in zip(_Script.commits, numbers, strict=True):
+        commits.number = number
 
 
 class State:
@@ -79,13 +102,17 @@ class State:
         if self._commits is None:
             return
         _Script.checks += 1
-        if threading.current_thread() is threading.main_thread():
-            preemption.save_by(self._make_room)  # of several states, the one that is at it
-        if preemption.wanted(_Script.checks):
+        self._listen()  # of several states, the one that is at it
+        if preemption.wanted(_Script.checks, _EQUALLY_OFTEN):
             preemption.end(_Script.checks)
 
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            preemption.save_by(self._make_room)
+
     def _make_room(self, step: int, saver: int) -> None:
-        if not self._committed:
+        # Another one than rank 0 saves where that may have joined, and not have committed.
+        if not self._committed or saver != 0:
             self.save()
             self._write(saver, step)
 
@@ -125,6 +152,9 @@ class State:
         commits.number, again, checks, variables = map(int, told)
         _Script.checks = max(_Script.checks, checks)
         self._commits = commits
+        _Script.commits.append(commits)
+        # Not at the first commit: ranks may join before theirs, and have to answer the others.
+        self._listen()
         if again:
             self._prepare(variables)
             if found is not None:

@@ -15,7 +15,7 @@ from ddl_ops import collectives
 from ddl_ops.environment import PLACEMENT
 from tensorflow.python.eager import record
 
-from horovod.common import basics
+from horovod.common import basics, elastic
 from horovod.common.basics import (
     Adasum,
     Average,
@@ -411,7 +411,11 @@ def join() -> int:
     Until then it contributes zeros to what the others reduce; averages are over the ranks that
     have not joined (Horovod's are over all of them). Not for graphs.
     """
-    return 0 if _alone() else collectives.join()
+    if _alone():
+        return 0
+    last = collectives.join()
+    elastic.after_join(last)
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
