@@ -158,10 +158,11 @@ class Train(ScriptTry[TrainStep]):
             lock = self._alone(held, job.job_id)
             saves = self._in_store()
             layout.statistics.unlink(missing_ok=True)  # of an earlier try
+            if saves is not None and (again or self.context.try_number == 1):
+                # What the first try finds is of a deleted run of this id.
+                saves.start_again()
             if again:
                 before = layout.replaced
-                if saves is not None:
-                    saves.start_again()
                 self.log.info("trained before: starts again; what it left is in %s", before)
                 layout.restart()
                 layout.restart_requested.unlink()
@@ -304,7 +305,11 @@ class Train(ScriptTry[TrainStep]):
                 raise
             job.drop_note()
             return self.run()
-        result = self._result(started.handle, job.progress)
+        try:
+            result = self._result(started.handle, job.progress)
+        except LaunchError:
+            job.drop_note()  # what this job has not left the next try's may leave
+            raise
         job.drop_note()
         return result
 

@@ -12,6 +12,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import stat
 import tarfile
 import zipfile
@@ -36,6 +37,7 @@ _TAR: dict[str, Callable[[Path], Any]] = {
     ".txz": lzma.open,
 }
 _ZIP = (".zip",)
+_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22  # without its comment
 SUFFIXES = (*_TAR, *_ZIP)
 # Python reads it from 3.14 on.
 _NOT_READ = (".tar.zst", ".tzst")
@@ -126,6 +128,7 @@ def _of_tar(path: Path, where: str, opened: Callable[[Path], Any]) -> Iterator[M
 
 def _of_zip(path: Path, where: str) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
+        _check_ends(path, where, archive)
         for one in archive.infolist():
             mode = one.external_attr >> 16
             if one.is_dir():
@@ -140,6 +143,26 @@ def _of_zip(path: Path, where: str) -> Iterator[Member]:
             name = _checked(one.filename, where)
             with archive.open(one) as content:
                 yield Member(name, one.file_size, _chunks(content, name, one.file_size, where))
+
+
+def _check_ends(path: Path, where: str, archive: zipfile.ZipFile) -> None:
+    """Raises ArchiveRefused unless the archive is the whole file: Python's finds the last of many.
+
+    Source: APPNOTE.TXT 4.3.16, End of central directory record.
+    """
+    first = min((one.header_offset for one in archive.infolist()), default=0)
+    if first > 0:
+        raise ArchiveRefused(
+            f"{where}: cannot be unpacked: there are {first:,} bytes before its first file. Is it "
+            "several in one, or a program? Pack it anew."
+        )
+    record = _ZIP_END_BYTES + len(archive.comment)
+    with path.open("rb") as file:
+        file.seek(-record, os.SEEK_END)
+        if file.read(len(_ZIP_END)) != _ZIP_END:
+            raise ArchiveRefused(
+                f"{where}: cannot be unpacked: it goes on after its end. Pack it anew."
+            )
 
 
 def _chunks(content: IO[bytes], name: str, size: int, where: str) -> Iterator[bytes]:
@@ -244,8 +267,17 @@ class _Bounded(io.RawIOBase):
         return self._file.tell()
 
     def check_end(self) -> None:
-        """Reads on, which compares checksums. Raises ArchiveRefused if there is more than zeros."""
+        """Reads on, which compares checksums.
+
+        Raises:
+            ArchiveRefused: it does not end in a block of zeros, or there is more than zeros.
+        """
         last, left = self._last, _MOST_OF_HEADERS
+        if len(last) < tarfile.BLOCKSIZE:
+            raise ArchiveRefused(
+                f"{self._where}: cannot be unpacked: the blocks of zeros that are its end are "
+                "missing, so it may be cut off. Pack it anew."
+            )
         while last:
             if last.strip(b"\0") or left < 0:
                 raise ArchiveRefused(

@@ -206,6 +206,10 @@ class Cache:
             return []
         return [obj for obj in objects if not self._is_whole(self.path(store, obj))]
 
+    def drop_if_damaged(self, store: ObjectSource, obj: StoredObject) -> bool:
+        """Reads all of an object's blob. Whether it was not what was fetched, and is gone now."""
+        return not self._is_whole(self.path(store, obj))
+
     def verify(self) -> Iterator[Path]:
         """Reads all blobs; removes those that are not what was fetched, and yields them."""
         for blob in sorted((self.root / "blobs").glob("??/*")):

@@ -307,7 +307,8 @@ def _upload(
 def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) -> None:
     """Deletes what a failed call put. Raises ``cause`` again, with more said, if it cannot.
 
-    A store that has gone is not asked for each of maybe thousands.
+    A store that has gone is not asked for each of maybe thousands. Under a marker that may have
+    come and cannot be deleted all stays: who finds it finds everything that it names.
     """
     left, unanswered = [], 0
     for key in keys:
@@ -318,8 +319,17 @@ def _withdraw(target: ObjectStore, keys: Iterable[str], cause: BaseException) ->
             target.delete([key])  # also one that never came to be: its folder did
         except StagingError as exc:
             unanswered += type(exc) is StagingError and exc.retryable
-            if _may_exist(target, key):
-                left.append(f"{key} ({exc})")
+            if not _may_exist(target, key):
+                continue
+            if key == SUCCESS and isinstance(cause, StagingError):
+                raise type(cause)(
+                    f"{cause} It is published all the same, in {target.uri}, for {SUCCESS} could "
+                    f"not be deleted: {exc}",
+                    retryable=cause.retryable,
+                ) from cause
+            if key == SUCCESS:
+                return
+            left.append(f"{key} ({exc})")
     if left and isinstance(cause, StagingError):
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         raise type(cause)(

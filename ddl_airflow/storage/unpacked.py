@@ -244,7 +244,10 @@ class _Archive:
                     left.unlink()  # by who was killed
             if self._cache.holds(self._store, self._archive):
                 self._cache.check_access(self._store, self._archive)
-                self._meter.advance(self._archive.size)
+                if self._cache.drop_if_damaged(self._store, self._archive):
+                    self._cache.fetch(self._store, self._archive, self._meter.advance)
+                else:
+                    self._meter.advance(self._archive.size)
                 content = self._unpacked(self._cache.path(self._store, self._archive))
             else:
                 packed.fetch(self._store, self._archive, self._meter.advance)

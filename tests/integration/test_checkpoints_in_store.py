@@ -197,6 +197,19 @@ def test_a_training_that_is_wanted_once_more_begins_from_its_start(training):
     assert training.said() == "goes on from 1\n"
 
 
+def test_a_run_made_again_under_its_id_begins_from_its_start(training):
+    """What its id has in the store is of the one that was deleted, and its workspace is gone."""
+    training.stage(cleared=False)
+    for _ in range(2):
+        with pytest.raises(JobFailed):
+            training.run("fails")
+    shutil.rmtree(training.layout.workspace)
+    training.tries = 0
+    training.stage(cleared=False)
+    training.run("ends")
+    assert training.said() == "goes on from 0\n"
+
+
 def test_checkpoints_of_other_data_are_nothing_to_go_on_from(training):
     training.stage(cleared=False)
     with pytest.raises(JobFailed):

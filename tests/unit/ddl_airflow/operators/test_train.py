@@ -799,6 +799,9 @@ def test_a_job_of_a_named_experiment_leaves_a_copy_for_later_steps(
         return
     with pytest.raises(AirflowException, match="its job left no copy of experiment wide"):
         scheduled.execute_complete(context, ended(wish.trigger))
+    # Going on with that job would end so each time.
+    deferred(scheduled, context_of("training", 2, experiment_id="wide"))
+    assert cluster.numbers() == [1, 2]
 
 
 def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, cluster, context_of):

@@ -164,6 +164,32 @@ def test_publish_names_what_it_could_not_take_back(tmp_path, results):
         publish(results, Keeps(tmp_path / "out"), workers=1)
 
 
+def test_a_marker_that_stays_keeps_what_it_names(tmp_path, results):
+    """Its answer was lost, and it could not be deleted once: whoever reads finds all or nothing."""
+    refused = []
+
+    class Loses(FolderStore):
+        def at(self, prefix):
+            return Loses(self.path, f"{self.prefix}/{prefix}")
+
+        def put_bytes(self, key, body):
+            super().put_bytes(key, body)
+            raise StagingError("the answer is lost")
+
+        def delete(self, keys):
+            if not refused:
+                refused.append(keys)
+                raise StagingError("slow down")
+            super().delete(keys)
+
+    with pytest.raises(StagingError, match="the answer is lost .*published.*slow down"):
+        publish(results, Loses(tmp_path / "out"), "m")
+    assert refused == [["_SUCCESS"]]
+    (name,) = publications(FolderStore(tmp_path / "out" / "m"))
+    assert missing_from(FolderStore(tmp_path / "out" / "m" / name)) == []
+    assert publish(results, FolderStore(tmp_path / "out"), "m").name == name
+
+
 def test_a_store_that_has_gone_is_not_asked_to_take_back_each_of_many(tmp_path, results):
     asked = []
 

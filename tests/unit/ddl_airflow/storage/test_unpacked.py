@@ -183,6 +183,11 @@ EVIL = {
     "cut off tar": ("x.tar", tar_of({"a": b"1" * 9999})[:5000], "'a': unexpected end of data"),
     "damaged": ("x.tar", tar_of({"a": b"1", "b": b"2"}).replace(b"b\0", b"c\0", 1), "middle"),
     "joined": ("x.tar", tar_of({"a": b"1"}) + tar_of({"b": b"2"}), "or is several in one"),
+    # As of a tar that was killed: its records have 10 KiB, and here begin with a header.
+    "cut off between": ("x.tar", tar_of(dict.fromkeys("abcdefghij", b"1" * 512))[:5120], "its end"),
+    "cut off inside": ("x.tgz", gzip.compress(tar_of({"a": b"1", "b": b"2"})[:1024]), "its end"),
+    "zips": ("x.zip", zip_of({"a": b"1"}) + zip_of({"b": b"2"}), "before its first file"),
+    "zip and more": ("x.zip", zip_of({"a": b"1"}) + b"more", "goes on after its end"),
     "zst": ("x.tar.zst", b"", "archives of this kind cannot be unpacked"),
     "headers": (
         "x.tar.gz",
@@ -309,6 +314,24 @@ def test_what_is_lost_or_damaged_in_the_cache_comes_again(store, cache, tmp_path
     assert not is_unpacked(store, cache, archive)
     staged(store, cache, tmp_path / "data")
     assert contents(tmp_path / "data") == {f"x/{name}": body for name, body in FILES.items()}
+
+
+def test_an_archive_that_is_damaged_in_the_cache_is_fetched_before_it_is_unpacked(
+    store, cache, tmp_path
+):
+    """For a tar has no checksum: what is in it would be taken for what was fetched."""
+    store.put_bytes("x.tar", tar_of({"a": LARGE}))
+    stage(store, cache, tmp_path / "packed")
+    blob = (tmp_path / "packed" / "x.tar").resolve()
+    before = blob.stat()
+    blob.chmod(0o644)
+    with blob.open("r+b") as file:
+        file.seek(PIECE)
+        file.write(b"ROT")
+    os.utime(blob, ns=(before.st_atime_ns, before.st_mtime_ns))
+    staged(store, cache, tmp_path / "data")
+    assert (tmp_path / "data" / "x" / "a").read_bytes() == LARGE
+    assert store.fetched == ["x.tar", "x.tar"]
 
 
 def test_many_at_once_unpack_it_once(store, cache, tmp_path):
