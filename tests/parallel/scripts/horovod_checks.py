@@ -259,6 +259,37 @@ def a_tape_averages_but_what_stays_local() -> None:
         assert np.array_equal(tf.convert_to_tensor(gradient), np.ones([SIZE, 2]))
 
 
+@check
+def a_tape_combines_gradients_while_it_records() -> None:
+    """As TensorFlow's own: it ends recording, if it is not persistent."""
+    weight = tf.Variable(2.0)
+
+    def inside(persistent: bool = False) -> tf.Tensor:
+        with tf.GradientTape(persistent) as tape:
+            loss = (RANK + 1.0) * weight * weight
+            distributed = hvd.DistributedGradientTape(tape)
+            gradient = distributed.gradient(loss, weight)
+        assert not tape._recording and not distributed._recording
+        return gradient
+
+    def after(persistent: bool = False) -> tf.Tensor:
+        with tf.GradientTape(persistent) as tape:
+            tape = hvd.DistributedGradientTape(tape)
+            with tape.stop_recording():
+                factor = weight * 0.0 + RANK + 1.0
+            loss = factor * weight * weight
+        assert not tape._recording
+        return tape.gradient(loss, weight)
+
+    for compute in (inside, after):
+        for run in (compute, tf.function(compute)):
+            for persistent in (False, False, True):
+                assert run(persistent) == 4.0 * MEAN
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = (RANK + 1.0) * weight
+        assert tape.gradient(loss, weight) == MEAN
+
+
 def model_of(optimizer) -> keras.Model:
     keras.utils.set_random_seed(RANK)
     model = keras.Sequential(

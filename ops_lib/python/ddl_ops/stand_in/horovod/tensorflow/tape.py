@@ -20,9 +20,26 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
 
 class _DistributedGradientTape(tf.GradientTape):
-    """What a tape becomes; it has recorded what that one has."""
+    """What a tape becomes; it has recorded what that one has, and does if that does."""
 
     _hvd: DistributedGradients
+    _of: tf.GradientTape
+
+    @property
+    def _recording(self) -> bool:
+        # TensorFlow crashes where a record is ended twice: the two tapes end it as one.
+        return self._of._recording if self._shares_record() else self._records
+
+    @_recording.setter
+    def _recording(self, recording: bool) -> None:
+        if self._shares_record():
+            self._of._recording = recording
+        else:
+            self._records = recording
+
+    def _shares_record(self) -> bool:
+        """Whether this tape was made while that one recorded, or after it had."""
+        return self._tape is not None and self._tape is self._of._tape
 
     def register_local_source(self, source: Any) -> None:
         """From here on the gradient of this variable stays on its rank."""
@@ -74,7 +91,7 @@ def DistributedGradientTape(
     """A tape that combines over the ranks what `gradtape` computes.
 
     Args:
-        gradtape: may have recorded already; it stays what it is.
+        gradtape: may have recorded already, or still do; it stays what it is.
         device_dense: has no effect, nor has device_sparse.
         device_sparse: see above.
         compression: Compression.fp16 sends gradients as float16.
@@ -91,6 +108,7 @@ def DistributedGradientTape(
     kind = type(gradtape)
     if not issubclass(kind, _DistributedGradientTape):
         tape.__class__ = type(kind.__name__, (_DistributedGradientTape, kind), {})
+    tape._of, tape._records = gradtape, False
     tape._hvd = DistributedGradients(
         Reduction(
             name="DistributedGradientTape",
