@@ -5,6 +5,7 @@ Inputs differ by rank and index. What each rank has is compared by ddl's own mea
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import signal
@@ -420,6 +421,24 @@ def five_passes(average: bool) -> tuple[list[tuple[float, float]], int]:
         step(tf.constant(factor))
         seen.append((float(shared.numpy()), float(local.numpy())))
     return seen, int(optimizer.iterations.numpy())
+
+
+@check
+def optimizers_of_keras_2_add_up_several_passes() -> None:
+    if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
+        return
+    import tf_keras
+
+    for kinds in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+        optimizer = hvd_keras.DistributedOptimizer(kinds.SGD(1.0), backward_passes_per_step=2)
+        layer = tf_keras.layers.Dense(1, use_bias=False, input_shape=(1,))
+        model = tf_keras.Sequential([layer])
+        model.compile(optimizer, lambda target, got: (RANK + 1.0) * got)
+        model.set_weights([np.zeros([1, 1])])
+        # Two steps of two passes, and one that waits for another.
+        model.fit(np.ones([5, 1]), np.ones([5, 1]), batch_size=1, verbose=0)
+        assert np.isclose(model.get_weights()[0][0, 0], -4.0 * MEAN), kinds
+        assert int(optimizer.iterations) == 5
 
 
 @check

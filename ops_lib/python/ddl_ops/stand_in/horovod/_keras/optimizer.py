@@ -30,6 +30,14 @@ def _is_keras_2(optimizer: Any) -> bool:
     return isinstance(optimizer, kinds)
 
 
+def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Gives an optimizer its own variables before its first step, if it can have them."""
+    names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
+    of_optimizer = (getattr(optimizer, name, None) for name in names)
+    if (build := next(filter(None, of_optimizer), None)) is not None:
+        build(variables)
+
+
 def distribute(
     optimizer: Any, reduction: Reduction, passes: int = 1, average_passes: bool = False
 ) -> Any:
@@ -147,7 +155,7 @@ class _Distributed:
             with keras_optimizer.within_apply():
                 return update()
         with tf.init_scope():
-            self.build(variables)
+            make_variables(self, variables)
 
         def once() -> None:
             with keras_optimizer.within_apply():

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod._keras.callbacks import variables_of
+from horovod._keras.optimizer import make_variables
 from horovod.common.basics import rank
 from horovod.common.commits import Commit
 from horovod.common.elastic import ObjectState, run_fn
@@ -124,10 +125,7 @@ class TensorFlowKerasState(_WithVariables):
         # An optimizer has its variables from its first step on, and a state may be made before.
         if len(self._variables()) >= variables or self.optimizer is None:
             return
-        names = ("build", "_create_all_weights")  # of Keras 2's older optimizers
-        of_optimizer = (getattr(self.optimizer, name, None) for name in names)
-        if (build := next(filter(None, of_optimizer), None)) is not None:
-            build(self.model.trainable_variables)
+        make_variables(self.optimizer, self.model.trainable_variables)
 
 
 def _that_fit(
