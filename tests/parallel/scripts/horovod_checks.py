@@ -261,6 +261,30 @@ def a_tape_averages_but_what_stays_local() -> None:
 
 
 @check
+def averages_are_over_the_ranks_that_have_not_joined() -> None:
+    embedded, weight = tf.Variable(tf.zeros([3, 1])), tf.Variable(0.0)
+
+    def gradients(**options) -> tuple[tf.IndexedSlices, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(embedded, [0, 1])) + weight
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, [embedded, weight])
+
+    in_a_graph = tf.function(gradients)
+    for run in (gradients, in_a_graph):
+        if RANK == 0:
+            sparse, dense = run()
+            assert tf.convert_to_tensor(sparse).numpy().ravel().tolist() == [1.0, 1.0, 0.0]
+            assert dense == 1.0
+            divided = run(sparse_as_dense=True, gradient_predivide_factor=4.0)
+            assert divided[0].numpy().ravel().tolist() == [1.0, 1.0, 0.0] and divided[1] == 1.0
+            slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([2]), tf.constant([3, 1]))
+            reduced = [hvd.allreduce(slices), *hvd.grouped_allreduce([slices, slices, dense])]
+            assert [tf.reduce_sum(one.values).numpy() for one in reduced[:3]] == [1.0] * 3
+            assert reduced[3] == 1.0
+        hvd.join()
+
+
+@check
 def a_tape_combines_gradients_while_it_records() -> None:
     """As TensorFlow's own: it ends recording, if it is not persistent."""
     weight = tf.Variable(2.0)
@@ -289,6 +313,28 @@ def a_tape_combines_gradients_while_it_records() -> None:
     with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = (RANK + 1.0) * weight
         assert tape.gradient(loss, weight) == MEAN
+
+
+@check
+def a_local_gradient_that_is_another_ones_too_marks_none() -> None:
+    shared, own = tf.Variable(1.0), tf.Variable(1.0)
+    rows = tf.Variable(tf.ones([2, 1]))
+    with tf.GradientTape() as tape:
+        loss = shared + own
+    tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+    tape.register_local_source(own)
+    # The sum gives both the same tensor.
+    upstream = tf.constant(RANK + 1.0)
+    found = tape.gradient(loss, [own, shared], output_gradients=upstream)
+    assert [float(one) for one in found] == [RANK + 1.0, MEAN]
+    slices = tf.IndexedSlices(tf.fill([1, 1], RANK + 1.0), [0], [2, 1])
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), scale_local_gradients=False
+    )
+    optimizer.register_local_var(rows)
+    kept, reduced = optimizer._allreduce([slices, slices], [rows, tf.Variable(tf.ones([2, 1]))])
+    assert float(kept.values[0, 0]) == RANK + 1.0
+    assert np.isclose(tf.reduce_sum(reduced.values), MEAN)
 
 
 def model_of(optimizer) -> keras.Model:

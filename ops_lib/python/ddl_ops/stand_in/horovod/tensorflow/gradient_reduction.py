@@ -50,12 +50,18 @@ class Reduction:
 
     def local(self, gradient: Any) -> Any:
         """What a gradient that stays on its rank is applied as."""
-        if gradient is None or not self.scale_local_gradients:
-            return gradient
+        if gradient is None:
+            return None
         if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / tf.cast(self._ranks(), gradient.values.dtype)
+            values = self._of_own(gradient.values)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(self._ranks(), gradient.dtype)
+        return self._of_own(gradient)
+
+    def _of_own(self, values: tf.Tensor) -> tf.Tensor:
+        # Always a new tensor, for it is marked: one that another variable has, too, is not.
+        if not self.scale_local_gradients:
+            return tf.identity(values)
+        return values / tf.cast(self.process_set.size() or 1, values.dtype)
 
     def __call__(
         self,
@@ -113,20 +119,19 @@ class Reduction:
             mark_reduced(reduced[i])
         return reduced
 
-    def _ranks(self) -> int:
-        return self.process_set.size() or 1
-
     def _reduce_n(self, tensors: Sequence[tf.Tensor], average: bool, name: str | None) -> list[Any]:
         del average  # is in op
-        before = after = 1.0
-        op = self.op
-        if self.gradient_predivide_factor != 1.0:
-            op = mpi_ops.Sum
-            before = 1.0 / self.gradient_predivide_factor
-            after = self.gradient_predivide_factor / self._ranks()
+        after = self.gradient_predivide_factor
+        before = 1.0 / after
         pairs = [self.compression.compress(tensor) for tensor in tensors]
+        # The ops divide by the number of ranks: by those that have not joined.
         together = mpi_ops._grouped_allreduce(
-            [small for small, _ in pairs], name, op, before, after, process_set=self.process_set
+            [small for small, _ in pairs],
+            name,
+            self.op,
+            before,
+            after,
+            process_set=self.process_set,
         )
         return [
             self.compression.decompress(one, context)

@@ -202,7 +202,7 @@ def DistributedOptimizer(
         op: hvd.Average, or another. hvd.Adasum combines gradients for Keras, and for optimizers of
             tf.compat.v1.train, as Horovod, what updates by each rank's own gradients have made.
         gradient_predivide_factor: of an average: gradients are divided by it before the sum, and
-            multiplied by gradient_predivide_factor / size after it.
+            the average is multiplied by it.
         average_aggregated_gradients: whether the sums over passes are divided by their number.
         num_groups: checked, and without effect, as groups.
         groups: see above.

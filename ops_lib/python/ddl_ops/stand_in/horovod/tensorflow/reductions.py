@@ -32,7 +32,7 @@ def allreduce(
     Args:
         tensor: of one shape and dtype on all ranks; or IndexedSlices, whose slices may differ in
             number and place: the result has those of all ranks, for Average each divided by the
-            number of ranks.
+            number of ranks that have not joined.
         average: what op was before.
         device_dense: has no effect, nor has device_sparse: collectives are placed where they run.
         device_sparse: see above.
@@ -81,7 +81,7 @@ def allreduce_slices(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> tf.IndexedSlices:
-    """The slices of all ranks, each divided by their number for Average."""
+    """The slices of all ranks, for Average each divided by the number that have not joined."""
     values = mpi_ops.allgather(
         slices.values, f"{name}_values" if name else None, ignore_name_scope, process_set
     )
@@ -90,7 +90,15 @@ def allreduce_slices(
             slices.indices, f"{name}_indices" if name else None, ignore_name_scope, process_set
         )
     if op == Average:
-        values /= tf.cast(process_set.size(), values.dtype)
+        counted = f"{name}_contributors" if name else None
+        with tf.control_dependencies([indices]):
+            count = mpi_ops._allreduce(
+                tf.constant(1.0),
+                counted,
+                ignore_name_scope=ignore_name_scope,
+                process_set=process_set,
+            )
+        values /= tf.cast(count, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -136,7 +144,7 @@ def grouped_allreduce(
         own = f"{name}_{i}" if name else None
         with tf.control_dependencies(previous):
             reduced[i] = allreduce_slices(tensors[i], op, own, process_set, ignore_name_scope)
-        previous = [reduced[i].indices]
+        previous = [reduced[i].indices, reduced[i].values]
     return reduced
 
 
