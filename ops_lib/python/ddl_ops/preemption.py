@@ -38,6 +38,8 @@ from ddl_ops.rank_record import preemption_file
 _SPREAD = 2_654_435_761
 _MODULO = 2**31
 _REPORT_S = 1.0
+# Of the file that tells of it, so that it can be written over.
+_RESERVED_BYTES = 256
 
 
 # Called with the step after which the ranks end, and the rank that saves for all.
@@ -169,10 +171,11 @@ def _end(step: int, saver: int) -> NoReturn:
         _State.save(step, saver)
     if _together():
         arrays.barrier(f"all have saved after step {step}")
-    _tell({"step": step})
+    told = _tell({"step": step})
     if PLACEMENT.rank == 0:
         print(f"ddl: asked to make room: saved after step {step}, all ranks end", flush=True)
-    raise SystemExit(0)
+    # Who ends well, and is not known to have made room, is taken for one whose training is done.
+    raise SystemExit(0 if told else 1)
 
 
 def _together() -> bool:
@@ -210,14 +213,34 @@ def _forget() -> None:
     _State.listening = _State.asked = False
 
 
-def _tell(facts: dict[str, Any]) -> None:
+def _tell(facts: dict[str, Any]) -> bool:
+    """Adds to what whoever started the job knows of this rank; says it where that cannot be.
+
+    Returns whether it is known, or nobody wants to know.
+    """
     if not (directory := os.environ.get("DDL_RECORD_DIR")):
-        return
+        return True
     path = preemption_file(Path(directory), PLACEMENT.rank)
-    try:
-        known = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        known = {}
+    text = json.dumps(_told(path) | facts).encode().ljust(_RESERVED_BYTES)
     partial = Path(f"{path}.partial")
-    partial.write_text(json.dumps(known | facts), "utf-8")
-    partial.replace(path)
+    try:
+        partial.write_bytes(text)
+        partial.replace(path)
+    except OSError as error:
+        try:  # a full disk has room where the file is
+            with path.open("r+b") as file:
+                file.write(text)
+                file.truncate()
+        except OSError:
+            arrays.say(f"cannot note {json.dumps(facts)} in {path}: {error.strerror}")
+            return False
+    return True
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What is known so far: nothing if the file is not there, or no longer whole."""
+    try:
+        known = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
