@@ -45,11 +45,11 @@ def started() -> None:
     _path = file_of(Path(directory), PLACEMENT.rank)
     try:
         # A command may run several programs one after the other in the place of one rank.
-        before = json.loads(_path.read_text("utf-8"))
-    except FileNotFoundError:
+        before = json.loads(_path.read_bytes())
+    except (OSError, ValueError):  # it is not there, or no longer whole
         before = {}
     for name in _facts:
-        _facts[name] = _facts[name] or before.get(name) is True
+        _facts[name] |= isinstance(before, dict) and before.get(name) is True
     _write()
 
 
