@@ -29,6 +29,7 @@ from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.lineage.compare import compared_environments
 from ddl_airflow.lineage.proof import KEY, Divergence, Note, divergence, read_notes, read_notes_of
+from ddl_airflow.lineage.record import MOST_BYTES
 from ddl_airflow.lineage.rerun import (
     DATA,
     MANIFEST,
@@ -235,10 +236,10 @@ def _prove(
     log_to_terminal()
     asked = Asked(path.parent / FOLDER, until="stage-data")
     layout = run_manifest(manifest, path, asked)["layout"]
-    staged = read_object(layout.kept / "lineage" / "stage_data.json", layout.workspace)
+    staged = read_object(layout.kept / "lineage" / "stage_data.json", layout.workspace, MOST_BYTES)
     other_content(record, staged).refuse(record["dataset"]["uri"])
     run_manifest(manifest, path, Asked(path.parent / FOLDER, ["train"]))
-    trained = read_object(layout.kept / "lineage" / "train.json", layout.workspace)
+    trained = read_object(layout.kept / "lineage" / "train.json", layout.workspace, MOST_BYTES)
     again = read_notes_of(layout)
     found = divergence(before, again)
     # What the upload adds to a record; Airflow computes nothing.

@@ -28,7 +28,7 @@ from ddl_airflow.core.plan import (
     UploadResultsStep,
 )
 from ddl_airflow.lineage.production import PRODUCTION, Pointer
-from ddl_airflow.lineage.record import LINEAGE, fixed_run, model_digest, read_part
+from ddl_airflow.lineage.record import LINEAGE, MOST_BYTES, fixed_run, model_digest, read_part
 
 SAVED_MODEL = "saved_model"
 _MOST_FIELDS, _LONGEST_NAME = 200, 200
@@ -204,7 +204,7 @@ def _upload(
     model = _model(layout)
     if done is None:
         return (model,), ()
-    record = read_object(layout.kept / LINEAGE, layout.workspace)
+    record = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)
     told = [file for file in record["result"]["files"] if file["key"].startswith("model/")]
     facts = {
         **model.model,

@@ -31,8 +31,8 @@ from ddl_airflow.storage.store import ObjectStore
 LINEAGE = "lineage.json"
 SCHEMA = "ddl-airflow/lineage/1"
 SO_FAR = "record.json"
-# Of a part, which lists each object of the data.
-_MOST_BYTES = 2**30
+# Of a part or a record, which lists each object of the data.
+MOST_BYTES = 2**30
 _READERS = 8  # objects at a time
 BY_HAND = "by_hand"  # the type of a run without Airflow
 _RUN = "run.json"
@@ -86,7 +86,7 @@ def read_part(layout: RunLayout, step: str) -> dict[str, Any]:
             code or settings.
     """
     try:
-        part = read_object(_part(layout, step), layout.workspace, _MOST_BYTES)
+        part = read_object(_part(layout, step), layout.workspace, MOST_BYTES)
     except FileNotFoundError:
         raise StagingError(
             f"{step} has left nothing in {layout.root}: it has not run to its end. Clear {step}.",
@@ -266,7 +266,7 @@ def assemble(
         record["result"]["measurements"] = [one.dump() for one in known]
     record["run"]["tries"]["upload_results"] = tries
     if _is_published(layout.kept / LINEAGE, published):
-        before = read_object(layout.kept / LINEAGE, layout.workspace)["run"]
+        before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)["run"]
         record["run"]["started"] = before["started"]
         record["run"]["tries"]["upload_results"] = before["tries"]["upload_results"]
     versions = record["environment"]["versions"]
@@ -339,7 +339,7 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
     }
     for step in _PARTS:
         if has_part(layout, step):
-            part = read_object(_part(layout, step), layout.workspace, _MOST_BYTES)
+            part = read_object(_part(layout, step), layout.workspace, MOST_BYTES)
             part.pop("made_of", None)
             record["run"]["tries"].update(part.pop("tries", {}))
             for section, facts in part.items():

@@ -15,7 +15,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from ddl_airflow.core.errors import StagingError
@@ -70,17 +69,28 @@ def clean_results(
         nbytes = sum(obj.size for obj in objects.values())
         yield Removed("publication without a marker", target.uri, nbytes)
         if not dry_run:
+            known = LINEAGE in objects or RETIRED in objects
+            # First: who is killed meanwhile leaves nothing that is missed.
+            noted = known and _note(store, publication)
             # Its former marker last: who is killed meanwhile leaves what can be told from others'.
             target.delete(sorted(objects, key=lambda key: key == RETIRED))
-            if LINEAGE in objects:
-                with suppress(StagingError):  # a full disk, whose room this has just freed
-                    mark_removed(store, publication)
+            if known and not noted:
+                _note(store, publication)  # the disk was full, and this has freed room
     yield from _saved(store, listed, found, dry_run, now)
     for part in list(store.unfinished()):
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:
                 store.discard(part)
+
+
+def _note(store: ObjectStore, publication: str) -> bool:
+    """Notes that it was removed; False where the store does not take it."""
+    try:
+        mark_removed(store, publication)
+    except StagingError:
+        return False
+    return True
 
 
 def _saved(

@@ -112,7 +112,9 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     """
     record = read_record(layout)
     with suppress(FileRefused, OSError):
-        record = {**read_object(layout.kept / LINEAGE, layout.workspace), **_outcome(record)}
+        published = read_object(layout.kept / LINEAGE, layout.workspace)
+        if _made_of(published) == _made_of(record):  # else it has been cleared, and trains anew
+            record = {**published, **_outcome(record)}
     outcome = mapping(record.get("outcome"))
     nodes = _inputs(record)
     state = str(outcome.get("state", "running"))
@@ -154,6 +156,11 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         "production": known.get(PRODUCTION),
         "results": mapping(outcome.get("results")).get("uri", ""),
     }
+
+
+def _made_of(record: Mapping[str, Any]) -> list[Any]:
+    data, code, manifest = (mapping(record.get(name)) for name in ("dataset", "code", "manifest"))
+    return [data.get("fingerprint"), code.get("digest"), manifest.get("digest")]
 
 
 def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:

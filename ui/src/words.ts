@@ -71,9 +71,10 @@ export const short = (digest: unknown): string => {
 export const titleOf = (metric: string): string => (metric === "examples_per_s" ? "examples/s" : metric);
 
 // What a terminal would show in the end of what was printed: without colours, and of a line that
-// was begun again only the last.
+// was begun again only the last. Looked for from the beginning of a line alone: from each of its
+// characters a long one would take minutes.
 export const printed = (text: string): string =>
-  text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, "").replace(/[^\n\r]*\r+(?=[^\n\r])/g, "");
+  text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, "").replace(/(?<![^\n\r])[^\n\r]*\r+(?=[^\n\r])/g, "");
 
 export const spoken = (state: string): string => state.replaceAll("_", " ");
 

@@ -12,6 +12,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import cli
 from ddl_airflow.core.errors import NoSuchModel
+from ddl_airflow.lineage.index import add, lost, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
@@ -185,6 +186,50 @@ def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, 
         for name in (names[0], *names[3:]):
             store.put_bytes(f"{name}/_SUCCESS", store.read_bytes(f"{name}/_SUCCESS"))
     assert kills >= 10  # at each change of the store
+
+
+def test_what_is_removed_is_noted_however_often_who_removes_is_killed(tmp_path, store):
+    """Else `verify` would miss it for ever."""
+    digits = f"digits-{'0' * 32}", f"digits-{'1' * 32}"
+    for kills in count(1):
+        shutil.rmtree(store.path, ignore_errors=True)
+        for number, training in enumerate(digits):
+            record = {
+                "training_id": training,
+                "run": {"dag_id": "digits", "run_id": "r", "triggered_by": None, "parameters": {}},
+                "dataset": {
+                    "uri": "s3://d",
+                    "fingerprint": "d",
+                    "files": 1,
+                    "bytes": 1,
+                    "listing": [],
+                },
+                "code": {"digest": "c", "files": [], "git_commit": None},
+                "manifest": {"name": "digits", "digest": "m"},
+                "environment": {},
+                "result": {"metrics": {}, "files": []},
+            }
+            files = {"lineage.json": json.dumps(record), "model/graph": training}
+            for key, text in files.items():
+                (tmp_path / "new" / key).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / "new" / key).write_text(text)
+            marker = {"dag_id": "digits", "training_id": training, "keep": 1}
+            found = {key: tmp_path / "new" / key for key in files}
+            done = publish(found, store, training, marker=marker)
+            add(store, record, f"{training}/{done.name}")
+            marked = store.path / training / done.name / "_SUCCESS"
+            os.utime(marked, (number * DAY_S, number * DAY_S))
+        clean(store)
+        Dying.left = kills
+        with suppress(Killed):
+            clean(Dying(store.path), days=3)
+        survived, Dying.left = Dying.left >= 0, 10**9
+        clean(store, days=3)
+        assert lost(store).gone == {}
+        assert [one["training_id"] for one in read_index(store) if "removed" in one] == [digits[0]]
+        if survived:
+            break
+    assert kills >= 4
 
 
 def test_what_killed_uploads_left_goes_after_two_days(published, store):

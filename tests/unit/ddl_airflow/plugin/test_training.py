@@ -198,6 +198,29 @@ def test_a_rank_may_write_anything(layout, said):
     assert read_communication(layout) is None
 
 
+def test_the_graph_of_a_run_that_trains_anew_is_not_that_of_what_it_published(layout):
+    """For somebody may have to approve what comes of it."""
+    from ddl_airflow.plugin.graph import Pointers, read_graph
+
+    def told(name, version, **outcome):
+        (layout.kept / name).write_text(
+            json.dumps(
+                {
+                    "dataset": {"uri": "s3://b/d", "fingerprint": f"sha256:data{version}"},
+                    "code": {"digest": f"sha256:code{version}"},
+                    "manifest": {"digest": f"sha256:manifest{version}"},
+                    **({"outcome": outcome} if outcome else {}),
+                }
+            )
+        )
+
+    told("lineage.json", 1)
+    told("record.json", 2, state="failed", step="train")
+    facts = [node["facts"] for node in read_graph(layout, Pointers())["nodes"]]
+    assert "data2" in str(facts) and "code2" in str(facts) and "manifest2" in str(facts)
+    assert "data1" not in str(facts) and "code1" not in str(facts)
+
+
 def test_what_each_rank_takes_of_its_host(layout):
     told = {"t": 110.0, "cores": 1.9, "cpu_s": 15.0, "memory": 2 << 20, "peak": 3 << 20}
     of_gpu = {"gpu": 97.5, "gpu_average": 88.0, "gpu_memory": 5 << 30, "gpu_peak": 6 << 30}
