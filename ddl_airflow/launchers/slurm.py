@@ -467,11 +467,17 @@ def _slurm(
 
     Raises:
         SubmitFailed: it is not installed.
-        LaunchError: it does not end.
+        LaunchError: it does not end, or nobody knows the user.
     """
     # Not the caller's own settings of Slurm, which change what is asked for and how it is said.
     own = {name: os.environ[name] for name in ("PATH", "HOME", "SLURM_CONF") if name in os.environ}
-    other = run_as.account(user)
+    try:
+        other = run_as.account(user)
+    except KeyError:
+        raise LaunchError(
+            f"no user {user} is known on this host, whose job it is. Does the directory of users "
+            f"answer? See: getent passwd {user}"
+        ) from None
     if other is not None:
         own |= run_as.environment(user)
     try:

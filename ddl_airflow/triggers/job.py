@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -23,8 +23,11 @@ from ddl_airflow.launchers.records import reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 _AGAIN_S = 2.0
+# For so long what nobody has foreseen is taken for something that passes.
+_UNFORESEEN_S = 600.0
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
 _KNOWN_S = 60.0
 _CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
@@ -37,8 +40,9 @@ class JobTrigger(BaseTrigger):
     One question asks for the jobs of all triggers of a triggerer: ``ddl_airflow.triggers.monitor``.
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
-    and outlasted, and so is the file system's: the job goes on. When a person fails, clears or
-    deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so from the
+    and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
+    has foreseen, for Airflow gives up the job of a trigger that raises. When a person fails, clears
+    or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so from the
     triggerer that runs the trigger, so not while none runs.
 
     The triggerer must have the scheduler's commands, and see the workspace. One that has not fires
@@ -60,6 +64,7 @@ class JobTrigger(BaseTrigger):
         self._started = StartedJob.load(job)
         self._progress = Progress()
         self._noted = False
+        self._unforeseen: float | None = None  # since when
         self._said = ""
         self._wrong = ""
 
@@ -117,11 +122,22 @@ class JobTrigger(BaseTrigger):
         await asyncio.shield(ending)
 
     async def _end_unless_deferred(self) -> None:
-        if await self._still_deferred():
+        if await self._again("ask for the state of its task", self._still_deferred):
             self.log.info("%s goes on: another triggerer waits for it now", self._name)
             return
-        await self._cancel()
+        await self._again("cancel it", self._cancel)
         self.log.info("cancelled %s", self._name)
+
+    async def _again(self, what: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Calls until it succeeds: Airflow does not call ``on_kill`` again where that raises."""
+        while True:
+            try:
+                return await call()
+            except Exception as error:
+                if isinstance(error, LaunchError) and not error.retryable:
+                    raise
+                self.log.warning("%s: cannot %s yet: %s", self._name, what, _words(error))
+            await asyncio.sleep(_AGAIN_S)
 
     async def _still_deferred(self) -> bool:
         task = self.task_instance
@@ -139,10 +155,9 @@ class JobTrigger(BaseTrigger):
                 scheduler = await _reached(handle)
                 await cancelling(handle.kind, scheduler.cancel, handle, GRACE_S)
                 return
-            except (LaunchError, OSError) as error:
-                if not _passes(error):
-                    raise
-                self.log.warning("cannot cancel %s yet: %s", self._name, error)
+            except Exception as error:
+                self._outlast(error)
+                self.log.warning("cannot cancel %s yet: %s", self._name, _words(error))
             await asyncio.sleep(_AGAIN_S)
 
     def _watch(self) -> None:
@@ -166,10 +181,10 @@ class JobTrigger(BaseTrigger):
             await in_workspace(self._watch)
             told = await monitor_of(scheduler).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
-        except (LaunchError, OSError) as error:
-            if not _passes(error):
-                raise
-            status = JobStatus(JobState.RUNNING, reason=f"{error} Asking again.")
+            self._unforeseen = None
+        except Exception as error:
+            self._outlast(error)
+            status = JobStatus(JobState.RUNNING, reason=f"{_words(error)} Asking again.")
             await asyncio.sleep(self.interval_s)
         if not status.ended and status.reason != self._said:
             self._said = status.reason
@@ -177,6 +192,26 @@ class JobTrigger(BaseTrigger):
         if reports is not None:
             await in_workspace(self._follow, reports)
         return status
+
+    def _outlast(self, error: Exception) -> None:
+        """Raises LaunchError for what waiting cannot mend, or has not mended for long.
+
+        A file system is away as a scheduler is, for a while.
+        """
+        if isinstance(error, OSError) or (isinstance(error, LaunchError) and error.retryable):
+            return
+        if isinstance(error, LaunchError):
+            raise error
+        now = time.monotonic()
+        if self._unforeseen is None:
+            self._unforeseen = now
+            self.log.error("%s: this should not happen", self._name, exc_info=error)
+        elif now - self._unforeseen > _UNFORESEEN_S:
+            raise LaunchError(
+                f"{self._name} cannot be watched: {_words(error)}. It goes on. The triggerer's log "
+                "has all of it; clear the task when that is mended.",
+                retryable=False,
+            ) from error
 
     def _follow(self, reports: Tail) -> None:
         try:
@@ -189,9 +224,9 @@ class JobTrigger(BaseTrigger):
                 self.log.warning("progress.jsonl: %s", error)
 
 
-def _passes(error: LaunchError | OSError) -> bool:
-    """Whether waiting can mend it: a file system is away as a scheduler is, for a while."""
-    return not isinstance(error, LaunchError) or error.retryable
+def _words(error: Exception) -> str:
+    known = isinstance(error, (LaunchError, OSError))
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def _scheduler(kind: str) -> Scheduler:

@@ -254,8 +254,14 @@ class Cluster:
                 f"({type(error).__name__}). The jobs there may run on."
             ) from error
         told = _json(answer.data)
-        if answer.status < 400:
+        if answer.status < 300 and told:
             return told
+        if answer.status < 400:
+            raise LaunchError(
+                f"Kubernetes' API server {self._config.host} answers with no JSON object (HTTP "
+                f"status {answer.status}), as a proxy or a page to log in does. The jobs there "
+                "may run on."
+            )
         said = str(told.get("message") or f"HTTP status {answer.status}")
         raise Refused(answer.status, str(told.get("reason", "")), said)
 

@@ -57,6 +57,8 @@ class Place:
                 pod["metadata"]["ownerReferences"] = [owner_of(self.operator, about)]
                 self._create(pod)
         except Refused as error:
+            if error.retryable:
+                raise  # it is begun at another look
             cause = refused(error, self.namespace, kept["pod"])
             self.note(facts, Verdict(JobState.FAILED, str(cause), not cause.retryable), {})
             return

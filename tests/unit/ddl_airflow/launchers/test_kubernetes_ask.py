@@ -131,6 +131,63 @@ def test_a_place_that_refuses_says_so_with_whether_that_may_pass(server, handle_
         assert caught.value.retryable is (code == 503)
 
 
+def test_a_job_that_cannot_be_begun_for_a_moment_is_begun_later(server, handle_of):
+    """It had to make room, which is to use no attempt; and what it has would be left for good."""
+    name = server.job("one/train-1", workers=0, parallelism=0)
+    pod = {"kind": "Pod", "metadata": {"name": f"{name}-worker-0"}}
+    waits = json.dumps({"pod": pod, "change": {"spec": {"parallelism": 1}}})
+    server.objects["Job"][0]["metadata"]["annotations"]["ddl-airflow/waits"] = waits
+    refused = [Refused(503, "", "shutting down"), Refused(429, "", "too many")]
+
+    def create(*_: object) -> None:
+        if refused:
+            raise refused.pop()
+
+    server.create = create
+    launcher, handle = KubernetesLauncher(), handle_of("one/train-1")
+    for said in ("too many", "shutting down"):
+        with pytest.raises(LaunchError, match=said) as caught:
+            launcher.status(handle)
+        assert caught.value.retryable and not server.patched
+    launcher.status(handle)
+    assert server.patched == [name]
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """In front of an API server that is away."""
+
+    def do_GET(self) -> None:
+        self.send_response(302 if self.path.startswith("/moved") else 200)
+        self.end_headers()
+        self.wfile.write(b"<html>log in</html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("path", ["", "/moved"])
+def test_a_page_in_place_of_an_answer_is_none(tmp_path, monkeypatch, path):
+    with HTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        about = {
+            "current-context": "one",
+            "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+            "clusters": [
+                {
+                    "name": "one",
+                    "cluster": {"server": f"http://127.0.0.1:{gateway.server_port}{path}"},
+                }
+            ],
+            "users": [{"name": "one", "user": {"token": "t"}}],
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(about))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        with pytest.raises(LaunchError, match="no JSON object.*proxy") as caught:
+            Cluster().list("default", "Job")
+        gateway.shutdown()
+    assert caught.value.retryable
+
+
 def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(server, handle_of):
     server.job("well/train-1")
     left = server.job("left/train-1", created=700.0, parallelism=0)

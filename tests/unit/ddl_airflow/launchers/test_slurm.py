@@ -332,6 +332,14 @@ def test_a_controller_that_is_away_is_no_end_of_a_job(says, handle):
             ask(handle)
 
 
+def test_a_user_whom_nobody_knows_for_a_moment_is_no_end_of_a_job(says, handle):
+    """As where the directory of users does not answer."""
+    for ask in (SlurmLauncher().status, SlurmLauncher().cancel):
+        with pytest.raises(LaunchError, match="no user nobody-knows.*getent passwd") as caught:
+            ask(replace(handle, user="nobody-knows"))
+        assert caught.value.retryable
+
+
 def test_a_job_that_slurm_has_forgotten_ended_as_its_ranks_say(says, handle):
     says("squeue", error="slurm_load_jobs error: Invalid job id specified", code=1)
     assert SlurmLauncher().status(handle).state is JobState.LOST

@@ -238,16 +238,22 @@ def next_try(job: JobSpec, number: int) -> JobSpec:
     return replace(job, record_dir=record_dir)
 
 
+def first_try(run: Path) -> tuple[JobSpec, Placement]:
+    """One whose ranks are at work, and its files."""
+    job = next_try(job_in(run), 1)
+    (run / "result").mkdir()
+    placement = Placement(Ssh(), job, LOG)
+    placement.send()
+    placement.start()
+    return job, placement
+
+
 @pytest.mark.parametrize("ends", ["full", "killed"])
 def test_what_a_try_saved_and_nobody_brought_is_there_for_the_next(
     said, disks, tmp_path, caplog, ends
 ):
     """Its copy on the host is the only one: the worker's disk was full, or the worker killed."""
-    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
-    (run / "result").mkdir()
-    placement = Placement(Ssh(), first, LOG)
-    placement.send()
-    placement.start()
+    first, placement = first_try(tmp_path / "run")
     saved_in(tmp_path / "run-h0", "step-90000")
     disks.append("h0")
     if ends == "full":
@@ -268,11 +274,7 @@ def test_what_a_try_saved_and_nobody_brought_is_there_for_the_next(
 
 
 def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks, tmp_path, caplog):
-    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
-    (run / "result").mkdir()
-    placement = Placement(Ssh(), first, LOG)
-    placement.send()
-    placement.start()
+    first, placement = first_try(tmp_path / "run")
     placement._ending.set()
     saved_in(tmp_path / "run-h0", "step-90000")
     disks.append("h0")
@@ -282,14 +284,11 @@ def test_a_host_that_is_gone_for_good_does_not_hold_up_the_next_try(said, disks,
 
 
 def test_what_ended_well_is_not_asked_for_again(said, disks, tmp_path):
-    run, first = tmp_path / "run", next_try(job_in(tmp_path / "run"), 1)
-    (run / "result").mkdir()
-    placement = Placement(Ssh(), first, LOG)
-    placement.send()
-    placement.start()
+    first, placement = first_try(tmp_path / "run")
     saved_in(tmp_path / "run-h0", "step-7")
     placement.finish(["h0", "h1"])
     assert placement.missing == ""
+    run = tmp_path / "run"
     assert saved_in(run) == ["step-7"] and saved_in(tmp_path / "run-h0") == []
     (run / "result" / "step-7").unlink()  # as a training that starts again does
     disks.append("h0")

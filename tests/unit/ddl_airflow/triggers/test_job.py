@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddl_airflow.airflow_internals import state_of_task
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
@@ -112,6 +113,37 @@ def test_a_scheduler_that_is_away_is_outlasted(triggered, cluster, said, monkeyp
     assert said().count("connect failure. Asking again.") == 1
 
 
+def unforeseen(calls, times, call):
+    """The call, which first fails so many times as nobody has foreseen."""
+
+    def fails(*words):
+        calls.append(words)
+        if len(calls) <= times:
+            raise KeyError("items")
+        return call(*words)
+
+    return fails
+
+
+def test_what_nobody_foresaw_ends_no_trigger_and_so_no_job(triggered, cluster, said, monkeypatch):
+    """For Airflow gives up a job whose trigger has died, and one question is for many jobs."""
+    monkeypatch.setattr(FakeScheduler, "status", unforeseen([], 4, FakeScheduler.status))
+    cluster.set(1, "succeeded")
+    (event,) = events(triggered())
+    assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
+    assert said().count("KeyError: 'items' Asking again.") == 1
+
+
+def test_what_nobody_foresaw_and_does_not_pass_leaves_the_job_to_the_next_try(
+    triggered, cluster, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._UNFORESEEN_S", 0.1)
+    monkeypatch.setattr(FakeScheduler, "status", unforeseen([], 10**6, FakeScheduler.status))
+    (event,) = events(triggered())
+    assert "KeyError: 'items'" in event["unseen"]
+    assert cluster.state(1) == "pending"
+
+
 def test_a_job_that_takes_too_long_is_ended(triggered, cluster):
     cluster.set(1, "running")
     (event,) = events(triggered(timeout_s=0.3))
@@ -201,6 +233,24 @@ def test_on_kill_cancels_the_job_and_an_end_of_the_triggerer_does_not(
     asyncio.run(trigger.on_kill())
     assert cluster.status(triggered.started.handle).ended
     assert "cancelled fake-scheduler job 1" in said()
+
+
+@pytest.mark.parametrize("fails", ["the task's state", "the cancelling"])
+def test_on_kill_asks_again_where_that_fails(triggered, cluster, deferred_as, monkeypatch, fails):
+    """Airflow only says that it raised, and does not call it again."""
+    monkeypatch.setattr("ddl_airflow.triggers.job._AGAIN_S", 0.01)
+    cluster.set(1, "running")
+    trigger = triggered()
+    trigger._task_instance = deferred_as("failed")
+    calls = []
+    if fails == "the cancelling":
+        monkeypatch.setattr(FakeScheduler, "cancel", unforeseen(calls, 2, FakeScheduler.cancel))
+    else:
+        state = unforeseen(calls, 2, state_of_task)
+        monkeypatch.setattr("ddl_airflow.triggers.job.state_of_task", state)
+    asyncio.run(asyncio.wait_for(trigger.on_kill(), within(20)))
+    assert len(calls) == 3
+    assert cluster.status(triggered.started.handle).ended
 
 
 def test_on_kill_that_is_itself_cancelled_ends_the_job_all_the_same(
