@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from airflow.sdk import TaskInstanceState
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -23,7 +23,6 @@ from ddl_airflow.launchers.records import reports_of
 from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 
 log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 _AGAIN_S = 2.0
 # For so long what nobody has foreseen is taken for something that passes.
@@ -122,26 +121,24 @@ class JobTrigger(BaseTrigger):
         await asyncio.shield(ending)
 
     async def _end_unless_deferred(self) -> None:
-        if await self._again("ask for the state of its task", self._still_deferred):
+        if await self._still_deferred():
             self.log.info("%s goes on: another triggerer waits for it now", self._name)
             return
-        await self._again("cancel it", self._cancel)
+        await self._cancel()
         self.log.info("cancelled %s", self._name)
 
-    async def _again(self, what: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Calls until it succeeds: Airflow does not call ``on_kill`` again where that raises."""
+    async def _still_deferred(self) -> bool:
+        if (task := self.task_instance) is None:
+            return False
         while True:
             try:
-                return await call()
-            except Exception as error:
-                if isinstance(error, LaunchError) and not error.retryable:
-                    raise
-                self.log.warning("%s: cannot %s yet: %s", self._name, what, _words(error))
+                return await state_of_task(task) == TaskInstanceState.DEFERRED
+            except Exception as error:  # Airflow does not call on_kill again where that raises
+                self.log.warning(
+                    "cannot cancel %s yet, for the state of its task is not known: %s",
+                    *(self._name, _words(error)),
+                )
             await asyncio.sleep(_AGAIN_S)
-
-    async def _still_deferred(self) -> bool:
-        task = self.task_instance
-        return task is not None and await state_of_task(task) == TaskInstanceState.DEFERRED
 
     @property
     def _name(self) -> str:
