@@ -39,14 +39,23 @@ class Trainer:
     def _python(self) -> str:
         # This one may be in a home that nobody else sees; the system's finds the same packages.
         for python in (sys.executable, "/usr/bin/python3"):
-            argv = [python, "-c", "import sys; print(sys.version_info[:2])"]
+            argv = [python, "-c", "import ddl_ops, sys; print(sys.version_info[:2])"]
             try:
-                said = subprocess.check_output(argv, text=True, user=self.uid, group=self.gid)
+                said = subprocess.check_output(
+                    argv,
+                    text=True,
+                    user=self.uid,
+                    group=self.gid,
+                    stderr=subprocess.DEVNULL,
+                )
             except (OSError, subprocess.CalledProcessError):
                 continue
             if said.strip() == str(sys.version_info[:2]):
                 return python
-        pytest.skip(f"user {self.name} can run no Python {sys.version_info[:2]}: nothing runs so")
+        pytest.skip(
+            f"user {self.name} can run no Python {sys.version_info[:2]} with what is in {ROOT}: "
+            "nothing runs so. Let others through the folders above it: chmod o+x"
+        )
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ for step in range(first + 1, first + 6 if first else 10000):
     with open("steps-" + os.environ["OMPI_COMM_WORLD_RANK"], "a") as file:
         file.write(f"{step}\\n")
     print("up", flush=True)
-    if preemption.wanted(step):
+    if preemption.wanted(step, ""):
         preemption.end(step)
 """
 TAKES_MEMORY = f"{RANK_1}\n    b = []\n    while True: b.append(bytearray(10 << 20))\n{WAIT}"
