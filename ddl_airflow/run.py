@@ -395,6 +395,7 @@ def _run_on_hosts(
             )
         finally:
             silent = hosts.finish()
+        ended = replace(ended, left=(*ended.left, *hosts.left))
         status = _status(training, ranks)
         failed = status.failure is not None and not is_consequence(status.failure)
         if silent and not failed and status.state is not JobState.SUCCEEDED:

@@ -84,6 +84,9 @@ class NamedHosts:
             and removed.
         network: interfaces or networks for the ranks' own traffic; empty: all.
         ssh: how they are reached.
+
+    Attributes:
+        left: a few words on the processes of each host that could not be ended.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class NamedHosts:
         self._network = network
         self._ssh = ssh
         self._others = [name for name in slots if not is_here(name)]
+        self.left: list[str] = []
 
     def look(self) -> None:
         """Looks at the hosts, and makes the folder for records on them.
@@ -150,7 +154,7 @@ class NamedHosts:
         }
 
     def finish(self) -> dict[str, str]:
-        """Ends what is left on the hosts, and brings their records.
+        """Ends what is left on the hosts, and brings their records; ``left`` is what does not end.
 
         Returns:
             Each host that did not answer, and why.
@@ -159,6 +163,7 @@ class NamedHosts:
         start = [sys.executable, "-SE", "-"]
         killed = self._on_others([*start, "DDL_RECORD_DIR", str(self._records)], program)
         silent = {host: one.why for host, one in killed.items() if one.code is None}
+        self.left = [f"on {host} {one.why}" for host, one in killed.items() if one.code]
         self._others = [host for host in self._others if host not in silent]
         names = [f"rank-{rank}.json" for rank in range(sum(self._slots.values()))]
         said = self._on_others([*start, str(self._records), *names], _READ)

@@ -47,21 +47,25 @@ def kill_marked(name: str, value: str, within_s: float = 30.0) -> list[str]:
     killing.start()
     killing.join(within_s)
     killing.stopped = True
-    return [said_of(pid) for pid in killing.there] if killing.is_alive() else []
+    if not killing.is_alive():
+        return []
+    if killing.there is None:
+        return [f"what it is cannot be seen: /proc did not answer within {within_s:g} s"]
+    return [said_of(pid) for pid in killing.there]
 
 
 class _Killing(threading.Thread):
     """A thread, for a look at such a process may not come back either. Source: proc(5), mmap_lock.
 
     Attributes:
-        there: ids of marked processes, as far as known.
+        there: ids of marked processes; None before the first look at them has come back.
         stopped: set to end it.
     """
 
     def __init__(self, name: str, value: str) -> None:
         super().__init__(daemon=True, name="ddl-killing")
         self._mark = (name, value)
-        self.there: list[int] = []
+        self.there: list[int] | None = None
         self.stopped = False
 
     def run(self) -> None:

@@ -322,7 +322,8 @@ def model_digest(record: Mapping[str, Any]) -> str:
 
 def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None:
     """Writes ``<run>/airflow/record.json``: what is known of a training that has not ended, or has
-    failed or been cancelled; the same sections as the whole record's, as far as there are some.
+    failed or been cancelled; the same sections as the whole record's, as far as there are some,
+    but without the list of the data's objects.
 
     Args:
         layout: the run's.
@@ -344,6 +345,8 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
             record["run"]["tries"].update(part.pop("tries", {}))
             for section, facts in part.items():
                 record.setdefault(section, {}).update(facts)
+    # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
+    record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)
 
 

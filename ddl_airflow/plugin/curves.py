@@ -30,6 +30,8 @@ _MOST_BYTES = 64 * _PIECE
 _MOST_METRICS = 100
 _MOST_JOBS = 1000
 _MOST_GAPS = 100
+# Of all parts of all curves together: a rank may have made up jobs and metrics.
+_MOST_DRAWN = 400_000
 _CURSOR = re.compile(r"(\d{1,18})\.(\d{1,4})\.(\d{1,18})\.(\d{1,18})\.([01])\.(\d{1,10})")
 # A rank's record is written a moment after the clock is read for its first line, or before.
 _SLACK_S = 0.5
@@ -109,7 +111,8 @@ def read_curves(
         at.first = first
         for line in _lines(file, at):
             _take(line, at, started, metrics)
-    limit = min(max(8, points), MOST_POINTS)
+    drawn = sum(len(parts.jobs) for parts in metrics.values())
+    limit = max(8, min(points, MOST_POINTS, _MOST_DRAWN // max(1, drawn)))
     return {
         "curves": [_curve(name, parts, limit) for name, parts in metrics.items()],
         "cursor": str(at),

@@ -20,11 +20,14 @@ from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import Measurement, newest
 from ddl_airflow.core.progress import Progress
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, has_part, measured, read_part
-from ddl_airflow.plugin.unchanged import Unchanged
+from ddl_airflow.plugin.unchanged import Budget, Unchanged
 
 _LONGEST_MESSAGE = 10_000
 _MOST_RANKS = 4096
 _MOST_JOBS = 1000
+# Bytes: of one file of a rank, whose message and traceback may be long, and of all for one answer.
+_MOST_OF_RANK = 2**20
+_MOST_OF_RANKS = 64 * 2**20
 _MOST_CHECKPOINTS = 50
 _MOST_ENTRIES = 10_000
 # Of the progress, for what is left: the lines of some minutes.
@@ -168,9 +171,14 @@ def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[st
         layout: the run's.
         files: what was read of them before.
     """
-    files = files or Unchanged()
+    files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
     folders = layout.all_records()[-_MOST_JOBS:]
-    return [_job(layout, folder, files, last=folder is folders[-1]) for folder in folders]
+    # The last first: should all together be too much, that is what people look at.
+    jobs = [
+        _job(layout, folder, files, budget, last=folder is folders[-1])
+        for folder in reversed(folders)
+    ]
+    return jobs[::-1]
 
 
 def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float]:
@@ -179,12 +187,12 @@ def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float
     One that never began, for its hosts could not be reached, has the next one's time. Empty if
     they are in no order, for then nothing follows from them.
     """
-    files = files or Unchanged()
+    files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
     starts: list[float] = []
     following = math.inf
     for folder in reversed(layout.all_records()[-_MOST_JOBS:]):
         with suppress(FileRefused, OSError):
-            record = files.read(folder / "rank-0.json", layout.workspace, _what_counts)
+            record = _record(folder, 0, layout.workspace, files, budget)
             at = _finite(record.get("started"))
             following = following if at is None else at
         starts.append(following)
@@ -192,12 +200,14 @@ def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float
     return starts if starts == sorted(starts) else []
 
 
-def _job(layout: RunLayout, folder: Path, files: Unchanged, *, last: bool) -> dict[str, Any]:
-    records = dict(_records(folder, layout.workspace, files))
+def _job(
+    layout: RunLayout, folder: Path, files: Unchanged, budget: Budget, *, last: bool
+) -> dict[str, Any]:
+    records = dict(_records(folder, layout.workspace, files, budget))
     ranks = [_rank(rank, record) for rank, record in sorted(records.items())]
     if last:
         for one in ranks:
-            one["usage"] = _usage(folder, one, layout.workspace, files)
+            one["usage"] = _usage(folder, one, layout.workspace, files, budget)
     begun = [one["started"] for one in ranks if one["started"] is not None]
     over = [one["ended"] for one in ranks if one["ended"] is not None]
     all_over = bool(ranks) and len(over) == len(ranks)
@@ -217,11 +227,20 @@ def _job(layout: RunLayout, folder: Path, files: Unchanged, *, last: bool) -> di
     }
 
 
-def _records(folder: Path, root: Path, files: Unchanged) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(
+    folder: Path, root: Path, files: Unchanged, budget: Budget
+) -> Iterator[tuple[int, dict[str, Any]]]:
     numbers = (re.fullmatch(r"rank-(\d{1,9})\.json", path.name) for path in folder.glob("rank-*"))
     for rank in sorted(int(match[1]) for match in numbers if match)[:_MOST_RANKS]:
         with suppress(FileRefused, OSError):
-            yield rank, files.read(folder / f"rank-{rank}.json", root, _what_counts)
+            yield rank, _record(folder, rank, root, files, budget)
+
+
+def _record(
+    folder: Path, rank: int, root: Path, files: Unchanged, budget: Budget
+) -> dict[str, Any]:
+    path = folder / f"rank-{rank}.json"
+    return files.read(path, root, _what_counts, budget=budget, most_bytes=_MOST_OF_RANK)
 
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,11 +274,12 @@ def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(
-    folder: Path, rank: Mapping[str, Any], root: Path, files: Unchanged
+    folder: Path, rank: Mapping[str, Any], root: Path, files: Unchanged, budget: Budget
 ) -> dict[str, float | None]:
     """What a rank takes of its host, or took, as far as it has been looked at."""
+    path = folder / f"rank-{rank['rank']}.usage"
     try:
-        told = dict(files.read(folder / f"rank-{rank['rank']}.usage", root, _measured))
+        told = dict(files.read(path, root, _measured, budget=budget, most_bytes=_MOST_OF_RANK))
     except (FileRefused, OSError):
         told = dict(_measured({}))
     at, began = told.pop("t"), rank["started"]
@@ -330,16 +350,18 @@ def read_communication(layout: RunLayout, files: Unchanged | None = None) -> dic
         ``rank``, ``host`` and the seconds ``run_s``, ``computing_s``, ``reducing_s`` and
         ``waiting_s``. None where no rank has said anything.
     """
-    files = files or Unchanged()
+    files, budget = files or Unchanged(), Budget(_MOST_OF_RANKS)
     with suppress(FileRefused, OSError):
         if told := files.read(layout.statistics, layout.workspace, _spent):
             return {"ended": True, **told}
     for folder in layout.all_records()[-1:]:
         ranks = []
-        for number, record in _records(folder, layout.workspace, files):
+        for number, record in _records(folder, layout.workspace, files, budget):
             with suppress(FileRefused, OSError):
                 path = folder / f"rank-{number}.communication"
-                seconds = files.read(path, layout.workspace, _seconds)
+                seconds = files.read(
+                    path, layout.workspace, _seconds, budget=budget, most_bytes=_MOST_OF_RANK
+                )
                 if seconds is not None:
                     ranks.append({"rank": number, "host": record["host"], **seconds})
         if ranks:

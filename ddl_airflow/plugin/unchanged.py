@@ -13,11 +13,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddl_airflow.core.beneath import read_object
+from ddl_airflow.core.errors import FileRefused
 
 _Part = TypeVar("_Part")
 _MOST = 20_000
+_MOST_BYTES = 16 * 2**20
 # A file that was written within that time may be written once more without its times telling.
 _SETTLED_S = 2.0
+
+
+class Budget:
+    """How many bytes may be read for one answer: ranks may write what they like.
+
+    Args:
+        left: bytes.
+    """
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def take(self, path: Path, size: int) -> None:
+        """Raises FileRefused if the file would be more than is left."""
+        if size > self._left:
+            raise FileRefused(f"{path}, with what was read before it, is too much for a page.")
+        self._left -= size
 
 
 class Unchanged:
@@ -31,15 +50,25 @@ class Unchanged:
         self._known: dict[tuple[Path, object], tuple[Any, Any]] = {}
         self.reads = 0
 
-    def read(self, path: Path, root: Path, part: Callable[[Mapping[str, Any]], _Part]) -> _Part:
+    def read(
+        self,
+        path: Path,
+        root: Path,
+        part: Callable[[Mapping[str, Any]], _Part],
+        *,
+        budget: Budget | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> _Part:
         """What ``part`` takes of the object in a file; it is kept, so it should be small.
 
         Args:
             path, root: as ``read_object`` has them.
             part: a function of a module: what it took before counts for it alone.
+            budget: of the answer that it is for; what was read before takes nothing of it.
+            most_bytes: of the file.
 
         Raises:
-            FileRefused, OSError: as ``read_object``.
+            FileRefused, OSError: as ``read_object``; FileRefused, too, if the budget is spent.
         """
         stat = os.lstat(path)
         # Before the file is read: one that is replaced meanwhile is read again next time.
@@ -49,7 +78,9 @@ class Unchanged:
             taken: _Part = known[1]
             return taken
         self.reads += 1
-        taken = part(read_object(path, root))
+        if budget is not None:
+            budget.take(path, min(stat.st_size, most_bytes))
+        taken = part(read_object(path, root, most_bytes))
         if time.time() - stat.st_mtime > _SETTLED_S:
             if len(self._known) >= _MOST:
                 self._known.clear()

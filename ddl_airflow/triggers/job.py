@@ -25,8 +25,9 @@ from ddl_airflow.triggers.monitor import cancelling, in_workspace, monitor_of
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 2.0
-# For so long what nobody has foreseen is taken for something that passes.
-_UNFORESEEN_S = 600.0
+# For so long what nobody has foreseen is taken for something that passes; and so is a refusal, as
+# by a server whose access rules are just being changed, of what it has answered before.
+_PASSES_S = 600.0
 # Connections by their ids, and when they were looked up; for so long they are not asked for again.
 _KNOWN_S = 60.0
 _CONNECTIONS: dict[str, tuple[float, AirflowConnection]] = {}
@@ -40,7 +41,8 @@ class JobTrigger(BaseTrigger):
 
     A triggerer that starts again looks at the same job again. The scheduler's not answering is said
     and outlasted, and so is the file system's: the job goes on. So is for ten minutes what nobody
-    has foreseen, for Airflow gives up the job of a trigger that raises. When a person fails, clears
+    has foreseen, for Airflow gives up the job of a trigger that raises; and, once the job has been
+    seen, whatever else is in the way. When a person fails, clears
     or deletes the task, Airflow calls ``on_kill``, which cancels the job; it does so from the
     triggerer that runs the trigger, so not while none runs.
 
@@ -63,7 +65,8 @@ class JobTrigger(BaseTrigger):
         self._started = StartedJob.load(job)
         self._progress = Progress()
         self._noted = False
-        self._unforeseen: float | None = None  # since when
+        self._seen = False
+        self._failing: float | None = None  # since when it could not be seen, nor should it pass
         self._said = ""
         self._wrong = ""
 
@@ -178,7 +181,7 @@ class JobTrigger(BaseTrigger):
             await in_workspace(self._watch)
             told = await monitor_of(scheduler).told(handle, self.interval_s)
             status = await in_workspace(scheduler.conclude, handle, told)
-            self._unforeseen = None
+            self._seen, self._failing = True, None
         except Exception as error:
             self._outlast(error)
             status = JobStatus(JobState.RUNNING, reason=f"{_words(error)} Asking again.")
@@ -197,13 +200,17 @@ class JobTrigger(BaseTrigger):
         """
         if isinstance(error, OSError) or (isinstance(error, LaunchError) and error.retryable):
             return
-        if isinstance(error, LaunchError):
+        foreseen = isinstance(error, LaunchError)
+        if foreseen and not self._seen:
             raise error
         now = time.monotonic()
-        if self._unforeseen is None:
-            self._unforeseen = now
-            self.log.error("%s: this should not happen", self._name, exc_info=error)
-        elif now - self._unforeseen > _UNFORESEEN_S:
+        if self._failing is None:
+            self._failing = now
+            if not foreseen:
+                self.log.error("%s: this should not happen", self._name, exc_info=error)
+        elif now - self._failing > _PASSES_S:
+            if foreseen:
+                raise error
             raise LaunchError(
                 f"{self._name} cannot be watched: {_words(error)}. It goes on. The triggerer's log "
                 "has all of it; clear the task when that is mended.",

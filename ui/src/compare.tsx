@@ -49,6 +49,7 @@ export function Compare({ place }: { place: Place }) {
   if (!sides) return <p id="empty">Reading both …</p>;
   const metrics = [...new Set(sides.flatMap((side) => side.about.measurements.map((one) => one.metric)))];
   const known = differences(sides);
+  const unknown = SIGNS.filter((_, index) => !flat(sides[index]!.about.facts).length);
   const heads = SIGNS.map((sign) => <th scope="col" key={sign}>{sign}</th>);
   return (
     <>
@@ -87,7 +88,8 @@ export function Compare({ place }: { place: Place }) {
               </tbody>
             </table>
           </div>
-          {!known.length && <p>Data, code, manifest, parameters and environment are the same.</p>}
+          {unknown.length > 0 && <p role="status">Nothing is known yet of what made {unknown.join(" and ")}.</p>}
+          {!known.length && !unknown.length && <p>Data, code, manifest, parameters and environment are the same.</p>}
         </section>
       </div>
     </>

@@ -74,13 +74,19 @@ function About({ node }: { node: Node }) {
 // The DAG by which production is set in these results, if the site has one: as production_dag of
 // ddl_airflow.operators.production makes it, whose description names them.
 async function productionDag(results: string): Promise<string> {
-  interface Told { dags: { dag_id: string; description: string | null; tags: { name: string }[] }[] }
-  const { dags } = await ask<Told>("/api/v2/dags?tags=ddl&limit=100");
-  for (const { dag_id, description, tags } of dags) {
-    // Those of manifests have their framework's tag, too.
-    if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
-    const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`/api/v2/dags/${encodeURIComponent(dag_id)}/tasks`);
-    if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
+  interface Dag { dag_id: string; description: string | null; tags: { name: string }[] }
+  for (let seen = 0, total = 1; seen < total; ) {
+    // Airflow gives no more than 100 at a time, unless the site has set another limit.
+    const told = await ask<{ dags: Dag[]; total_entries: number }>(`/api/v2/dags?tags=ddl&limit=100&offset=${seen}`);
+    if (!told.dags.length) break;
+    total = told.total_entries;
+    seen += told.dags.length;
+    for (const { dag_id, description, tags } of told.dags) {
+      // Those of manifests have their framework's tag, too.
+      if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
+      const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`/api/v2/dags/${encodeURIComponent(dag_id)}/tasks`);
+      if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
+    }
   }
   return "";
 }

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -75,6 +76,15 @@ def test_what_sleeps_uninterruptibly_is_not_waited_for_for_ever(value, freezer):
     assert kill_marked(MARK, value) == []
     process.communicate()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_look_that_does_not_come_back_is_not_taken_for_nothing_left(value, monkeypatch):
+    """As at /proc/<pid>/environ of one that holds its memory's lock in the kernel."""
+    over = threading.Event()
+    monkeypatch.setattr("ddl_airflow.launchers.processes.marked", lambda *_: over.wait() and [])
+    (said,) = kill_marked(MARK, value, within_s=0.2)
+    assert said == "what it is cannot be seen: /proc did not answer within 0.2 s"
+    over.set()
 
 
 def test_kill_marked_finds_a_grandchild_in_a_session_of_its_own(value):

@@ -7,9 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import SourceMissing
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.lineage.record import LINEAGE, SCHEMA, assemble, check_files, write_part
+from ddl_airflow.lineage.record import (
+    LINEAGE,
+    SCHEMA,
+    SO_FAR,
+    assemble,
+    check_files,
+    keep_so_far,
+    read_part,
+    write_part,
+)
 from ddl_airflow.operators.base import run_of
 from ddl_airflow.storage.filesystem import FolderStore
 
@@ -145,6 +155,17 @@ def published(layout, files, context_of, tmp_path):
     for key, path in files.items():
         store.put_bytes(key, path.read_bytes())
     return record, store
+
+
+def test_what_is_known_so_far_is_no_longer_for_more_data(layout, context_of):
+    """The page reads it every two seconds; it reads no file above 16 MiB."""
+    listing = [{"key": f"images/{n:07}.png", "size": 1, "etag": "e" * 32} for n in range(150_000)]
+    staged = read_part(layout, "stage_data")
+    write_part(layout, "stage_data", staged | {"dataset": staged["dataset"] | {"listing": listing}})
+    keep_so_far(layout, run_of(context_of("mnist", 1)), {"state": "failed", "step": "train"})
+    known = read_object(layout.kept / SO_FAR, layout.workspace)
+    assert known["dataset"] == {k: v for k, v in staged["dataset"].items() if k != "listing"}
+    assert (layout.kept / SO_FAR).stat().st_size < 10_000
 
 
 def test_files_as_recorded_have_no_problem(published):

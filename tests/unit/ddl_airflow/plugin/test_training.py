@@ -286,6 +286,25 @@ def test_what_has_not_changed_is_not_read_again(layout):
     assert len(read_jobs(layout, files)[-1]["ranks"]) == 49
 
 
+def test_ranks_cannot_have_the_page_read_without_end(layout):
+    """Records of many MiB, and one file linked under many names."""
+    record(layout, "try-1", 0, host="vm", message="x" * 900_000)
+    record(layout, "try-1", 1, host="vm", message="x" * 2**20)
+    record(layout, "try-2", 0, host="vm", message="x" * 900_000)
+    (layout.state / "try-2" / "rank-0.usage").write_text(json.dumps({"cores": 2.0}))
+    for rank in range(1, 1000):
+        os.link(layout.state / "try-2/rank-0.json", layout.state / f"try-2/rank-{rank}.json")
+    first, last = read_jobs(layout)
+    assert len(last["ranks"]) == 64 * 2**20 // 900_000 and first["hosts"] == []
+    assert read_communication(layout) is None and read_starts(layout) == [math.inf] * 2
+    # Less than that is all shown, but for a single one that is too large.
+    for path in (layout.state / "try-2").glob("rank-*.json"):
+        if path.name != "rank-0.json":
+            path.unlink()
+    first, last = read_jobs(layout)
+    assert first["hosts"] == ["vm"] and last["ranks"][0]["usage"]["cores"] == 2.0
+
+
 def test_how_each_rank_spent_its_time(layout):
     ranks = [
         {"rank": 0, "host": "a", "run_s": 10.0, "comm_s": 2.0, "wait_s": 1.5},

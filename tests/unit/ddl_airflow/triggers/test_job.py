@@ -18,6 +18,7 @@ from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobState, JobStatus, StartedJob
 from ddl_airflow.core.progress import Tail
+from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.triggers.job import _ENDING, JobTrigger
 from tests.limits import within
 from tests.unit.ddl_airflow.conftest import FakeScheduler
@@ -113,6 +114,44 @@ def test_a_scheduler_that_is_away_is_outlasted(triggered, cluster, said, monkeyp
     assert said().count("connect failure. Asking again.") == 1
 
 
+def test_a_scheduler_that_refuses_us_for_a_moment_is_outlasted(
+    triggered, cluster, said, monkeypatch
+):
+    """As Kubernetes' API server while roles are applied anew: 403, of what it answered before."""
+    looks, status = [], FakeScheduler.status
+
+    def refuses(self, handle):
+        looks.append(handle)
+        if 2 <= len(looks) < 5:
+            raise Refused(403, "Forbidden", "jobs.batch is forbidden")
+        if len(looks) == 6:
+            cluster.set(1, "succeeded")
+        return status(self, handle)
+
+    monkeypatch.setattr(FakeScheduler, "status", refuses)
+    (event,) = events(triggered())
+    assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
+    assert said().count("jobs.batch is forbidden. Asking again.") == 1
+
+
+def test_a_scheduler_that_goes_on_refusing_us_leaves_the_job_to_the_next_try(
+    triggered, cluster, monkeypatch
+):
+    monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
+    looks, status = [], FakeScheduler.status
+
+    def refuses(self, handle):
+        looks.append(handle)
+        if len(looks) > 1:
+            raise Refused(403, "Forbidden", "jobs.batch is forbidden")
+        return status(self, handle)
+
+    monkeypatch.setattr(FakeScheduler, "status", refuses)
+    (event,) = events(triggered())
+    assert event["unseen"] == "Kubernetes' API server: jobs.batch is forbidden."
+    assert len(looks) > 2 and cluster.state(1) == "pending"
+
+
 def unforeseen(calls, times, call):
     """The call, which first fails so many times as nobody has foreseen."""
 
@@ -137,7 +176,7 @@ def test_what_nobody_foresaw_ends_no_trigger_and_so_no_job(triggered, cluster, s
 def test_what_nobody_foresaw_and_does_not_pass_leaves_the_job_to_the_next_try(
     triggered, cluster, monkeypatch
 ):
-    monkeypatch.setattr("ddl_airflow.triggers.job._UNFORESEEN_S", 0.1)
+    monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
     monkeypatch.setattr(FakeScheduler, "status", unforeseen([], 10**6, FakeScheduler.status))
     (event,) = events(triggered())
     assert "KeyError: 'items'" in event["unseen"]
