@@ -33,6 +33,10 @@ DEFAULT_OUTPUT = Path(__file__).resolve().parent / "python" / "ddl_ops" / "_ddl_
 # Each includes only those before it.
 LAYERS = ("core", "transport", "algorithms", "comm", "runtime", "tf")
 
+# TensorFlow's headers take a compiler far longer than the files that include them: so these are
+# compiled several at once, by files that only include them. Two, for two cores.
+_TF_UNITS = 2
+
 # Beside the ops library, and no part of it: loaded into programs that know nothing of either.
 LOOPBACK = "_loopback.so"
 
@@ -176,15 +180,15 @@ def _as_system_headers(flags: Sequence[str]) -> list[str]:
     return words
 
 
-def compile_command(source: Path, target: Path, tools: Toolchain) -> list[str]:
-    """The command for one file. Only tf/ sees TensorFlow and only mpi_* sees MPI."""
+def compile_command(source: Path, target: Path, tools: Toolchain, layer: str) -> list[str]:
+    """The command for one file of a layer. Only tf sees TensorFlow and only mpi_* sees MPI."""
     command = [tools.compiler, *COMPILE_FLAGS, *WARNING_FLAGS, f"-I{SOURCES}"]
     command.append(f'-DDDL_TF_VERSION="{tools.tensorflow_version}"')
     # What TensorFlow's macros say of a place is the same whatever machine compiled it.
     command.append(f"-ffile-prefix-map={SOURCES}=ops_lib/cc")
     # The standard library's ABI must be one in the whole library.
     command += [flag for flag in tools.tensorflow_flags if flag.startswith("-D")]
-    if source.parent.name == "tf":
+    if layer == "tf":
         command += _as_system_headers([f for f in tools.tensorflow_flags if f.startswith("-I")])
     if source.name.startswith("mpi_"):
         command += _as_system_headers(tools.mpi_flags)
@@ -335,43 +339,69 @@ def compile_objects(
     folder.mkdir(parents=True, exist_ok=True)
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*/*.h")))
     tools_stamp = json.dumps(asdict(tools), sort_keys=True).encode()
-    sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cc"))]
+    units = [unit for layer in layers for unit in _units(layer, folder)]
 
-    def compile_one(source: Path) -> tuple[Path, str]:
-        target = folder / f"{source.parent.name}-{source.stem}.o"
-        command = compile_command(source, target, tools)
+    def compile_one(unit: _Unit) -> tuple[Path, str]:
+        target = folder / f"{unit.layer}-{unit.source.stem}.o"
+        command = compile_command(unit.source, target, tools, unit.layer)
         # Without the place: another checkout's object of the same source is the same.
         words = [word.replace(str(SOURCES), "").replace(str(folder), "") for word in command]
-        stamp = _digest(source.read_bytes(), headers, tools_stamp, shlex.join(words).encode())
+        content = [path.read_bytes() for path in unit.files]
+        stamp = _digest(*content, headers, tools_stamp, shlex.join(words).encode())
         stamp_file = target.with_suffix(".stamp")
         if target.exists() and stamp_file.exists() and stamp_file.read_text() == stamp:
             return target, stamp
         stamp_file.unlink(missing_ok=True)
-        _run(command, f"compiling {source.relative_to(SOURCES)}")
+        unit.write()
+        names = ", ".join(str(path.relative_to(SOURCES)) for path in unit.files)
+        _run(command, f"compiling {names}")
         stamp_file.write_text(stamp)
         if verbose:
             seconds = time.monotonic() - start
-            print(f"ops: {source.relative_to(SOURCES)} ({seconds:.1f} s)", flush=True)
+            print(f"ops: {names} ({seconds:.1f} s)", flush=True)
         return target, stamp
 
-    # The large files first, so that no core is left with one at the end.
-    order = sorted(sources, key=_work_s, reverse=True)
+    # The large ones first, so that no core is left with one at the end.
+    order = sorted(units, key=_work_s, reverse=True)
     jobs = jobs or os.cpu_count() or 1
     with contextlib.ExitStack() as stack:
-        progress = TerminalProgress([_work_s(source) for source in order], jobs)
+        progress = TerminalProgress([_work_s(unit) for unit in order], jobs)
         if on_terminal:
             stack.enter_context(progress)
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
         objects = {}
-        for source, done in zip(order, pool.map(compile_one, order), strict=True):
-            progress.finished(_work_s(source))
+        for unit, done in zip(order, pool.map(compile_one, order), strict=True):
+            progress.finished(_work_s(unit))
             objects.update([done])
         return dict(sorted(objects.items()))
 
 
-def _work_s(source: Path) -> float:
-    """Returns about how long a core takes to compile a file, in seconds."""
-    return 8.5 if source.parent.name == "tf" else 1.5  # TensorFlow's headers are large
+@dataclass(frozen=True)
+class _Unit:
+    """What one run of the compiler makes an object of: a file, or one that includes several."""
+
+    layer: str
+    source: Path
+    files: tuple[Path, ...]
+
+    def write(self) -> None:
+        """Writes the file that includes the others, where it is not one of them."""
+        if self.source not in self.files:
+            names = (path.relative_to(SOURCES) for path in self.files)
+            self.source.write_text("".join(f'#include "{name}"\n' for name in names))
+
+
+def _units(layer: str, folder: Path) -> list[_Unit]:
+    files = sorted((SOURCES / layer).glob("*.cc"))
+    if layer != "tf":
+        return [_Unit(layer, path, (path,)) for path in files]
+    parts = [tuple(files[number::_TF_UNITS]) for number in range(_TF_UNITS)]
+    return [_Unit(layer, folder / f"unit{n}.cc", part) for n, part in enumerate(parts) if part]
+
+
+def _work_s(unit: _Unit) -> float:
+    """Returns about how long a core takes to compile one, in seconds."""
+    return 14.0 if unit.layer == "tf" else 1.5
 
 
 def build(

@@ -89,8 +89,8 @@ ordered: As in AllGather; so are request, stream, mismatch and process_set.
 
 // Allocates all outputs, in the context unless that has ended, and keeps those of tensors behind
 // the inputs, which are in `memory`.
-absl::Status AllocateOutputs(tf::OpKernelContext* context, const std::vector<int64_t>& sizes,
-                             std::vector<tf::Tensor>* memory) {
+absl::Status AllocateGathered(tf::OpKernelContext* context, const std::vector<int64_t>& sizes,
+                              std::vector<tf::Tensor>* memory) {
   const int count = static_cast<int>(memory->size());
   const int64_t ranks = static_cast<int64_t>(sizes.size()) / count;
   for (int i = 0; i < count; ++i) {
@@ -133,7 +133,7 @@ class AllGatherOp : public CollectiveKernel {
     const std::shared_ptr<KernelCompletion> completion = NewCompletion(context, std::move(done));
     request.allocate = [memory, completion](const std::vector<int64_t>& sizes, void** outs) {
       const absl::Status status = completion->WithContext(
-          [&](tf::OpKernelContext* open) { return AllocateOutputs(open, sizes, memory.get()); });
+          [&](tf::OpKernelContext* open) { return AllocateGathered(open, sizes, memory.get()); });
       if (!status.ok()) return Status(Code::kInternal, std::string(status.message()));
       const size_t count = memory->size() / 2;  // behind as many inputs
       for (size_t i = 0; i < count; ++i) outs[i] = (*memory)[count + i].data();
@@ -145,7 +145,7 @@ class AllGatherOp : public CollectiveKernel {
 
 REGISTER_KERNEL_BUILDER(Name("AllGather").Device(tf::DEVICE_CPU), AllGatherOp);
 REGISTER_KERNEL_BUILDER(Name("AllGatherN").Device(tf::DEVICE_CPU), AllGatherOp);
-[[maybe_unused]] const bool on_gpus =
+[[maybe_unused]] const bool allgather_on_gpus =
     RegisterForGpus<AllGatherOp>("AllGather", /*adds=*/false, /*on_host=*/"sizes");
 
 }  // namespace

@@ -42,7 +42,7 @@ ordered: As in AllReduceN; so are request, stream and mismatch.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceAtStep").Device(tf::DEVICE_CPU), AllReduceKernel);
-[[maybe_unused]] const bool on_gpus =
+[[maybe_unused]] const bool allreduce_at_step_on_gpus =
     RegisterForGpus<AllReduceKernel>("AllReduceAtStep", /*adds=*/true, /*on_host=*/"step");
 
 }  // namespace

@@ -52,7 +52,8 @@ process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduceN").Device(tf::DEVICE_CPU), AllReduceKernel);
-[[maybe_unused]] const bool on_gpus = RegisterForGpus<AllReduceKernel>("AllReduceN", /*adds=*/true);
+[[maybe_unused]] const bool allreduce_n_on_gpus =
+    RegisterForGpus<AllReduceKernel>("AllReduceN", /*adds=*/true);
 
 }  // namespace
 }  // namespace ddl

@@ -42,7 +42,8 @@ process_set: The ranks that take part, see ddl_ops.process_sets; 0: all.
 )doc");
 
 REGISTER_KERNEL_BUILDER(Name("AllReduce").Device(tf::DEVICE_CPU), AllReduceKernel);
-[[maybe_unused]] const bool on_gpus = RegisterForGpus<AllReduceKernel>("AllReduce", /*adds=*/true);
+[[maybe_unused]] const bool allreduce_on_gpus =
+    RegisterForGpus<AllReduceKernel>("AllReduce", /*adds=*/true);
 
 }  // namespace
 }  // namespace ddl

@@ -112,7 +112,7 @@ class BcastOp : public CollectiveKernel {
 
 REGISTER_KERNEL_BUILDER(Name("Bcast").Device(tf::DEVICE_CPU), BcastOp);
 REGISTER_KERNEL_BUILDER(Name("BcastN").Device(tf::DEVICE_CPU), BcastOp);
-[[maybe_unused]] const bool on_gpus = RegisterForGpus<BcastOp>("Bcast", /*adds=*/false);
+[[maybe_unused]] const bool bcast_on_gpus = RegisterForGpus<BcastOp>("Bcast", /*adds=*/false);
 
 }  // namespace
 }  // namespace ddl

@@ -76,7 +76,8 @@ def test_missing_headers_are_named(tmp_path: Path) -> None:
 
 def test_only_tf_sees_tensorflow_and_only_mpi_files_see_mpi(tools) -> None:
     def includes(name: str) -> set[str]:
-        command = build.compile_command(build.SOURCES / name, Path("x.o"), tools)
+        source = build.SOURCES / name
+        command = build.compile_command(source, Path("x.o"), tools, source.parent.name)
         return {command[i + 1] for i, word in enumerate(command) if word == "-isystem"}
 
     assert includes("tf/bcast_op.cc") == {"/tf/include"}
@@ -179,6 +180,23 @@ def test_only_what_changed_is_compiled(small_tree) -> None:
     assert make() == ["b.cc", "link"]
     (folder / "c.h").write_text("// changed\n")
     assert make() == ["a.cc", "b.cc", "link"]
+
+
+def test_files_that_include_tensorflow_are_compiled_by_two_units(small_tree) -> None:
+    """Its headers are most of the work of each."""
+    folder, make = small_tree
+    ops = folder.parent / "tf"
+    ops.mkdir()
+    for name in ("p.cc", "q.cc", "r.cc"):
+        (ops / name).write_text(f"// {name}\n")
+    assert make() == ["a.cc", "b.cc", "bind.cc", "link", "unit0.cc", "unit1.cc"]
+    made = folder.parents[1] / "o"
+    assert (made / "unit0.cc").read_text() == '#include "tf/p.cc"\n#include "tf/r.cc"\n'
+    assert (made / "unit1.cc").read_text() == '#include "tf/q.cc"\n'
+    (ops / "q.cc").write_text("// changed\n")
+    assert make() == ["link", "unit1.cc"]
+    (ops / "r.cc").unlink()
+    assert make() == ["link", "unit0.cc"]
 
 
 def test_compiler_error_is_shown(tmp_path: Path) -> None:
