@@ -176,9 +176,15 @@ def _impact(options: argparse.Namespace) -> int:
     made: dict[str, Summary] = {}
     within: dict[str, set[str]] = {}  # of what may have had it: by what names
     for one in known:
-        uri = _plain(one["dataset"]["uri"])
-        inside = {name.removeprefix(f"{uri}/") for name in wanted if name.startswith(f"{uri}/")}
-        if any(f"{uri}/".startswith(f"{name}/") for name in wanted):
+        dataset = one["dataset"]
+        uris = {_plain(dataset["uri"]), _plain(dataset.get("resolved_uri", dataset["uri"]))}
+        inside = {
+            name.removeprefix(f"{uri}/")
+            for uri in uris
+            for name in wanted
+            if name.startswith(f"{uri}/")
+        }
+        if any(f"{uri}/".startswith(f"{name}/") for uri in uris for name in wanted):
             made[one["publication"]] = one
         elif inside:
             within[one["publication"]] = inside

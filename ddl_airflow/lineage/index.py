@@ -83,7 +83,8 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
         "run_id": run["run_id"],
         "triggered_by": run["triggered_by"],
         "manifest": {name: record["manifest"].get(name) for name in ("name", "digest")},
-        "dataset": {name: dataset[name] for name in ("uri", "fingerprint", "files", "bytes")},
+        "dataset": {name: dataset[name] for name in ("uri", "fingerprint", "files", "bytes")}
+        | {name: dataset[name] for name in ("resolved_uri",) if name in dataset},
         "code": {name: code.get(name) for name in ("digest", "git_commit")},
         "parameters": run["parameters"],
         "metrics": result["metrics"],

@@ -92,12 +92,14 @@ class StageData(StepTry[StageDataStep]):
         store = self.site.open_store(self.step.dataset)
         listing = list_dataset(store, self.step.selection, self.log.warning)
         self._skip_if_trained(listing.fingerprint, code)
-        summary = {
+        summary: dict[str, Any] = {
             "uri": store.uri,
             "fingerprint": listing.fingerprint,
             "files": len(listing.objects),
             "bytes": sum(obj.size for obj in listing.objects),
         }
+        if (resolved := store.resolved_uri) != store.uri:
+            summary["resolved_uri"] = resolved
         files = [{"key": o.key, "size": o.size, "etag": o.etag} for o in listing.objects]
         if streams:
             check_stageable(store, Cache(layout.cache), listing.objects)

@@ -375,6 +375,11 @@ class FolderStore:
         return json.dumps(["file", str(self._root.resolve() / obj.key), obj.etag, obj.size])
 
     @property
+    def resolved_uri(self) -> str:
+        """Where its links lead."""
+        return self._root.resolve().as_uri()
+
+    @property
     def caller(self) -> str:
         """Nobody is told apart: asking costs nothing."""
         return ""

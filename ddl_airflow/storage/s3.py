@@ -117,6 +117,11 @@ class S3Store:
         return S3Store(self._client, self.bucket, longer, self._access_key_id, self._said)
 
     @property
+    def resolved_uri(self) -> str:
+        """The same: there are no links."""
+        return self.uri
+
+    @property
     def caller(self) -> str:
         """A digest of endpoint and access key, where that is known."""
         if not self._access_key_id:

@@ -125,6 +125,10 @@ class ObjectStore(Protocol):
         """``s3://bucket/prefix`` or ``file:///folder``, without a trailing slash."""
 
     @property
+    def resolved_uri(self) -> str:
+        """``uri``, or of a folder that is reached by links the one of where these lead now."""
+
+    @property
     def resumes(self) -> bool:
         """Whether ``get`` goes on with the file that an earlier one left when it was ended, and
         ``put`` with what an earlier one left in the store.

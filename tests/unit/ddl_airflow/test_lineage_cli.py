@@ -48,6 +48,7 @@ def training(tmp_path, results):
                 "files": len(listing),
                 "bytes": sum(size for _, size in data),
                 "listing": listing,
+                **{name: facts[name] for name in ("resolved_uri",) if name in facts},
             },
             "code": {
                 "digest": "sha256:" + hashlib.sha256(script.encode()).hexdigest(),
@@ -253,6 +254,30 @@ def test_data_in_folders_are_found_by_any_name_of_theirs(ask, training, tmp_path
         ((folder / "ä").as_uri(), {"digits-1"}),
         (folder / "b", set()),
         (tmp_path / "my data", {"digits-1"}),
+    ):
+        code, out, _ = ask("impact", "--json", data, results)
+        assert (code, {one["training_id"] for one in json.loads(out)}) == (0, trainings), data
+
+
+def test_data_reached_by_a_link_are_found_by_the_folder_that_it_led_to(ask, training, tmp_path):
+    """`data/current` is another folder by the time somebody asks what `data/v1` made."""
+    old, new, link = (tmp_path / "data" / name for name in ("v1", "v2", "current"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "a").write_text(folder.name)
+    results = tmp_path / "results"
+    for number, folder in enumerate((old, new), 1):
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        store = FolderStore(link)
+        assert (store.uri, store.resolved_uri) == (link.as_uri(), folder.as_uri())
+        training(number, uri=store.uri, resolved_uri=store.resolved_uri)
+    for data, trainings in (
+        (old, {"digits-1"}),
+        (new, {"digits-2"}),
+        (link, {"digits-1", "digits-2"}),  # both were given that name
+        (old / "a", {"digits-1"}),
+        (tmp_path / "data", {"digits-1", "digits-2"}),
     ):
         code, out, _ = ask("impact", "--json", data, results)
         assert (code, {one["training_id"] for one in json.loads(out)}) == (0, trainings), data

@@ -115,6 +115,15 @@ def test_data_and_code_are_where_ranks_find_them(stage, layout, context_of):
     assert part["code"]["digest"] == result["code"]
     assert part["tries"] == {"stage_data": 1}
     assert context["outlet_events"] == {}  # it reads the data
+    assert "resolved_uri" not in part["dataset"]
+
+
+def test_where_a_link_led_is_recorded(stage, layout, context_of, tmp_path):
+    (tmp_path / "current").symlink_to(tmp_path / "input")
+    stage(uri=(tmp_path / "current").as_uri()).execute(context_of("staging"))
+    part = json.loads((layout.kept / "lineage" / "stage_data.json").read_text())
+    assert part["dataset"]["uri"] == (tmp_path / "current").as_uri()
+    assert part["dataset"]["resolved_uri"] == (tmp_path / "input").as_uri()
 
 
 def test_a_setting_that_the_form_does_not_have_fails_before_anything_is_done(
