@@ -215,8 +215,6 @@ def site(
             [str(slurm_folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
         ),
         "SLURM_CONF": str(slurm_folder / "slurm.conf"),
-        # Looking more often keeps a processor from the tests beside.
-        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         # Another triggerer takes over from one that was killed: soon.
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": f"{within(4):.0f}",

@@ -25,6 +25,18 @@ function differences(sides: Side[]): [string, string[]][] {
     .filter(([, [one, other]]) => one !== other);
 }
 
+// One metric of both; and on what each was measured, where that is not the same.
+function Metric({ name, sides }: { name: string; sides: Side[] }) {
+  const told = sides.map((side) => side.about.measurements.find((one) => one.metric === name));
+  const differ = told.every(Boolean) && told[0]!.measured_on !== told[1]!.measured_on;
+  return (
+    <tr>
+      <th scope="row">{name}</th>
+      {told.map((one, index) => <td key={index}>{number(one?.value)}{differ && <span class="source"> ({one!.measured_on})</span>}</td>)}
+    </tr>
+  );
+}
+
 export function Compare({ place }: { place: Place }) {
   const [sides, setSides] = useState<Side[] | null>(null);
   const [error, setError] = useState("");
@@ -79,9 +91,7 @@ export function Compare({ place }: { place: Place }) {
             <table id="differences">
               <thead><tr><th scope="col">what</th>{heads}</tr></thead>
               <tbody>
-                {metrics.map((name) => (
-                  <tr key={`metric ${name}`}><th scope="row">{name}</th>{sides.map((side, index) => <td key={index}>{number(side.about.measurements.find((one) => one.metric === name)?.value)}</td>)}</tr>
-                ))}
+                {metrics.map((name) => <Metric key={`metric ${name}`} name={name} sides={sides} />)}
                 {known.map(([name, values]) => (
                   <tr key={name}><th scope="row">{name}</th>{values.map((value, index) => <td key={index}>{value}</td>)}</tr>
                 ))}

@@ -406,6 +406,27 @@ def test_all_trainings_in_a_table(tab, published, theme, width):
     expect(frame.locator("#failure")).to_contain_text("no.")
 
 
+def test_what_is_not_known_of_two_is_not_said_to_be_the_same(tab, published):
+    again = published.run("digits", "again")
+    record = {"outcome": {"state": "running", "step": "train"}, "run": {"run_id": "again"}}
+    (again.kept / "record.json").write_text(json.dumps(record))
+    measured = {"metric": "accuracy", "value": 0.5, "source": "training"}
+    for layout, formed in (
+        (published.layout, {}),
+        (again, {"accuracy": 0.75, "sample": "a.npz", "rows": 9}),
+    ):
+        write_part(layout, "train", {"result": {"metrics": {}, "measurements": [measured]}})
+        write_part(layout, "transform", {"result": formed})
+    _, frame = tab("")
+    for one in ("run", "again"):
+        frame.get_by_label(f"Compare digits/{one}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    expect(frame.get_by_role("status")).to_have_text("Nothing is known yet of what made A and B.")
+    expect(frame.locator("body")).not_to_contain_text("are the same")
+    values = frame.locator("#differences tr", has_text="accuracy").locator("td")
+    expect(values).to_have_text(["0.5000 (training batches)", "0.7500 (sample a.npz, 9 rows)"])
+
+
 def test_trainings_of_a_dag(tab, published):
     _, frame = tab("dag_id=digits&run_id={RUN_ID}")
     expect(frame.locator("#trainings tbody tr")).to_have_count(1)
