@@ -250,10 +250,11 @@ def _show_result(record: Mapping[str, Any], places: Mapping[str, str]) -> None:
 class MemoryWatch(threading.Thread):
     """The largest sum of memory of this process and everything below it.
 
-    Proportional set size: a page that ranks share counts once. Source: proc(5), smaps_rollup.
+    Proportional set size: a page that ranks share counts once. The kernel walks all pages for it:
+    each second that is a tenth of a processor. Source: proc(5), smaps_rollup.
     """
 
-    def __init__(self, every_s: float = 1.0) -> None:
+    def __init__(self, every_s: float = 3.0) -> None:
         super().__init__(daemon=True)
         self._every_s = every_s
         self._over = threading.Event()
