@@ -29,7 +29,9 @@ def score_dag(
     """
 
     def store(uri: str) -> Any:
-        from ddl_airflow.core.manifest import Connection  # here and below: no parse needs it
+        from ddl_airflow.core.manifest.sections.places import (
+            Connection,  # here and below: no parse needs it
+        )
         from ddl_airflow.core.plan import StoreReference
         from ddl_airflow.hooks.store import store_of
 

@@ -41,16 +41,15 @@ from airflow.sdk.exceptions import AirflowException
 
 from ddl_airflow.airflow_internals import held_back, with_open_runs
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import (
+from ddl_airflow.core.manifest.folder import (
     KEYS_FORGOTTEN,
     REDACTED,
     label,
-    load_manifest_text,
     read_manifest,
     state_of,
-    without_keys,
     yaml_files,
 )
+from ddl_airflow.core.manifest.load import load_manifest_text, without_keys
 from ddl_airflow.core.manifest.site import compute_table
 
 _STUB = '''\

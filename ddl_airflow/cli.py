@@ -5,12 +5,25 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 
 from ddl_airflow import __version__
-from ddl_airflow.commands import lineage, manifests, rerun, results, run, site, verify, workspaces
 from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.output import ended_by_its_reader
+
+# The files of commands/, and which commands each adds. One command needs one file: to ask about a
+# model nobody waits for what trains one to be imported.
+FILES = {
+    "run": ("run", "plan"),
+    "manifests": ("validate", "schema", "convert"),
+    "lineage": ("lineage",),
+    "rerun": ("rerun",),
+    "verify": ("verify",),
+    "results": ("production", "rollback", "promote"),
+    "workspaces": ("tensorboard", "verify-cache", "clean"),
+    "site": ("doctor", "demo"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,8 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _called(argv: Sequence[str] | None) -> int:
-    words = lineage.with_question(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(words)
+    words = list(sys.argv[1:] if argv is None else argv)
+    file = next((file for file, names in FILES.items() if words[:1] and words[0] in names), "")
+    if file == "lineage":
+        from ddl_airflow.commands.lineage import with_question
+
+        words = with_question(words)
+    options = _parser([file] if file else FILES).parse_args(words)
     try:
         return int(options.run(options))
     except DdlError as error:
@@ -36,12 +54,12 @@ def _called(argv: Sequence[str] | None) -> int:
         return 128 + signal.SIGINT
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(files: Iterable[str] = FILES) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddl-airflow", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for file in (run, manifests, lineage, rerun, verify, results, workspaces, site):
-        file.add_to(commands)
+    for file in files:
+        import_module(f"ddl_airflow.commands.{file}").add_to(commands)
     return parser
 
 

@@ -21,13 +21,8 @@ from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import (
-    REDACTED,
-    label,
-    manifests_in,
-    may_have_dag_id,
-    redacted_text,
-)
+from ddl_airflow.core.manifest.folder import REDACTED, label, manifests_in, may_have_dag_id
+from ddl_airflow.core.manifest.load import redacted_text
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
 

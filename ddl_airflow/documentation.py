@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddl_airflow.core.manifest import Manifest, redacted_text
+from ddl_airflow.core.manifest.load import redacted_text
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.markdown import block, code, escaped, table
 from ddl_airflow.core.plan import Plan
 from ddl_airflow.steps.evaluate import wanted

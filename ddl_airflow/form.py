@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import Param
 
 from ddl_airflow.core.layout import EXPERIMENT
-from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launcher import Launcher
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind, offered_kinds
 from ddl_airflow.core.plan import Plan

@@ -38,14 +38,14 @@ from airflow.sdk.exceptions import AirflowException
 from ddl_airflow.airflow_internals import files_not_ignored, yaml_importer
 from ddl_airflow.bundle import check_mounted, is_copy
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import (
+from ddl_airflow.core.manifest.folder import (
     is_passed_over,
     label,
     may_be_read,
     read_manifest,
     state_of,
-    without_keys,
 )
+from ddl_airflow.core.manifest.load import without_keys
 from ddl_airflow.manifest_file import ManifestFile
 
 try:

@@ -28,7 +28,7 @@ from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid, DdlError, SettingInvalid, SourceMissing
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout, make_workspace, training_id
-from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES

@@ -25,7 +25,7 @@ from ddl_airflow.airflow_internals import (
     set_params,
 )
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestIssue
-from ddl_airflow.core.manifest import Manifest
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 from ddl_airflow.core.manifest.rule import suggestion
 from ddl_airflow.core.plan import ApproveStep, Plan, ScheduleStep, Step, confined, plan

@@ -13,13 +13,9 @@ from ddl_airflow.core.errors import (
     ManifestIssue,
     ManifestSyntaxError,
 )
-from ddl_airflow.core.manifest import (
-    KEYS_FORGOTTEN,
-    Manifest,
-    label,
-    load_manifest_text,
-    shared_dag_id,
-)
+from ddl_airflow.core.manifest.folder import KEYS_FORGOTTEN, label, shared_dag_id
+from ddl_airflow.core.manifest.load import load_manifest_text
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.manifest_dag import ManifestDag, Settings, dag_from
 

@@ -14,9 +14,9 @@ from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from ddl_airflow.airflow_internals import notifiers_of_providers
 from ddl_airflow.core.errors import ManifestInvalid, ManifestIssue
-from ddl_airflow.core.manifest import Manifest, Notification
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.rule import suggestion
-from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER
+from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER, Notification
 
 # Subject and body of a mail that says neither. `error` is ours, see `say_error`.
 _RUN = '<p>DAG {{ dag.dag_id }}, <a href="%s">run {{ run_id | e }}</a></p>'

@@ -278,7 +278,7 @@ def _of_manifest(options: argparse.Namespace) -> _Training:
         DdlError: it is no manifest, its data is not here, or a parameter has no value.
     """
     # Only who gives a manifest needs what reads one.
-    from ddl_airflow.core.manifest import load_manifest
+    from ddl_airflow.core.manifest.load import load_manifest
     from ddl_airflow.core.manifest.sections.parameters import values_of
     from ddl_airflow.core.manifest.site import compute_table
     from ddl_airflow.core.plan import plan

@@ -54,7 +54,7 @@ parameters: {{turns: {turns}, side: {side}, epochs: {epochs}}}
 _TRAIN = """\
 import sys
 from pathlib import Path
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.local_run import Asked, run_manifest
 manifest = Path(sys.argv[1])
 run_manifest(load_manifest(manifest), manifest, Asked(manifest.parent / "runs", until="train"))

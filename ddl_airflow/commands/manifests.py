@@ -18,8 +18,10 @@ from ddl_airflow.core.errors import (
     ManifestError,
     ManifestIssue,
 )
-from ddl_airflow.core.manifest import Manifest, load_manifest, manifests_in, shared_dag_id
 from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.folder import manifests_in, shared_dag_id
+from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.scripts import CURE, will_train_apart

@@ -25,7 +25,7 @@ from ddl_airflow.core.errors import (
     SourceMissing,
     TransferCorrupt,
 )
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.lineage.compare import compared_environments
 from ddl_airflow.lineage.proof import KEY, Divergence, Note, divergence, read_notes, read_notes_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddl_airflow.commands.options import Commands, takes_compute, takes_workspace
 from ddl_airflow.core.errors import DdlError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import StoreReference, plan
 from ddl_airflow.local_run import (

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ddl_airflow.core.compute import Place
-from ddl_airflow.core.manifest import Connection, Manifest, Reference, Schedule
 from ddl_airflow.core.manifest.digest import digest, earlier_digests
+from ddl_airflow.core.manifest.model import Manifest
+from ddl_airflow.core.manifest.sections.places import Connection, Reference
+from ddl_airflow.core.manifest.sections.schedule import Schedule
 from ddl_airflow.core.selection import Selection
 
 _MASK = "***"

@@ -18,7 +18,7 @@ from airflow.sdk import DAG, BaseOperator, Param
 
 from ddl_airflow.airflow_internals import run_is_open
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.site import workspace

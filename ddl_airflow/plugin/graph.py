@@ -13,7 +13,7 @@ from typing import Any
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, Pointer, read_pointer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
-from ddl_airflow.core.manifest import looks_like_manifest
+from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.storage.filesystem import os_errors, place_of
 
 _MOST_BYTES = 256 * 2**20

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store

@@ -12,7 +12,7 @@ from typing import Any, cast
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from ddl_airflow.core.errors import StagingError
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.core.selection import Selection
 from ddl_airflow.triggers.monitor import answered, at_dataset

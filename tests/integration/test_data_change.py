@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.lineage.production import LATEST, point
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.publication import publish

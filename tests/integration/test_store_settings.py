@@ -12,7 +12,7 @@ import pytest
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.storage import s3_put

@@ -23,7 +23,7 @@ from benchmarks.horovod_weights import __main__ as horovod_weights
 from benchmarks.staging import __main__ as staging
 from benchmarks.staging import faults
 from benchmarks.training import __main__ as training
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from tests.limits import within
 
 LINES = [

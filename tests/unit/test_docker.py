@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddl_airflow import __version__
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -25,7 +25,7 @@ from airflow.cli import cli_parser
 from ddl_airflow import cli, run
 from ddl_airflow.commands.lineage import with_question
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.manifest.rights import rights_of
 from ddl_airflow.core.manifest.site import compute_table
 from tests.pages import PAGES, ROOT, Block, blocks, name_of, spans

@@ -15,7 +15,8 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import airflow_internals
 from ddl_airflow.airflow_internals import PrototypedOperator, made_task
-from ddl_airflow.core.manifest import Manifest, load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.manifest_dag import dag_from
 
 ROOT = Path(__file__).parents[3]

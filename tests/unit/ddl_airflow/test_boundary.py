@@ -12,7 +12,7 @@ from airflow.sdk.log import mask_secret
 
 from ddl_airflow.boundary import airflow_errors
 from ddl_airflow.core.errors import AccessDenied, JobFailed, NoSpace, StagingError
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StageDataStep, Step, StoreReference, TrainStep
 from ddl_airflow.operators.base import StepOperator
 from ddl_airflow.operators.stage import StageDataOperator

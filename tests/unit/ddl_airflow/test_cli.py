@@ -15,8 +15,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from ddl_airflow import __version__, cli
-from ddl_airflow.core.manifest import looks_like_manifest
+from ddl_airflow import __version__, cli, commands
+from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.demo.site import free_port
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
@@ -215,6 +215,27 @@ def test_hook_for_pre_commit_calls_what_is_there(call, write_manifest, tmp_path)
     ):
         assert bool(re.search(hook["files"], name)) is meant, name
         assert looks_like_manifest(name, "") is meant
+
+
+def test_each_command_is_in_the_file_that_the_table_names():
+    files = {path.stem for path in Path(commands.__file__).parent.glob("[a-z]*.py")}
+    assert set(cli.FILES) == files - {"options"}
+    for file, names in cli.FILES.items():
+        (added,) = (one for one in cli._parser([file])._actions if isinstance(one.choices, dict))
+        assert tuple(added.choices) == names
+
+
+@pytest.mark.parametrize("words", [("lineage", "list"), ("production",)])
+def test_questions_about_models_import_neither_manifests_nor_clients_of_stores(words, tmp_path):
+    """They are most of a second; the answer is a tenth."""
+    code = (
+        "import sys; from ddl_airflow.cli import main; code = main(sys.argv[1:]);"
+        "print(*sorted({'pydantic', 'yaml', 'boto3', 'airflow'} & set(sys.modules)), code)"
+    )
+    (tmp_path / "results").mkdir()
+    argv = [sys.executable, "-c", code, *words, str(tmp_path / "results")]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] in ("0", "1"), ended
 
 
 def test_plan_shows_every_step_and_no_key(call, tmp_path, literal_keys):

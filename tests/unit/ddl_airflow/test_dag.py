@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow.bundle import ManifestBundle
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from, manifests_in
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.manifest_dag import dag_from

@@ -19,7 +19,7 @@ import pytest
 
 from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.connections import store_client

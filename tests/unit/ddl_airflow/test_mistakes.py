@@ -22,7 +22,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import cli
 from ddl_airflow.core.errors import DdlError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.dag import dags_from
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import layout_of

@@ -4,7 +4,7 @@ import pytest
 from airflow.sdk.log import mask_secret
 from airflow.serialization.serialized_objects import DagSerialization
 
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.sections.notifications import SMTP_NOTIFIER
 from ddl_airflow.dag import BrokenManifest, ManifestProblem, dags_from
 from ddl_airflow.manifest_dag import dag_from

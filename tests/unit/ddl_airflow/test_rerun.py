@@ -17,8 +17,8 @@ from ddl_ops import rank_record
 
 from ddl_airflow import cli
 from ddl_airflow.commands.rerun import _SETTINGS as SET_AGAIN
-from ddl_airflow.core.manifest import load_manifest
 from ddl_airflow.core.manifest.digest import digest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
 from tests.limits import within
 

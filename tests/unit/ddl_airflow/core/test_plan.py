@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import Tries, confined, plan
 
 VALID = Path(__file__).parents[3] / "fixtures" / "manifests" / "valid"

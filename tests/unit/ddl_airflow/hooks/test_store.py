@@ -8,7 +8,7 @@ from airflow.sdk.log import redact
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
-from ddl_airflow.core.manifest import Connection
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, store_of
 from ddl_airflow.storage.connections import store_client

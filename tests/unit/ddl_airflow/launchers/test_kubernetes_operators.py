@@ -14,7 +14,7 @@ import yaml
 
 from ddl_airflow.core.errors import ManifestError, SubmitFailed
 from ddl_airflow.core.job import JobSpec, JobState, StartedJob
-from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module

@@ -69,7 +69,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 from ddl_airflow.core.job import JobSpec
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.rights import rights_of
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
@@ -94,7 +94,7 @@ ERRORS = """
 import sys
 from pathlib import Path
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 try:
     load_manifest(Path(sys.argv[1]), source="m.yml")
 except ManifestError as error:
@@ -187,7 +187,7 @@ def test_a_manifest_for_a_launcher_of_ours_looks_for_no_packages(manifest):
     manifest.write_text(MANIFEST.replace("kind: pbs, queue: gpu", "kind: slurm, partition: gpu"))
     code = (
         "import sys; from pathlib import Path; import importlib.metadata as metadata\n"
-        "from ddl_airflow.core.manifest import load_manifest\n"
+        "from ddl_airflow.core.manifest.load import load_manifest\n"
         "def looked(**group): raise AssertionError(group)\n"
         "metadata.entry_points = looked\n"
         "from ddl_airflow.launchers.registry import launcher\n"

@@ -18,7 +18,7 @@ import pytest
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob
-from ddl_airflow.core.manifest import load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest_text
 from ddl_airflow.core.plan import plan
 from ddl_airflow.launchers.registry import launcher
 from ddl_airflow.launchers.slurm import MAKE_ROOM, SlurmLauncher

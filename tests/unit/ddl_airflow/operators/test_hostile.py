@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException
 
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.manifest_dag import dag_from

@@ -23,7 +23,7 @@ from airflow.providers.openlineage.plugins.listener import get_openlineage_liste
 from airflow.sdk import DAG
 from airflow.sdk.listener import get_listener_manager
 
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import ApproveStep, StoreReference
 from ddl_airflow.lineage.flow import dataset_at
 from ddl_airflow.lineage.production import PRODUCTION, read_pointer

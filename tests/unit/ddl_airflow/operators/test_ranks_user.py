@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.lineage.record import has_part
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import layout_of

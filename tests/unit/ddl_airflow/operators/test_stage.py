@@ -14,7 +14,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from ddl_airflow.core.errors import StagingError
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest import Connection, load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import (
     ApproveStep,
     EvaluateStep,

@@ -68,7 +68,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.schema import json_schema
 from ddl_airflow.core.plan import plan
 from ddl_airflow.storage.stores import open_store

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.convert import converted, rewritten
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.plan import Plan, StoreReference, plan
 
 ROOT = Path(__file__).parents[5]

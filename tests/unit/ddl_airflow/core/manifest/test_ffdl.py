@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.convert import converted
 from ddl_airflow.core.manifest.ffdl import is_ffdl
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.model import Manifest
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"
 STORE = """\

@@ -16,11 +16,8 @@ from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import (
-    load_manifest_text,
-    may_have_dag_id,
-    redacted_text,
-)
+from ddl_airflow.core.manifest.folder import may_have_dag_id
+from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.plan import plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest_text, redacted_text
+from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text
 
 _GOOD = (Path(__file__).parents[4] / "fixtures/manifests/valid/full.yml").read_text("utf-8")
 _COMMAND = "model_definition: {name: x, execution: {command: %s, compute_configuration: {name: a}}}"

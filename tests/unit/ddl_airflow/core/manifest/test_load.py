@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import ManifestError, ManifestInvalid, ManifestSyntaxError
-from ddl_airflow.core.manifest import (
+from ddl_airflow.core.manifest.load import (
     load_manifest,
     load_manifest_text,
     looks_like_manifest,

@@ -16,8 +16,9 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ddl_airflow.core.errors import ConnectionInvalid
-from ddl_airflow.core.manifest import Manifest, load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.convert import converted
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.definition import slug, split_commands
 from ddl_airflow.core.manifest.sections.experiment import Experiment
 from ddl_airflow.core.manifest.sections.outcome import Transform

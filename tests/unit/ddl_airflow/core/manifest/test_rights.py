@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.rights import Rights, beyond, rights_of
 
 MANIFEST = """\

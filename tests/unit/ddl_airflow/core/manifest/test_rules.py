@@ -10,7 +10,8 @@ from pkgutil import iter_modules
 import pytest
 
 from ddl_airflow.core.errors import ManifestInvalid
-from ddl_airflow.core.manifest import load_manifest_text, redacted_text, sections
+from ddl_airflow.core.manifest import sections
+from ddl_airflow.core.manifest.load import load_manifest_text, redacted_text
 from ddl_airflow.core.manifest.rules import RULES
 
 VALID = Path(__file__).parents[4] / "fixtures" / "manifests" / "valid"

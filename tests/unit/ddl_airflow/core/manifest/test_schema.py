@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest import load_manifest, load_manifest_text
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.core.manifest.schema import json_schema
 
 ROOT = Path(__file__).parents[5]

@@ -7,7 +7,7 @@ import pytest
 
 from ddl_airflow.core.compute import COMPUTE, Compute, Place
 from ddl_airflow.core.errors import ManifestInvalid, ManifestSyntaxError
-from ddl_airflow.core.manifest import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.manifest.site import compute_table
 from ddl_airflow.core.plan import plan
 
