@@ -29,9 +29,8 @@ def score_dag(
     """
 
     def store(uri: str) -> Any:
-        from ddl_airflow.core.manifest.sections.places import (
-            Connection,  # here and below: no parse needs it
-        )
+        # Here and below: no parse needs it.
+        from ddl_airflow.core.manifest.sections.places import Connection
         from ddl_airflow.core.plan import StoreReference
         from ddl_airflow.hooks.store import store_of
 
