@@ -13,6 +13,7 @@ from ddl_airflow.evidence.names import plain
 
 # Of one picture: a script may report as many metrics as it likes.
 _MOST_CURVES = 12
+_MOST_READ = 1_000
 _MOST_POINTS = 400
 _LONGEST_NAME = 48
 _WIDTH, _HEIGHT, _COLUMNS = 380, 190, 2
@@ -26,7 +27,8 @@ def read_curves(lines: Iterable[str]) -> dict[tuple[str, str], dict[int, float]]
     """Each metric's values by step, by its name and what it was measured on.
 
     A step that was done again, by a later try, counts as it was last. A line without a step belongs
-    to the last that was named. What is no number, or not finite, is left out.
+    to the last that was named. What is no number, or not finite, is left out, and so are metrics
+    after the first thousand.
 
     Args:
         lines: of ``progress.jsonl``; those that are no progress are passed over.
@@ -45,7 +47,8 @@ def read_curves(lines: Iterable[str]) -> dict[tuple[str, str], dict[int, float]]
                 continue
             if math.isfinite(value):
                 of = source_of(name, source if isinstance(source, str) else None)
-                curves.setdefault((name, of), {})[step] = float(value)
+                if (name, of) in curves or len(curves) < _MOST_READ:
+                    curves.setdefault((name, of), {})[step] = float(value)
     return curves
 
 

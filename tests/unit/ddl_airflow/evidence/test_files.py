@@ -223,6 +223,12 @@ def test_a_long_curve_keeps_its_peaks_and_any_numbers_are_drawn():
     assert "and 3 more" in drawn(many)
 
 
+def test_a_script_that_makes_up_metrics_without_end_costs_no_memory_without_end():
+    made_up = (f'{{"t": 1, "source": "script", "m{number}": 1.0}}' for number in range(3_000))
+    known = read_curves(['{"t": 1, "source": "script", "loss": 2.0}', *made_up])
+    assert len(known) == 1_000 and any(name == "loss" for name, _ in known)
+
+
 def test_published_again_is_the_same_also_when_signed(training, key, other_key):
     first = training.publish(signing_key=str(key[0]))
     assert training.publish(signing_key=str(key[0]), try_number=2) == first
