@@ -20,7 +20,13 @@ from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
 from ddl_airflow.lineage.index import Summary, lost_of, read_index
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    ReadPointer,
+    pointers_of,
+    read_pointer,
+)
 from ddl_airflow.lineage.record import LINEAGE, SO_FAR, check_files
 from ddl_airflow.lineage.story import (
     described_difference,
@@ -171,7 +177,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _impact(options: argparse.Namespace) -> int:
-    store, known = _index(options)
+    store, pointer, known = _index(options)
     wanted = _names_of(options.data)
     made: dict[str, Summary] = {}
     within: dict[str, set[str]] = {}  # of what may have had it: by what names
@@ -205,7 +211,8 @@ def _impact(options: argparse.Namespace) -> int:
             elif had is None:
                 unread += of
     _say(
-        _with_production(store, [one for one in known if one["publication"] in made]), options.json
+        _with_production(pointer, [one for one in known if one["publication"] in made]),
+        options.json,
     )
     for one in unread:
         why = "it was removed" if "removed" in one else f"its {LINEAGE} cannot be read"
@@ -242,7 +249,7 @@ def _had(store: ObjectStore, alike: Sequence[Summary], keys: Collection[str]) ->
 
 
 def _list(options: argparse.Namespace) -> int:
-    store, known = _index(options)
+    store, pointer, known = _index(options)
     found = [
         one
         for one in known
@@ -252,17 +259,17 @@ def _list(options: argparse.Namespace) -> int:
         and _begins((one["dataset"]["fingerprint"],), options.data)
         and all(condition(one) for condition in options.where)
     ]
-    shown = _with_production(store, found)
+    shown = _with_production(pointer, found)
     if options.production:
         shown = [one for one in shown if one["production"]]
     _say(shown[: options.limit or None], options.json)
-    _note_lost(store, {one["dag_id"] for one in found})
+    _note_lost(store, {one["dag_id"] for one in found}, pointer)
     return 0
 
 
-def _note_lost(store: ObjectStore, dag_ids: Collection[str]) -> None:
+def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointer) -> None:
     try:
-        lost = lost_of(store, dag_ids)
+        lost = lost_of(store, dag_ids, pointer)
     except DdlError as error:  # a pointer that is damaged hides no line of the list
         print(f"note: whether any is gone is not known: {error}", file=sys.stderr)
         return
@@ -323,9 +330,11 @@ def _condition(text: str) -> Callable[[Summary], bool]:
     return holds
 
 
-def _index(options: argparse.Namespace) -> tuple[ObjectStore, list[Summary]]:
+def _index(options: argparse.Namespace) -> tuple[ObjectStore, ReadPointer, list[Summary]]:
     store = open_place(options.results.rstrip("/"))
-    return store, read_index(store, rebuild=options.rebuild, progress=_say_progress)
+    pointer = pointers_of(store)
+    known = read_index(store, rebuild=options.rebuild, progress=_say_progress, pointer=pointer)
+    return store, pointer, known
 
 
 def _say_progress(done: int, of: int) -> None:
@@ -334,10 +343,10 @@ def _say_progress(done: int, of: int) -> None:
         print(f"reading records: {done} of {of}", end=end, file=sys.stderr)
 
 
-def _with_production(store: ObjectStore, found: Sequence[Summary]) -> list[Summary]:
+def _with_production(pointer: ReadPointer, found: Sequence[Summary]) -> list[Summary]:
     def publication(dag_id: str) -> str | None:
-        pointer = read_pointer(store, dag_id, PRODUCTION)
-        return str(pointer["publication"]) if pointer else None
+        said = pointer(dag_id, PRODUCTION)
+        return str(said["publication"]) if said else None
 
     dag_ids = sorted({one["dag_id"] for one in found})
     with ThreadPoolExecutor(_READERS) as pool:

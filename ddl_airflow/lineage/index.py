@@ -28,7 +28,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, dags_in, read_pointer
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    ReadPointer,
+    dags_in,
+    pointers_of,
+)
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
@@ -142,6 +148,7 @@ def read_index(
     *,
     rebuild: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    pointer: ReadPointer | None = None,
 ) -> list[Summary]:
     """Summaries of all publications, the newest first; of removed ones too, with ``removed``.
 
@@ -149,13 +156,15 @@ def read_index(
         store: of the results.
         rebuild: to make the index of the records again.
         progress: is called with how many records were read, and of how many.
+        pointer: of that store, if more is asked of its pointers.
 
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
     """
     new = _read_new(store)
     found = _read_index(store)
-    if found is None or rebuild or _misses_newest(store, _with(found[0], new.values())):
+    pointer = pointer or pointers_of(store)
+    if found is None or rebuild or _misses_newest(store, _with(found[0], new.values()), pointer):
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
         before = store.read_version(_INDEX)
         known = _of_records(store, progress)
@@ -190,7 +199,7 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     new, found = _read_new(store), _read_index(store)
     index = _with(found[0] if found else {}, new.values())
     asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
-    knows = _named(store, asked if training_id else {*asked, *dags_in(store)})
+    knows = _named(pointers_of(store), asked if training_id else {*asked, *dags_in(store)})
     for name, one in index.items():
         if "removed" not in one:
             knows.setdefault(name, []).append("the index")
@@ -201,13 +210,15 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there})
 
 
-def lost_of(store: ObjectStore, dag_ids: Iterable[str]) -> dict[str, list[str]]:
+def lost_of(
+    store: ObjectStore, dag_ids: Iterable[str], pointer: ReadPointer
+) -> dict[str, list[str]]:
     """Which publications the pointers of DAGs name that are not there: by place, what names them.
 
     Raises:
         StagingError: as ``lost``.
     """
-    named = _named(store, dag_ids)
+    named = _named(pointer, dag_ids)
 
     def is_gone(name: str) -> bool:
         return not any(store.exists(f"{name}/{key}") for key in (SUCCESS, RETIRED, LINEAGE))
@@ -217,15 +228,15 @@ def lost_of(store: ObjectStore, dag_ids: Iterable[str]) -> dict[str, list[str]]:
     return {name: who for (name, who), away in zip(named.items(), gone, strict=True) if away}
 
 
-def _named(store: ObjectStore, dag_ids: Iterable[str]) -> dict[str, list[str]]:
+def _named(pointer: ReadPointer, dag_ids: Iterable[str]) -> dict[str, list[str]]:
     """The publications that pointers name now, and which do."""
     pointers = [(dag_id, name) for dag_id in sorted(dag_ids) for name in (LATEST, PRODUCTION)]
     named: dict[str, list[str]] = {}
     with ThreadPoolExecutor(_READERS) as pool:
-        read = pool.map(lambda one: read_pointer(store, *one), pointers)
-        for (dag_id, name), pointer in zip(pointers, read, strict=True):
-            if pointer is not None:
-                named.setdefault(pointer["publication"], []).append(f"{dag_id}/{name}.json")
+        read = pool.map(lambda one: pointer(*one), pointers)
+        for (dag_id, name), said in zip(pointers, read, strict=True):
+            if said is not None:
+                named.setdefault(said["publication"], []).append(f"{dag_id}/{name}.json")
     return named
 
 
@@ -237,14 +248,14 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
     return together
 
 
-def _misses_newest(store: ObjectStore, known: Mapping[str, Summary]) -> bool:
+def _misses_newest(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
     """Whether a DAG's newest publication is there and not known: uploads could not write here."""
 
     def is_missed(dag_id: str) -> bool:
         # Who asks for production hears of a damaged pointer.
         with suppress(StagingError, *_DAMAGED):
-            pointer = read_pointer(store, dag_id, LATEST)
-            newest = pointer and pointer["publication"]
+            said = pointer(dag_id, LATEST)
+            newest = said and said["publication"]
             if newest and newest not in known:
                 return _of_record(store, newest, 0.0) is not None
         return False

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache, partial
 from typing import Any
 
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
@@ -32,6 +33,7 @@ _EVENTS = 1000  # of the history
 _PATIENCE_S = 120.0  # with others who change the same pointer
 
 Pointer = dict[str, Any]
+ReadPointer = Callable[[str, str], Pointer | None]  # of a DAG's id, latest or production
 
 
 def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
@@ -55,6 +57,11 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
     """
     found = _read(store, _key(dag_id, name))
     return None if found is None else _upgraded(found[0])
+
+
+def pointers_of(store: ObjectStore) -> ReadPointer:
+    """``read_pointer`` of that store, which reads each once: for one question about many models."""
+    return cache(partial(read_pointer, store))
 
 
 def dags_in(store: ObjectStore) -> list[str]:

@@ -316,6 +316,23 @@ def test_one_record_answers_for_all_that_were_trained_on_the_same_data(
     assert len(read) <= 3  # two of the same data, the first of which is gone, and the other
 
 
+def test_a_question_reads_each_pointer_once(ask, training, tmp_path, monkeypatch):
+    """A store is asked for each of hundreds of DAGs."""
+    training(1, serves=True)
+    results = tmp_path / "results"
+    ask("list", results)
+    read: list[str] = []
+    real = FolderStore.read_version
+    monkeypatch.setattr(
+        FolderStore, "read_version", lambda self, key: read.append(key) or real(self, key)
+    )
+    for words in (("list",), ("impact", "s3://bucket/digits")):
+        read.clear()
+        assert ask(*words, results)[0] == 0
+        pointers = [key for key in read if key.startswith("digits/")]
+        assert sorted(set(pointers)) == sorted(pointers) and pointers
+
+
 def test_only_scripts_are_compared_as_scripts(ask, training, tmp_path):
     """A training may have left a file below code/, before that was refused."""
     places = [training(1), training(2)]
