@@ -261,7 +261,7 @@ def test_foreign_yaml_is_told_apart(name: str, text: str, expected: bool) -> Non
 
 def test_importing_stays_light() -> None:
     code = (
-        "import sys, ddl_airflow.core.manifest as m\n"
+        "import sys, ddl_airflow.core.manifest.load as m\n"
         "from pathlib import Path\n"
         f"m.load_manifest(Path({str(VALID[0])!r}))\n"
         "heavy = {'airflow', 'tensorflow', 'boto3'} & set(sys.modules)\n"
