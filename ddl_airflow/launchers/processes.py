@@ -50,7 +50,7 @@ def kill_marked(name: str, value: str, within_s: float = 30.0) -> list[str]:
     if not killing.is_alive():
         return []
     if killing.there is None:
-        return [f"what it is cannot be seen: /proc did not answer within {within_s:g} s"]
+        return [f"processes that cannot be seen (/proc did not answer within {within_s:g} s)"]
     return [said_of(pid) for pid in killing.there]
 
 

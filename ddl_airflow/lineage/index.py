@@ -81,6 +81,7 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
     """
     run, dataset, code, result = (record[name] for name in ("run", "dataset", "code", "result"))
     environment = record.get("environment", {})
+    data = ["uri", "fingerprint", "files", "bytes"] + ["resolved_uri"] * ("resolved_uri" in dataset)
     return {
         "publication": publication,
         "published": published,
@@ -89,8 +90,7 @@ def summary(record: Mapping[str, Any], publication: str, published: str) -> Summ
         "run_id": run["run_id"],
         "triggered_by": run["triggered_by"],
         "manifest": {name: record["manifest"].get(name) for name in ("name", "digest")},
-        "dataset": {name: dataset[name] for name in ("uri", "fingerprint", "files", "bytes")}
-        | {name: dataset[name] for name in ("resolved_uri",) if name in dataset},
+        "dataset": {name: dataset[name] for name in data},
         "code": {name: code.get(name) for name in ("digest", "git_commit")},
         "parameters": run["parameters"],
         "metrics": result["metrics"],

@@ -83,7 +83,7 @@ def test_a_look_that_does_not_come_back_is_not_taken_for_nothing_left(value, mon
     over = threading.Event()
     monkeypatch.setattr("ddl_airflow.launchers.processes.marked", lambda *_: over.wait() and [])
     (said,) = kill_marked(MARK, value, within_s=0.2)
-    assert said == "what it is cannot be seen: /proc did not answer within 0.2 s"
+    assert said == "processes that cannot be seen (/proc did not answer within 0.2 s)"
     over.set()
 
 

@@ -99,88 +99,71 @@ def test_a_triggerer_that_starts_again_sees_what_ended_meanwhile(triggered, clus
     assert cluster.numbers() == [1]
 
 
-def test_a_scheduler_that_is_away_is_outlasted(triggered, cluster, said, monkeypatch):
-    looks, status = [], FakeScheduler.status
-
-    def away(self, handle):
-        looks.append(handle)
-        if len(looks) < 5:
-            raise LaunchError("connect failure.")
-        return status(self, handle)
-
-    monkeypatch.setattr(FakeScheduler, "status", away)
-    cluster.set(1, "succeeded")
-    assert len(events(triggered())) == 1
-    assert said().count("connect failure. Asking again.") == 1
+UNFORESEEN = KeyError("items")
+REFUSED = Refused(403, "Forbidden", "jobs.batch is forbidden")
 
 
-def test_a_scheduler_that_refuses_us_for_a_moment_is_outlasted(
-    triggered, cluster, said, monkeypatch
-):
-    """As Kubernetes' API server while roles are applied anew: 403, of what it answered before."""
-    looks, status = [], FakeScheduler.status
-
-    def refuses(self, handle):
-        looks.append(handle)
-        if 2 <= len(looks) < 5:
-            raise Refused(403, "Forbidden", "jobs.batch is forbidden")
-        if len(looks) == 6:
-            cluster.set(1, "succeeded")
-        return status(self, handle)
-
-    monkeypatch.setattr(FakeScheduler, "status", refuses)
-    (event,) = events(triggered())
-    assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
-    assert said().count("jobs.batch is forbidden. Asking again.") == 1
-
-
-def test_a_scheduler_that_goes_on_refusing_us_leaves_the_job_to_the_next_try(
-    triggered, cluster, monkeypatch
-):
-    monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
-    looks, status = [], FakeScheduler.status
-
-    def refuses(self, handle):
-        looks.append(handle)
-        if len(looks) > 1:
-            raise Refused(403, "Forbidden", "jobs.batch is forbidden")
-        return status(self, handle)
-
-    monkeypatch.setattr(FakeScheduler, "status", refuses)
-    (event,) = events(triggered())
-    assert event["unseen"] == "Kubernetes' API server: jobs.batch is forbidden."
-    assert len(looks) > 2 and cluster.state(1) == "pending"
-
-
-def unforeseen(calls, times, call):
-    """The call, which first fails so many times as nobody has foreseen."""
+def failing(calls, times, call, error=UNFORESEEN, *, well=0):
+    """The call, which is well so many times, and after that fails so many."""
 
     def fails(*words):
         calls.append(words)
-        if len(calls) <= times:
-            raise KeyError("items")
+        if well < len(calls) <= well + times:
+            raise error
         return call(*words)
 
     return fails
 
 
-def test_what_nobody_foresaw_ends_no_trigger_and_so_no_job(triggered, cluster, said, monkeypatch):
-    """For Airflow gives up a job whose trigger has died, and one question is for many jobs."""
-    monkeypatch.setattr(FakeScheduler, "status", unforeseen([], 4, FakeScheduler.status))
-    cluster.set(1, "succeeded")
+@pytest.mark.parametrize(
+    ("error", "well", "words"),
+    [
+        (LaunchError("connect failure."), 0, "connect failure."),
+        # As Kubernetes' API server while roles are applied anew, of what it answered before.
+        (REFUSED, 1, "Kubernetes' API server: jobs.batch is forbidden."),
+        # Airflow gives up a job whose trigger has died, and one question is for many jobs.
+        (UNFORESEEN, 0, "KeyError: 'items'"),
+    ],
+    ids=["away", "refuses", "unforeseen"],
+)
+def test_a_scheduler_that_fails_for_a_moment_is_outlasted(
+    triggered, cluster, said, monkeypatch, error, well, words
+):
+    looks, status = [], FakeScheduler.status
+
+    def ends(self, handle):
+        if len(looks) > well:
+            cluster.set(1, "succeeded")
+        return status(self, handle)
+
+    monkeypatch.setattr(FakeScheduler, "status", failing(looks, 4, ends, error, well=well))
     (event,) = events(triggered())
     assert JobStatus.load(event["status"]).state is JobState.SUCCEEDED
-    assert said().count("KeyError: 'items' Asking again.") == 1
+    assert len(looks) == well + 5 and said().count(f"{words} Asking again.") == 1
 
 
-def test_what_nobody_foresaw_and_does_not_pass_leaves_the_job_to_the_next_try(
-    triggered, cluster, monkeypatch
+@pytest.mark.parametrize(
+    ("error", "well", "words"),
+    [
+        (REFUSED, 1, "Kubernetes' API server: jobs.batch is forbidden."),
+        (
+            UNFORESEEN,
+            0,
+            "fake-scheduler job 1 cannot be watched: KeyError: 'items'. It goes on. The "
+            "triggerer's log has all of it; clear the task when that is mended.",
+        ),
+    ],
+    ids=["refuses", "unforeseen"],
+)
+def test_a_scheduler_that_goes_on_failing_leaves_the_job_to_the_next_try(
+    triggered, cluster, monkeypatch, error, well, words
 ):
     monkeypatch.setattr("ddl_airflow.triggers.job._PASSES_S", 0.1)
-    monkeypatch.setattr(FakeScheduler, "status", unforeseen([], 10**6, FakeScheduler.status))
+    looks, status = [], FakeScheduler.status
+    monkeypatch.setattr(FakeScheduler, "status", failing(looks, 10**6, status, error, well=well))
     (event,) = events(triggered())
-    assert "KeyError: 'items'" in event["unseen"]
-    assert cluster.state(1) == "pending"
+    assert event["unseen"] == words
+    assert len(looks) > well + 1 and cluster.state(1) == "pending"
 
 
 def test_a_job_that_takes_too_long_is_ended(triggered, cluster):
@@ -283,9 +266,9 @@ def test_on_kill_asks_again_where_that_fails(triggered, cluster, deferred_as, mo
     trigger._task_instance = deferred_as("failed")
     calls = []
     if fails == "the cancelling":
-        monkeypatch.setattr(FakeScheduler, "cancel", unforeseen(calls, 2, FakeScheduler.cancel))
+        monkeypatch.setattr(FakeScheduler, "cancel", failing(calls, 2, FakeScheduler.cancel))
     else:
-        state = unforeseen(calls, 2, state_of_task)
+        state = failing(calls, 2, state_of_task)
         monkeypatch.setattr("ddl_airflow.triggers.job.state_of_task", state)
     asyncio.run(asyncio.wait_for(trigger.on_kill(), within(20)))
     assert len(calls) == 3
