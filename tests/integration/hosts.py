@@ -23,6 +23,7 @@ HOW_TO_GET = "apt-get install -y --no-install-recommends iproute2 openssh-client
 START_TIMEOUT_S = 30
 NETWORK = "10.99.0"
 # Of each host a file system of its own: process numbers repeat, and mpirun names files by them.
+# Neither is memory shared between hosts.
 TEMPORARY = "/mnt"
 
 _NAMESPACES = ["--net", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"]
@@ -122,6 +123,10 @@ class Hosts:
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host, counted from 0."""
         return [*self._inside(self._hosts[host].pid), "env", f"TMPDIR={TEMPORARY}", *command]
+
+    def seen_on(self, host: int, path: str) -> Path:
+        """Where this process finds the `path` that a host sees."""
+        return Path(f"/proc/{self._hosts[host].pid}/root{path}")
 
     def _inside(self, pid: int) -> list[str]:
         return [
@@ -237,7 +242,8 @@ class Hosts:
         config.write_text(_SSHD.format(address=address, folder=self.folder, temporary=TEMPORARY))
         host = self._spawn(
             name,
-            f"mount -t tmpfs {name} {TEMPORARY}; hostname {name}; ip link set lo up;"
+            f"mount -t tmpfs {name} {TEMPORARY}; mount -t tmpfs {name} /dev/shm;"
+            f" hostname {name}; ip link set lo up;"
             # What this machine's user does at each login is nothing to the hosts.
             " [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc;"
             " echo ready;"

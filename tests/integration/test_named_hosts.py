@@ -70,8 +70,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
     return process.returncode, sorted(out.splitlines()), err
 
 
-def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(call, tmp_path) -> None:
-    before = set(Path("/dev/shm").glob("ddl-mpi-*"))
+def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(hosts, call, tmp_path) -> None:
     words = ("-np", "4", "-H", "10.99.0.2:2,10.99.0.3:3")
     code, lines, err = ended(call(WHERE, *words))
     assert code == 0, err
@@ -80,9 +79,8 @@ def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(call, tmp_pat
     *theirs, note = err.splitlines()
     assert sorted(theirs) == [f"[rank {n}] to stderr" for n in range(4)]
     assert note.startswith("ddl-run: The 4 ranks trained apart")  # as where they run on this host
-    # Those of jobs that other tests run beside this one go when these end.
-    left = set(Path("/dev/shm").glob("ddl-mpi-*")) - before
-    until(lambda: not any(one.exists() for one in left), 120, lambda: left)
+    look = hosts.on(0, ["ls", "/dev/shm"])
+    until(lambda: not subprocess.check_output(look), 120, lambda: subprocess.check_output(look))
 
 
 def test_ranks_of_a_hostfile_compute_together_also_on_this_host(call, tmp_path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.hosts import Hosts, available
+from tests.integration.hosts import TEMPORARY, Hosts, available
 from tests.integration.launched import SCRIPT, LaunchedJob, over_ssh, task_environment
 from tests.limits import until, within
 
@@ -259,16 +259,17 @@ launcher: {kind: ssh, connection: gpu_hosts, min_nodes: 2, network: 10.99.0.0/24
 """
 
 
-def _looked_for(secret: str, ran: subprocess.Popen[bytes]) -> set[tuple[Path, int]]:
-    """The files of private folders that have it until the process ends, with their modes.
+def _looked_for(secret: str, hosts: Hosts, ran: subprocess.Popen[bytes]) -> set[tuple[Path, int]]:
+    """The files of hosts' private folders that have it until ``ran`` ends, with their modes.
 
     Fails if it is in a command line, or in the environment of a rank.
     """
     held = set()
+    private = [hosts.seen_on(host, at) for host in range(3) for at in ("/dev/shm", TEMPORARY)]
     deadline = time.monotonic() + within(240)
     while ran.poll() is None:
         assert time.monotonic() < deadline
-        for folder in (Path("/dev/shm"), Path("/tmp")):
+        for folder in (*private, Path("/tmp")):
             for own in folder.glob("ddl-*"):
                 with suppress(OSError):  # another job's, which ends meanwhile
                     for path in filter(Path.is_file, own.iterdir()):
@@ -328,7 +329,7 @@ def test_a_manifest_trains_on_two_hosts_that_share_nothing(hosts, tmp_path) -> N
             stdout=said,
             stderr=subprocess.STDOUT,
         )
-        held = _looked_for(secret, ran)
+        held = _looked_for(secret, hosts, ran)
         said.seek(0)
         told = said.read()
     assert ran.returncode == 0, told
