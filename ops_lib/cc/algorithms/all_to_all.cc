@@ -17,7 +17,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kUnit = 64;
 constexpr int64_t kMinPieceBytes = int64_t{64} << 10;
 constexpr int64_t kCuts = 2;
-constexpr int64_t kNonTemporalBytes = int64_t{16} << 20;
 // A piece is read in the same loop in which the second one after it is written.
 constexpr int64_t kLag = 2;
 static_assert(HostGroup::kBuffers > kLag);
@@ -66,7 +65,7 @@ Exchange Exchange::Without(const std::vector<int>& ranks) const {
 }
 
 void KeepOwnBlock(const void* in, void* out, const Range& sent, const Range& received) {
-  const bool non_temporal = sent.count() >= kNonTemporalBytes / 2;
+  const bool non_temporal = sent.count() >= kNonTemporalMoveBytes / 2;
   CopyBytes(static_cast<char*>(out) + received.begin, static_cast<const char*>(in) + sent.begin,
             sent.count(), non_temporal);
   if (non_temporal) FenceNonTemporalStores();
@@ -100,7 +99,7 @@ Status AllToAllInPieces(HostGroup* group, const void* in, void* out, const std::
     (group->counters(rank).*counter).store(first + piece + 1);
     group->Notify();
   };
-  const bool past_caches = TotalSize(received) >= kNonTemporalBytes;
+  const bool past_caches = TotalSize(received) >= kNonTemporalMoveBytes;
   for (int64_t step = 0; step < pieces + kLag; ++step) {
     const int64_t earlier = step - kLag;
     const bool writes = step < pieces, reads = earlier >= 0;
