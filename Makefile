@@ -19,7 +19,9 @@ STAMP := $(VENV)/.installed
 help:  ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
+# Bytecode of our own, too: see scripts/install.
 install: $(STAMP) $(OPS)  ## Environment in .venv from the lock file, ops compiled
+	@$(BIN)/python -m compileall -q ddl_airflow ops_lib/python tests
 
 $(STAMP): requirements/bootstrap.txt requirements/lock.txt requirements/legacy.txt \
 		pyproject.toml setup.py ops_lib/pyproject.toml ops_lib/setup.py
