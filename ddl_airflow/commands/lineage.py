@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -255,8 +255,8 @@ def _list(options: argparse.Namespace) -> int:
         for one in known
         if options.dag in ("", one["dag_id"])
         and (options.since is None or _time_of(one["published"]) >= options.since)
-        and _begins((one["code"]["digest"], one["code"]["git_commit"]), options.code)
-        and _begins((one["dataset"]["fingerprint"],), options.data)
+        and _begins(options.code, one["code"]["digest"], one["code"]["git_commit"])
+        and _begins(options.data, one["dataset"]["fingerprint"])
         and all(condition(one) for condition in options.where)
     ]
     shown = _with_production(pointer, found)
@@ -278,8 +278,8 @@ def _note_lost(store: ObjectStore, dag_ids: Collection[str], pointer: ReadPointe
         print(f"note: {name} is gone: {' and '.join(who)} {names}", file=sys.stderr)
 
 
-def _begins(digests: Iterable[str | None], wanted: str) -> bool:
-    return any(
+def _begins(wanted: str, *digests: str | None) -> bool:
+    return not wanted or any(
         digest.startswith(wanted) or digest.removeprefix("sha256:").startswith(wanted)
         for digest in digests
         if digest is not None

@@ -128,7 +128,7 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
     store.delete([begun_key(publication.partition("/")[0])])
     # Without an index nothing is merged: only the records tell what was published before.
     if len(_listed(store)) >= _MERGED_AT and (found := _read_index(store)) is not None:
-        new = _read_new(store)
+        new = _read_new(store, _listed(store))
         _write(store, _with(found[0], new.values()), found[1], new)
 
 
@@ -161,7 +161,8 @@ def read_index(
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
     """
-    new = _read_new(store)
+    listed = _listed(store)
+    new = _read_new(store, listed)
     found = _read_index(store)
     pointer = pointer or pointers_of(store)
     if found is None or rebuild or _misses_newest(store, _with(found[0], new.values()), pointer):
@@ -176,7 +177,7 @@ def read_index(
     else:
         known = found[0]
     together = _with(known, new.values())
-    together |= _begun(store, together)
+    together |= _begun(store, together, listed)
     # What is only known to be gone was published before there was an index.
     whole = (one for one in together.values() if "published" in one)
     return sorted(whole, key=lambda one: (one["published"], one["publication"]), reverse=True)
@@ -196,7 +197,7 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     Raises:
         StagingError: as ``ObjectStore`` does; a pointer is damaged.
     """
-    new, found = _read_new(store), _read_index(store)
+    new, found = _read_new(store, _listed(store)), _read_index(store)
     index = _with(found[0] if found else {}, new.values())
     asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
     knows = _named(pointers_of(store), asked if training_id else {*asked, *dags_in(store)})
@@ -221,7 +222,9 @@ def lost_of(
     named = _named(pointer, dag_ids)
 
     def is_gone(name: str) -> bool:
-        return not any(store.exists(f"{name}/{key}") for key in (SUCCESS, RETIRED, LINEAGE))
+        # To read a small object takes less of a processor than to list it.
+        marks = (f"{name}/{key}" for key in (SUCCESS, RETIRED, LINEAGE))
+        return all(store.read_version(mark) is None for mark in marks)
 
     with ThreadPoolExecutor(_READERS) as pool:
         gone = list(pool.map(is_gone, named))
@@ -265,14 +268,16 @@ def _misses_newest(store: ObjectStore, known: Mapping[str, Summary], pointer: Re
         return any(list(pool.map(is_missed, dag_ids)))
 
 
-def _begun(store: ObjectStore, known: Mapping[str, Summary]) -> dict[str, Summary]:
+def _begun(
+    store: ObjectStore, known: Mapping[str, Summary], listed: Iterable[str]
+) -> dict[str, Summary]:
     """What uploads that have not ended, or never will, have published; and puts it into the index.
 
     Notes of long ago are taken away.
     """
     found: dict[str, Summary] = {}
     place = store.at(_NEW)
-    for key in (key for key in _listed(store) if key.endswith(_BEGUN)):
+    for key in (key for key in listed if key.endswith(_BEGUN)):
         try:
             note = json.loads(place.read_bytes(key))
             training_id, at = str(note["begun"]), float(note["at"])
@@ -305,8 +310,8 @@ def _listed(store: ObjectStore) -> list[str]:
         return []
 
 
-def _read_new(store: ObjectStore) -> dict[str, Summary]:
-    """What is not merged yet, by key."""
+def _read_new(store: ObjectStore, listed: Iterable[str]) -> dict[str, Summary]:
+    """What of the listed is a summary that is not merged yet, by key."""
     place = store.at(_NEW)
 
     def read(key: str) -> tuple[str, Summary] | None:
@@ -317,7 +322,7 @@ def _read_new(store: ObjectStore) -> dict[str, Summary]:
         return None
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(one for one in pool.map(read, _listed(store)) if one is not None)
+        return dict(one for one in pool.map(read, listed) if one is not None)
 
 
 def _read_index(store: ObjectStore) -> tuple[dict[str, Summary], str] | None:
@@ -345,10 +350,10 @@ def _is_sound(one: Any) -> bool:
         texts = [one["published"], one["dag_id"], one["training_id"], one["dataset"]["uri"]]
         texts += [one["dataset"]["fingerprint"], one["code"]["digest"]]
         datetime.fromisoformat(one["published"])
-        numbers = [*one["metrics"].values()]
+        # Of each of many: sets of types are the quickest to look at.
         return (
-            all(isinstance(text, str) for text in texts)
-            and all(isinstance(number, int | float) for number in numbers)
+            set(map(type, texts)) == {str}
+            and {int, float, bool}.issuperset(map(type, one["metrics"].values()))
             and isinstance(one["parameters"], dict)
             and isinstance(one["code"]["git_commit"], str | None)
         )

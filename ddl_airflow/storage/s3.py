@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.s3_client import s3_client, s3_errors
 from ddl_airflow.storage.s3_get import TRIES, Retries, S3Source, etag_is_md5, wait
-from ddl_airflow.storage.s3_http import Connections, connections_of
+from ddl_airflow.storage.s3_http import ByBoto3, Connections, connections_of
 from ddl_airflow.storage.s3_put import Earlier, S3Target, content_type
 from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
 
@@ -83,6 +83,8 @@ class S3Store:
         self._said = said
         self._access_key_id = access_key_id
         self._retries = Retries()
+        # Made when the first object comes or goes: the certificates of https take a while.
+        self._connect = cache(partial(connections_of, client))
         # Once for a client, however often it is registered.
         client.meta.events.register(
             "before-parse.s3.ListObjectsV2", _take_out, unique_id="ddl-airflow"
@@ -114,7 +116,9 @@ class S3Store:
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""
         longer = f"{self.prefix}/{prefix}"
-        return S3Store(self._client, self.bucket, longer, self._access_key_id, self._said)
+        store = S3Store(self._client, self.bucket, longer, self._access_key_id, self._said)
+        store._connect = self._connect
+        return store
 
     @property
     def resolved_uri(self) -> str:
@@ -205,10 +209,9 @@ class S3Store:
         """The same, one range after the other, and nothing is written."""
         return read_through(self._source(obj), obj.size, take)
 
-    @cached_property
+    @property
     def _direct(self) -> Connections | None:
-        """Made when the first object comes or goes: the certificates of https take a while."""
-        return connections_of(self._client)
+        return self._connect()
 
     def _source(self, obj: StoredObject) -> S3Source:
         return S3Source(
@@ -279,13 +282,12 @@ class S3Store:
 
         for number in range(1, TRIES + 1):
             try:
-                answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+                answer, body = self._answered(key)
                 etag = str(answer.get("ETag", "")).strip('"')
                 if not etag:  # an error, say, that some proxy sends as success
                     raise StagingError(
                         f"{self._where(key)}: the answer has no ETag, so it is no object"
                     )
-                body: bytes = answer["Body"].read()
                 digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
                 if etag_is_md5(answer) and "-" not in etag and etag != digest:
                     raise TransferCorrupt(
@@ -299,6 +301,24 @@ class S3Store:
                     raise
                 wait(number, lambda _: None)
         raise AssertionError("no tries")
+
+    def _answered(self, key: str) -> tuple[dict[str, Any], bytes]:
+        """What a GET says, and the body. boto3 takes some 5 ms of a processor for one."""
+        from botocore.exceptions import ClientError
+
+        name = {"Bucket": self.bucket, "Key": self._key(key)}
+        if self._direct is not None:
+            try:
+                with self._direct.get(name["Bucket"], name["Key"], {}) as (answer, body):
+                    return answer, body.read()
+            except ClientError as error:
+                if _status(error) == 404:
+                    raise
+            except ByBoto3:
+                pass
+        # It knows which refusals are worth another try.
+        answer = self._client.get_object(**name)
+        return answer, answer["Body"].read()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:
         """Stores it with ``If-Match`` or ``If-None-Match``, where the service has them.

@@ -68,6 +68,11 @@ class Body:
         if self._connection.sock is not None:  # else all of it is here
             self._connection.sock.settimeout(seconds)
 
+    def read(self) -> bytes:
+        """All of it."""
+        with _errors(self._endpoint):
+            return self._answer.read()
+
     def readinto(self, into: memoryview) -> int:
         """How many bytes came; 0 at the end."""
         with _errors(self._endpoint):

@@ -234,7 +234,9 @@ def test_an_error_as_success_where_an_object_is_only_looked_at_costs_a_try(
     assert (tmp_path / "data" / "f").read_bytes() == content
 
 
-@pytest.mark.parametrize("fault", ["reset", "cut", "half", "changed", "error as success"])
+@pytest.mark.parametrize(
+    "fault", ["500", "503", "reset", "cut", "half", "changed", "error as success"]
+)
 def test_a_small_object_that_is_read_is_whole_or_none(ceph, near, store, fault):
     """A pointer, a marker, a record, a chunk of a checkpoint."""
     body = json.dumps({"publication": "p" * 500}).encode()
