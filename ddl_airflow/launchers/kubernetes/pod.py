@@ -40,6 +40,9 @@ _RETRY_S = 0.5
 _NOTICES_S = 5.0
 _ENDS_S = 12.0
 _SAY_EVERY_S = 30.0
+# Of ssh, where nobody answers what a name means, by glibc and by musl: another thing than a name
+# that is not known, as that of a pod that waits for room.
+_NO_DNS = ("Temporary failure in name resolution", "Try again")
 # For a worker that has an address, to be reached there.
 _REACHED_S = 600.0
 # ssh connections that are being made at the same time.
@@ -205,7 +208,8 @@ class Held:
         self.up = False
         self.heard = False
         self.said = ""
-        # Since when it has an address and cannot be reached; a pod that waits for room has none.
+        # Since when it cannot be reached, or nobody can say what its address is. A pod that waits
+        # for room has none.
         self.unreached: float | None = None
         self._ssh: subprocess.Popen[bytes] | None = None
         self._next = 0.0
@@ -244,7 +248,7 @@ class Held:
                 pass  # its pipes are closed
             now = time.monotonic()
             self._ssh, self._next = None, now + _RETRY_S
-            if "Could not resolve" in self.said:
+            if "Could not resolve" in self.said and not self.said.endswith(_NO_DNS):
                 self.unreached = None
             elif self.unreached is None:
                 self.unreached = now
@@ -275,7 +279,7 @@ class Launcher:
         pods: the workers' names.
         grace_s: for the ranks, between SIGTERM and SIGKILL.
         log: what mpirun says goes there, too.
-        patience_s: for a worker that has an address and cannot be reached.
+        patience_s: for a worker that has an address, as far as is known, and cannot be reached.
     """
 
     def __init__(
@@ -333,8 +337,8 @@ class Launcher:
                 if one.unreached is not None and now - one.unreached > self._patience_s:
                     return (
                         f"{one.pod} could not be reached for {self._patience_s:.0f} s: "
-                        f"{one.last_words}. Pods of a job must reach each other, and workers on "
-                        "port 2222; see the namespace's NetworkPolicies"
+                        f"{one.last_words}. Pods of a job must reach each other, workers on port "
+                        "2222, and the cluster's DNS; see that, and the namespace's NetworkPolicies"
                     )
             if now > next_word:
                 next_word += _SAY_EVERY_S

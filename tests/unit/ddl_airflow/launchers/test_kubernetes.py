@@ -244,7 +244,8 @@ def test_a_worker_does_not_end_before_its_launcher_has_heard_its_answer(tmp_path
     ("says", "words"),
     [
         # As of a pod that waits for room: it has no address yet, and may wait for long.
-        ("Could not resolve hostname", ""),
+        ("Could not resolve hostname p-0: Name or service not known", ""),
+        ("Could not resolve hostname p-0: Temporary failure in name resolution", "p-0 .* DNS"),
         ("connect to host p-0 port 2222: Connection timed out", "p-0 .*: Connection timed out"),
     ],
 )
