@@ -59,6 +59,8 @@ _KILLED, _ASKED_TO_END = 137, 143  # a rank, by SIGKILL and SIGTERM
 _START_S = 600.0
 # More than a submission takes.
 _SUBMITTED_S = 600.0
+# Longer than all triggerers are away: a job whose time has come, and which none lets start.
+_LET_START_S = 86400.0
 # For so long it is looked at where its ranks are.
 _EARLY_S = 600.0
 
@@ -220,10 +222,11 @@ def outdated(job: _Object, now: float) -> bool:
 
 
 def abandoned(job: _Object, now: float) -> bool:
-    """Whether who submitted a job was ended meanwhile: its pods wait, and nothing ends them."""
-    if is_begun(job) or is_deleted(job) or WAITS in annotations_of(job):
+    """Whether who submitted a job, or was to let it start, is gone: nothing ends what there is."""
+    if is_begun(job) or is_deleted(job):
         return False
-    return now - created(job) > _SUBMITTED_S
+    waits = WAITS in annotations_of(job)
+    return now - created(job) > (delay_of(job) + _LET_START_S if waits else _SUBMITTED_S)
 
 
 def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) -> JobStatus:

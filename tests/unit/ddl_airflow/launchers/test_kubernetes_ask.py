@@ -21,7 +21,13 @@ from ddl_airflow.core.job import JobSpec, JobState
 from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 from ddl_airflow.launchers.kubernetes import launcher as module
 from ddl_airflow.launchers.kubernetes.api import Cluster, Refused
-from ddl_airflow.launchers.kubernetes.objects import JOB_ID, JOB_LABEL, ROLE_LABEL, name_of
+from ddl_airflow.launchers.kubernetes.objects import (
+    DELAY,
+    JOB_ID,
+    JOB_LABEL,
+    ROLE_LABEL,
+    name_of,
+)
 
 
 def ago(seconds: float) -> str:
@@ -195,9 +201,15 @@ def test_what_a_killed_submission_left_is_removed_when_others_are_looked_at(serv
     server.job("asked-for/train-1", created=700.0, parallelism=0)  # is its task's to remove
     server.job("waits/train-1", created=700.0, parallelism=0)
     server.objects["Job"][-1]["metadata"]["annotations"]["ddl-airflow/waits"] = "{}"
+    # Whoever was to let it start is gone for good, which a triggerer that is away is not.
+    forgotten = server.job("forgotten/train-1", created=86400.0 + 700.0, parallelism=0)
+    notes = {"ddl-airflow/waits": "{}", DELAY: "600"}
+    server.objects["Job"][-1]["metadata"]["annotations"] |= notes
+    server.job("late/train-1", created=86400.0 + 500.0, parallelism=0)
+    server.objects["Job"][-1]["metadata"]["annotations"] |= notes
     handles = [handle_of("well/train-1"), handle_of("asked-for/train-1")]
     KubernetesLauncher().ask(handles)
-    assert server.deleted == [left]
+    assert server.deleted == [left, forgotten]
     server.refuses[left] = Refused(403, "", "no")
     assert KubernetesLauncher().status(handles[0]).state is JobState.RUNNING
 
