@@ -244,22 +244,24 @@ def keras_accumulated_gradients_are_reduced_once_for_each_update() -> None:
     def sgd(**more: int) -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.3, **more)
 
+    alone = keras_model(1)
+    alone.compile(sgd(gradient_accumulation_steps=2), "mse", run_eagerly=True)
+    for inputs, targets in batches:
+        alone.train_on_batch(inputs, targets)
     for way in ("Keras's", "ours"):
         for eagerly in (True, False):
-            together, alone = keras_model(1), keras_model(1)
+            together = keras_model(1)
             optimizer = (
                 ddl.keras.DistributedOptimizer(sgd(gradient_accumulation_steps=2))
                 if way == "Keras's"
                 else ddl.keras.DistributedOptimizer(sgd(), backward_passes_per_step=2)
             )
             together.compile(optimizer, "mse", run_eagerly=eagerly)
-            alone.compile(sgd(gradient_accumulation_steps=2), "mse", run_eagerly=eagerly)
             reductions.clear()
             op_callbacks.add_op_callback(note)
             try:
                 for inputs, targets in batches:
                     together.train_on_batch(my_part(inputs), my_part(targets))
-                    alone.train_on_batch(inputs, targets)
             finally:
                 op_callbacks.remove_op_callback(note)
             if eagerly:
@@ -451,6 +453,10 @@ def keras_weights_that_end_alike_are_no_error() -> None:
         return keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
 
     average, broadcast = ddl.keras.MetricAverageCallback, ddl.keras.BroadcastCallback
+    layers = [keras.Input((5,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
     for callbacks in (
         [broadcast(), average(), best()],
         [average(), best(), broadcast()],
@@ -459,10 +465,6 @@ def keras_weights_that_end_alike_are_no_error() -> None:
     ):
         joins = isinstance(callbacks[0], ddl.keras.JoinCallback)
         rows = 40 - 8 * RANK if joins else 40
-        layers = [keras.Input((5,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
-        model = keras.Sequential([*layers, keras.layers.Dense(3)])
-        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5))
-        model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
         model.fit(
             *(x[:rows], y[:rows]),
             batch_size=8,
