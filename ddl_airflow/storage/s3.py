@@ -303,7 +303,7 @@ class S3Store:
         raise AssertionError("no tries")
 
     def _answered(self, key: str) -> tuple[dict[str, Any], bytes]:
-        """What a GET says, and the body. boto3 takes some 5 ms of a processor for one."""
+        """What a GET says, and the body. Over boto3 one takes some 5 ms of a processor."""
         from botocore.exceptions import ClientError
 
         name = {"Bucket": self.bucket, "Key": self._key(key)}
@@ -316,7 +316,7 @@ class S3Store:
                     raise
             except ByBoto3:
                 pass
-        # It knows which refusals are worth another try.
+        # boto3 knows which refusals are worth another try.
         answer = self._client.get_object(**name)
         return answer, answer["Body"].read()
 

@@ -39,11 +39,11 @@ void Compute(const Sum& sum);
 // read again at once. Only the calling thread sees them in order: call FenceNonTemporalStores
 // before signalling another one.
 void CopyBytes(void* out, const void* in, int64_t nbytes, bool non_temporal);
+void FenceNonTemporalStores();
 
 // An output of so many bytes, or more, that is only moved is written past the caches. Measured on
 // two virtual cores: allgathers and alltoalls of 4 and 8 MiB took a third less, broadcasts a tenth.
 constexpr int64_t kNonTemporalMoveBytes = int64_t{4} << 20;
-void FenceNonTemporalStores();
 
 struct Copy {
   void* out = nullptr;
