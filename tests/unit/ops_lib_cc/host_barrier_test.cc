@@ -1,6 +1,7 @@
 #include "algorithms/host_barrier.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -338,7 +339,9 @@ TEST(StoppedRankIsAnErrorOnTheOthers) {
       [](const std::vector<pid_t>& ranks) {
         usleep(50'000);
         kill(ranks[1], SIGSTOP);
-        usleep(1'000'000);
+        // Not before the other has noticed: a busy machine lets it wait for longer than its limit.
+        siginfo_t ended;
+        waitid(P_PID, static_cast<id_t>(ranks[0]), &ended, WEXITED | WNOWAIT);
         kill(ranks[1], SIGKILL);
       });
 }
