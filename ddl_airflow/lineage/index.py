@@ -127,8 +127,9 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
         store.put_bytes(_place(publication), body.encode())
     store.delete([begun_key(publication.partition("/")[0])])
     # Without an index nothing is merged: only the records tell what was published before.
-    if len(_listed(store)) >= _MERGED_AT and (found := _read_index(store)) is not None:
-        new = _read_new(store, _listed(store))
+    listed = _listed(store)
+    if len(listed) >= _MERGED_AT and (found := _read_index(store)) is not None:
+        new = _read_new(store, listed)
         _write(store, _with(found[0], new.values()), found[1], new)
 
 

@@ -306,18 +306,17 @@ class S3Store:
         """What a GET says, and the body. Over boto3 one takes some 5 ms of a processor."""
         from botocore.exceptions import ClientError
 
-        name = {"Bucket": self.bucket, "Key": self._key(key)}
         if self._direct is not None:
             try:
-                with self._direct.get(name["Bucket"], name["Key"], {}) as (answer, body):
+                with self._direct.get(self.bucket, self._key(key), {}) as (answer, body):
                     return answer, body.read()
+            except ByBoto3:
+                pass
             except ClientError as error:
                 if _status(error) == 404:
                     raise
-            except ByBoto3:
-                pass
         # boto3 knows which refusals are worth another try.
-        answer = self._client.get_object(**name)
+        answer = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
         return answer, answer["Body"].read()
 
     def put_if(self, key: str, body: bytes, version: str | None) -> bool:

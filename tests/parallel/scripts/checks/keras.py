@@ -453,10 +453,6 @@ def keras_weights_that_end_alike_are_no_error() -> None:
         return keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
 
     average, broadcast = ddl.keras.MetricAverageCallback, ddl.keras.BroadcastCallback
-    layers = [keras.Input((5,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
-    model = keras.Sequential([*layers, keras.layers.Dense(3)])
-    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5))
-    model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
     for callbacks in (
         [broadcast(), average(), best()],
         [average(), best(), broadcast()],
@@ -465,6 +461,10 @@ def keras_weights_that_end_alike_are_no_error() -> None:
     ):
         joins = isinstance(callbacks[0], ddl.keras.JoinCallback)
         rows = 40 - 8 * RANK if joins else 40
+        layers = [keras.Input((5,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer), "mse")
         model.fit(
             *(x[:rows], y[:rows]),
             batch_size=8,
