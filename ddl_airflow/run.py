@@ -53,7 +53,7 @@ from ddl_airflow.launchers.elastic import Bounds, Pool, commit_folder, discovere
 from ddl_airflow.launchers.local import rank_argv
 from ddl_airflow.launchers.loopback import confined
 from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun, find_python
-from ddl_airflow.launchers.named_hosts import NamedHosts, ailing, filled, is_here
+from ddl_airflow.launchers.named_hosts import RECORDS_PREFIX, NamedHosts, ailing, filled, is_here
 from ddl_airflow.launchers.records import (
     explained,
     is_consequence,
@@ -375,11 +375,9 @@ def _run_on_hosts(
     asks: Callable[[], bool],
 ) -> tuple[terminal.Ended, JobStatus]:
     """As _run, on hosts that ssh reaches."""
-    records = session_directory.create(session_directory.usual_base())
+    records = session_directory.create(session_directory.usual_base(), RECORDS_PREFIX)
     try:
-        ranks = records / "ranks"
-        ranks.mkdir()
-        hosts = NamedHosts(training.slots, Path.cwd(), ranks, options.network, _ssh(options))
+        hosts = NamedHosts(training.slots, Path.cwd(), records, options.network, _ssh(options))
         if training.looked_at:
             hosts.make_room()
         else:
@@ -396,7 +394,7 @@ def _run_on_hosts(
         finally:
             silent = hosts.finish()
         ended = replace(ended, left=(*ended.left, *hosts.left))
-        status = _status(training, ranks)
+        status = _status(training, records)
         failed = status.failure is not None and not is_consequence(status.failure)
         if silent and not failed and status.state is not JobState.SUCCEEDED:
             why = " ".join(f"{host}: {why.rstrip('.')}." for host, why in silent.items())

@@ -22,6 +22,9 @@ from ddl_airflow.launchers.mpirun import OpenMpi, find_mpirun
 from ddl_airflow.launchers.remote import Ssh, objects, on_each
 from ddl_airflow.launchers.ssh import SHARED_MEMORY, mpi_options, mpi_settings
 
+# Of the folder's name. On other hosts nobody has a lock of it: to a job that begins there one with
+# the prefix of session directories would be stale.
+RECORDS_PREFIX = "ddl-records-"
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _ENDS_S = 10.0

@@ -102,10 +102,15 @@ def remove_stale(base: Path) -> None:
                     shutil.rmtree(directory, ignore_errors=True)  # perhaps others do the same
 
 
-def create(base: Path) -> Path:
-    """A new directory, which goes when this process, or what it executes, has ended."""
+def create(base: Path, prefix: str = _PREFIX) -> Path:
+    """A new directory, which goes when this process, or what it executes, has ended.
+
+    Args:
+        base: where.
+        prefix: of its name; with another than the usual one it is never taken for stale.
+    """
     while True:
-        directory = base / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        directory = base / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
         reader, writer = os.pipe()
         # Before there is a directory, so that there is no moment at which it could stay. Nothing
         # of the job around it: neither its environment, by which the job is ended, nor its output.

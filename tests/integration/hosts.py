@@ -128,6 +128,11 @@ class Hosts:
         """Where this process finds the `path` that a host sees."""
         return Path(f"/proc/{self._hosts[host].pid}/root{path}")
 
+    def left_in_memory(self) -> list[Path]:
+        """What there is in the hosts' /dev/shm, each of which is the host's own."""
+        seen = [self.seen_on(host, "/dev/shm") for host in range(len(self._hosts))]
+        return [path for folder in seen for path in folder.iterdir()]
+
     def _inside(self, pid: int) -> list[str]:
         return [
             *("nsenter", "--target", str(pid), "--net", "--uts", "--mount"),

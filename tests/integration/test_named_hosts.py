@@ -79,9 +79,7 @@ def test_ranks_fill_the_hosts_one_by_one_and_their_lines_name_them(hosts, call, 
     *theirs, note = err.splitlines()
     assert sorted(theirs) == [f"[rank {n}] to stderr" for n in range(4)]
     assert note.startswith("ddl-run: The 4 ranks trained apart")  # as where they run on this host
-    # On the others Open MPI leaves an empty directory of that name: not looked for yet.
-    look = hosts.on(0, ["ls", "/dev/shm"])
-    until(lambda: not subprocess.check_output(look), 120, lambda: subprocess.check_output(look))
+    until(lambda: not hosts.left_in_memory(), 120, hosts.left_in_memory)
 
 
 def test_ranks_of_a_hostfile_compute_together_also_on_this_host(call, tmp_path) -> None:

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import tensorflow as tf  # noqa: TID253
 
 import ddl_ops.op_gradients  # noqa: F401  for its effect: the ops get gradients
-from ddl_ops import arrays, preemption, process_sets
+from ddl_ops import arrays, autograph, preemption, process_sets
 from ddl_ops.environment import require_launched
 from ddl_ops.lifecycle import initialised
 from ddl_ops.loader import device_of_collectives, operations
 from ddl_ops.program_order import keeps_order, stream
+
+autograph.leave_alone("ddl", "ddl_ops", "dl_comm", "ml_comm", "mpi_collectives")
 
 
 def _require_initialised(what: str) -> None:

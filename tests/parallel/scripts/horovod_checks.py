@@ -21,6 +21,7 @@ import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
+from autograph import rewritten
 from ddl_ops import averaging, lifecycle, preemption
 from horovod.common import elastic
 from speech import RANK, SIZE, say
@@ -72,6 +73,22 @@ def importing_starts_nothing_and_init_does_and_may_be_repeated() -> None:
     assert not hvd.is_initialized() and "hvd.init()" in raised(ValueError, hvd.size)
     hvd.init()
     assert "ddl" not in sys.modules  # which would hook the optimizers
+
+
+@check
+def autograph_rewrites_the_scripts_functions_and_none_of_ours() -> None:
+    weight = tf.Variable([1.0])
+
+    def reduced(tensor: tf.Tensor) -> list[tf.Tensor]:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weight * tensor)
+        results = [hvd.allreduce(tensor), hvd.allgather(tensor), hvd.broadcast(tensor, 0)]
+        return [*results, tape.gradient(loss, [weight])[0]]
+
+    with rewritten() as modules:
+        results = tf.function(reduced)(tf.constant([RANK + 1.0]))
+    assert set(modules) == {__name__}, modules
+    assert [float(result[0]) for result in results] == [MEAN, 1, 1, MEAN]
 
 
 @check

@@ -10,6 +10,7 @@ from pathlib import Path
 import ddl
 import numpy as np
 import tensorflow as tf
+from autograph import rewritten
 from ddl_ops import collectives
 from ddl_ops.loader import operations
 from speech import RANK, SIZE
@@ -361,3 +362,18 @@ def report_writes_lines_of_rank_0() -> None:
         lines = [json.loads(x) for x in Path(os.environ["DDL_PROGRESS"]).read_text().splitlines()]
         line = next(line for line in lines if line["source"] == "script")
         assert line | {"t": 0} == {"t": 0, "source": "script", "step": 3, "steps": 9, "loss": 0.5}
+
+
+@check
+def autograph_rewrites_the_scripts_functions_and_none_of_ours() -> None:
+    """Ours are none that it need read, and it warns of those that it cannot."""
+    weight = tf.Variable([0.0])
+
+    def reduced(tensor: tf.Tensor) -> list[tf.Tensor]:
+        pair = ddl.grads_reduce([(tensor, weight)])[0]
+        return [ddl.allreduce(tensor), ddl.allgather(tensor), ddl.bcast(tensor), pair[0]]
+
+    with rewritten() as modules:
+        results = tf.function(reduced)(tf.constant([float(RANK)]))
+    assert set(modules) == {__name__}, modules
+    assert [float(result[0]) for result in results] == [(SIZE - 1) / 2, 0, 0, (SIZE - 1) / 2]

@@ -5,6 +5,13 @@ import sys
 from pathlib import Path
 
 from ddl_airflow.launchers import session_directory
+from ddl_airflow.launchers.named_hosts import RECORDS_PREFIX
+
+
+def test_records_on_other_hosts_which_nobody_locks_are_not_stale(tmp_path: Path) -> None:
+    (tmp_path / f"{RECORDS_PREFIX}7-0123abcd").mkdir()
+    session_directory.remove_stale(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_next_run_removes_what_nobody_was_left_to_remove(tmp_path: Path) -> None:

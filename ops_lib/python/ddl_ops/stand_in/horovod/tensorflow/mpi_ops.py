@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops import collectives
+from ddl_ops import autograph, collectives
 from ddl_ops.environment import PLACEMENT
 from tensorflow.python.eager import record
 
@@ -55,6 +55,8 @@ from horovod.common.process_sets import (
     set_of,
 )
 from horovod.common.util import num_rank_is_power_2
+
+autograph.leave_alone("horovod")
 
 __all__ = [
     "Adasum",
