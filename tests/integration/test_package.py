@@ -144,7 +144,8 @@ def test_no_file_is_in_both_wheels_and_nothing_else_of_the_tree(wheels):
     page = ("index.html", "licenses.txt", "assets/page.js", "assets/page.css")
     assert {f"ddl_airflow/plugin/built/{name}" for name in page} <= set(names["ddl_airflow"])
     assert {"ddl_ops/_ddl_ops.so", "ddl_ops/_loopback.so"} <= names["ddl_ops"]
-    assert "ddl_ops/startup/sitecustomize.py" in names["ddl_ops"]
+    for name in ("sitecustomize", "ddl_tensorflow_finder"):
+        assert f"ddl_ops/startup/{name}.py" in names["ddl_ops"]
     assert "ddl_ops/tf1/overlay/examples/tutorials/mnist/input_data.py" in names["ddl_ops"]
     learn = "ddl_ops/tf1/overlay/contrib/learn/python/learn"
     assert {f"{learn}/experiment.py", f"{learn}/estimators/iris.csv"} <= names["ddl_ops"]

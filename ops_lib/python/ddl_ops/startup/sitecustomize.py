@@ -9,20 +9,20 @@ Where no Horovod is installed, `import horovod` gives ours (``ddl_ops/stand_in``
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-import io
 import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
+
+from ddl_tensorflow_finder import TensorFlowFinder
 
 
 def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]:
@@ -104,50 +104,6 @@ def _note_writes(file: str, folders: list[str]) -> None:
     sys.addaudithook(noted)
 
 
-class _TensorFlowFinder(MetaPathFinder):
-    """Finds tensorflow where the others do, once, and has it imported without the collector.
-
-    The import makes half a million objects that stay. To look through them again and again takes
-    0.6 s of its 2.7 s, and a second when the process ends.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "tensorflow":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _UncollectedLoader(spec.loader)
-        return spec
-
-
-class _UncollectedLoader(Loader):
-    def __init__(self, real: Loader) -> None:
-        self._real = real
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._real
-        module.__loader__ = self._real
-        if not gc.isenabled():  # the script has its own idea
-            self._real.exec_module(module)
-            return
-        # Frozen, a file of the script's that is part of a cycle would not be flushed at the end.
-        freeze = not any(_is_written(it) for it in gc.get_objects())
-        gc.disable()
-        try:
-            self._real.exec_module(module)
-            if freeze:
-                gc.freeze()
-        finally:
-            gc.enable()
-
-
 class _HorovodFinder(MetaPathFinder):
     """Finds horovod where it is installed, else among what stands in."""
 
@@ -178,16 +134,6 @@ def _say(what: str) -> None:
     """In the job's log, once for all ranks."""
     if all(os.environ.get(rank, "0") == "0" for rank in _RANKS):
         print(f"ddl: rank 0: {what}", file=sys.stderr, flush=True)
-
-
-def _is_written(it: object) -> bool:
-    # Of the type alone: a proxy, as weakref has them, would be asked for what it stands for.
-    if not issubclass(type(it), io.IOBase):
-        return False
-    try:
-        return it.writable() and it.fileno() > 2  # type: ignore[attr-defined]
-    except Exception:  # closed, no file, or a class of the script's own
-        return False
 
 
 def _chain() -> None:
@@ -228,5 +174,5 @@ if _writes_file is not None:
     _note_writes(_writes_file, [os.environ[name] for name in _results if os.environ.get(name)])
 if os.environ.pop("DDL_TF1", "0") != "0":
     _start_tensorflow_1()
-sys.meta_path[:0] = [_TensorFlowFinder(), _HorovodFinder()]
+sys.meta_path[:0] = [TensorFlowFinder(), _HorovodFinder()]
 _chain()
