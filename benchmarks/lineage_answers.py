@@ -38,6 +38,7 @@ COMMAND = Path(sys.executable).with_name("ddl-airflow")
 DAGS = 20
 OBJECTS = 200  # of each dataset
 WRITERS = 16
+_SETTLES_S = 300.0
 FILES = {"model/saved_model.pb": b"model", "code/train.py": b"import ddl\n"}
 DATA = "s3://data"
 Put = Callable[[str, bytes], None]
@@ -147,12 +148,35 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def settle() -> None:
+    """Waits until a store on this machine has tidied up what was written, or for five minutes.
+
+    Ceph goes on for a while after tens of thousands of objects, on the processors that are to
+    answer.
+    """
+    deadline = time.monotonic() + _SETTLES_S
+    while time.monotonic() < deadline:
+        before = _processor_ticks()
+        time.sleep(3)
+        idle, whole = (now - then for now, then in zip(_processor_ticks(), before, strict=True))
+        if idle > 0.9 * whole:
+            return
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Of all processors since the start: idle, and in all. Source: proc(5), /proc/stat."""
+    first = Path("/proc/stat").read_text().splitlines()[0]
+    ticks = [int(word) for word in first.split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
 def measure(results: str, environ: Mapping[str, str], models: int, rounds: int) -> None:
     """Prints a line for each question."""
     asked = {
         name: ["lineage", *words, "--json"] for name, words in questions(results, models).items()
     }
     print(_line("the first, which makes the index", [ask(asked["list"], environ)]))
+    settle()
     asked["no question: --help"] = ["--help"]
     took: dict[str, list[Took]] = {name: [] for name in asked}
     for _ in range(rounds):
@@ -213,6 +237,7 @@ def main() -> None:
     for name, opened in stores:
         with opened() as results:
             fill(results.store, results.put, options.models, options.states)
+            settle()
             print(f"{name}, {options.models} models; load {os.getloadavg()[0]:.1f}", flush=True)
             measure(results.uri, results.environ, options.models, options.rounds)
 
