@@ -165,4 +165,7 @@ def test_the_environment_opens_what_needs_no_connection_of_airflow(tmp_path, mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
     bucket = open_by_environment("s3://bucket/a")
     assert isinstance(bucket, S3Store) and bucket.endpoint == "http://localhost:1"
+    assert open_by_environment("s3://other")._client is bucket._client  # to make one takes long
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:2")
+    assert open_by_environment("s3://bucket/a").endpoint == "http://localhost:2"
     assert open_by_environment(tmp_path.as_uri()).uri == tmp_path.as_uri()
