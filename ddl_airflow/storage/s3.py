@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def _take_out(
     response_dict["body"] = body[:first] + body[last:]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _client_of(environment: frozenset[tuple[str, str]]) -> Any:
     # To make one takes 0.2 s, and a question about two models opens four places.
     return s3_client(dict(environment).get("AWS_ENDPOINT_URL"), None, None)
@@ -117,8 +117,7 @@ class S3Store:
     @classmethod
     def client_of_environment(cls) -> Any:
         """Endpoint and keys as every AWS tool finds them; one client for all who ask."""
-        said = {name: text for name, text in os.environ.items() if name.startswith("AWS_")}
-        return _client_of(frozenset({**said, "HOME": os.environ.get("HOME", "")}.items()))
+        return _client_of(frozenset(os.environ.items()))
 
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""
