@@ -41,7 +41,7 @@ demo: install  ## Train both examples through a real Airflow, and show the resul
 up: install  ## The same, and leave the UI running until Ctrl-C
 	@$(BIN)/ddl-airflow demo --keep
 
-test: install build/croissant/.fetched  ## All tests; says loudly what it has to skip
+test: install build/croissant/.fetched build/azurite/.fetched  ## All tests; says loudly what it has to skip
 	@$(if $(TESTS),$(BIN)/python -m pytest $(TESTS),scripts/test $(BIN))
 
 test-airflow: install  ## The Airflow side with each tested Airflow, or VERSION=3.3.0; most of an hour
@@ -121,6 +121,11 @@ build/croissant/.fetched: requirements/croissant.txt | $(STAMP)
 	@rm -rf $(@D)
 	@$(BIN)/uv pip install --quiet --no-deps --require-hashes --target $(@D) -r $<
 	@touch $@
+
+build/azurite/.fetched: $(addprefix tests/integration/azurite/, .npmrc package.json package-lock.json)
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@cd $(@D) && npm ci --silent --fetch-retries 1 && touch $(@F) || \
+		echo "no npm, or no packages for it: tests of Azure's store will be skipped, loudly"
 
 build/mpi/%/.fetched: requirements/%.txt | $(STAMP)
 	@rm -rf $(@D)

@@ -48,11 +48,11 @@ from ddl_airflow.steps.stage import StageData
 from ddl_airflow.steps.train import Train
 from ddl_airflow.steps.transform import Transform
 from ddl_airflow.steps.upload import UploadResults
-from ddl_airflow.storage.connections import open_by_keys, store_client
+from ddl_airflow.storage.connections import open_by_connection, open_by_keys
 from ddl_airflow.storage.filesystem import os_errors
 from ddl_airflow.storage.site import workspace_id
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.stores import open_by_environment, open_store
+from ddl_airflow.storage.stores import open_store
 
 # Beside what ``ddl-run`` leaves. Hidden: it is no code of the folder around it.
 FOLDER = ".ddl-run"
@@ -490,9 +490,7 @@ def _open_by_connection(reference: StoreReference, conn_id: str) -> ObjectStore:
             f"AIRFLOW_CONN_{conn_id.upper()} to it, as Airflow reads it too; or give a folder that "
             "has the data: --data DIR."
         )
-    if known.conn_type == "aws" and not (known.login or known.extra.get("role_arn")):
-        return open_by_environment(reference.uri)
-    return open_store(reference.uri, store_client(known), known.login)
+    return open_by_connection(reference.uri, known)
 
 
 def as_seen_from_here(text: str) -> str:

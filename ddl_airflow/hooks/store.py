@@ -14,8 +14,10 @@ from airflow.sdk.log import mask_secret
 from ddl_airflow.core.connections import SECRET_EXTRAS, AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
+from ddl_airflow.core.manifest.sections.stores import kind_of_uri
+from ddl_airflow.core.manifest.sections.stores.s3 import KIND as S3
 from ddl_airflow.core.plan import StoreReference
-from ddl_airflow.storage.connections import OWN_TYPE, open_by_keys, store_client
+from ddl_airflow.storage.connections import open_by_connection, open_by_keys
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_store
 
@@ -23,13 +25,13 @@ from ddl_airflow.storage.stores import open_store
 class ObjectStoreHook(BaseHook):
     """The store that a connection of type ``ddlstore`` describes.
 
-    Host is the endpoint, login and password are the keys; the extra may have what ``store_client``
-    reads, and bucket. The form is in ``ddl_airflow.provider_info``.
+    Host is the endpoint, login and password are the keys; the extra may have what
+    ``client_by_connection`` reads, and bucket. The form is in ``ddl_airflow.provider_info``.
     """
 
     conn_name_attr = "conn_id"
     default_conn_name = "ddlstore_default"
-    conn_type = OWN_TYPE
+    conn_type = "ddlstore"
     hook_name = "DDL object store"
 
     def __init__(self, conn_id: str = default_conn_name) -> None:
@@ -42,15 +44,17 @@ class ObjectStoreHook(BaseHook):
         Raises:
             ConnectionInvalid: a key is missing, or the endpoint is none.
         """
+        from ddl_airflow.storage.s3_client import client_by_connection  # no parse needs it
+
         connection = self.get_connection(self.conn_id)
         for secret in (connection.login, connection.password):
             if secret:
                 mask_secret(secret)
-        return store_client(_plain(self.conn_id, connection))
+        return client_by_connection(_plain(self.conn_id, connection))
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers and takes the keys, and what it says."""
-        from ddl_airflow.storage.s3_client import s3_answer  # here and below: no parse needs it
+        from ddl_airflow.storage.s3_client import s3_answer
 
         try:
             client = self.get_conn()
@@ -71,8 +75,10 @@ def store_of(reference: StoreReference) -> ObjectStore:
     connection = reference.connection
     if connection is None:
         return open_store(reference.uri, within=reference.within)
-    if connection.conn_id:
+    if connection.conn_id and kind_of_uri(reference.uri) is S3:
         return open_store(reference.uri, *_client_of_connection(connection.conn_id))
+    if connection.conn_id:
+        return open_by_connection(reference.uri, connection_of(connection.conn_id))
     may_read = conf.get("ddl", "manifest_variables", fallback=",".join(MANIFEST_VARIABLES))
     names = [one for one in re.split(r"[\s,]+", may_read) if one]
     return open_by_keys(reference, connection, os.environ, names, mask_secret)

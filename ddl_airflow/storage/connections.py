@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.storage.store import ObjectStore
-from ddl_airflow.storage.stores import open_store
-
-OWN_TYPE = "ddlstore"
+from ddl_airflow.storage.stores import kind_and_class, open_store
 
 
-def store_client(connection: AirflowConnection) -> Any:
-    """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
-
-    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
-    and, of type ``aws``, endpoint_url.
+def open_by_connection(uri: str, connection: AirflowConnection) -> ObjectStore:
+    """The store that a URI names, as a connection's own fields open it. Contacts nobody.
 
     Raises:
-        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
-            extra says what it may not.
+        ConnectionInvalid: the connection is not of its kind, or its fields are not right.
     """
-    from ddl_airflow.storage.s3_client import s3_client, s3_settings  # no parse needs them
-
-    name, extra = connection.conn_id, connection.extra
-    if role := extra.get("role_arn"):
+    kind, implementation = kind_and_class(uri)
+    if kind.connection_types and connection.conn_type not in kind.connection_types:
+        wanted = " or ".join(kind.connection_types)
         raise ConnectionInvalid(
-            f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
-            "provider. Give one with the role's own keys; or run it in Airflow."
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and {uri} is "
+            f"opened by one of type {wanted}"
         )
-    if not (connection.login and connection.password):
-        missing = "secret access key" if connection.login else "access key ID"
-        raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
-    endpoint = connection.host or extra.get("endpoint_url") or None
-    if connection.host and connection.port:
-        endpoint = f"{connection.host}:{connection.port}"
-    return s3_client(
-        endpoint,
-        connection.login,
-        connection.password,
-        extra.get("region_name") or None,
-        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
-        settings=s3_settings(extra),
-    )
+    return implementation.opened(uri, implementation.access_by(connection))
 
 
 def open_by_keys(

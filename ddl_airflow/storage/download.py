@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage import lanes
@@ -76,9 +76,19 @@ class Source(Protocol):
         """Fills ``into`` with the bytes from ``start`` on, in as many tries as may help.
 
         Raises:
-            RangesIgnored: only ``read_in_order`` can.
+            RangesIgnored: only ``PartsSource.read_in_order`` can.
             StagingError: it could not.
         """
+
+    def check(self) -> Check:
+        """A new one for all bytes; asks the store, where nothing was read yet."""
+
+    def corrupt(self, why: str) -> TransferCorrupt:
+        """The error that names the object."""
+
+
+class PartsSource(Source, Protocol):
+    """A source whose ``check`` may have a part size, and whose store may ignore ranges."""
 
     def read_blocks(
         self,
@@ -106,12 +116,6 @@ class Source(Protocol):
         """Reads all bytes by one request, and gives them to ``take`` in parts of ``into``, with
         their numbers. What breaks off begins again, with part 0, as often as may help.
         """
-
-    def check(self) -> Check:
-        """A new one for all bytes; asks the store, where nothing was read yet."""
-
-    def corrupt(self, why: str) -> TransferCorrupt:
-        """The error that names the object."""
 
 
 def download(source: Source, size: int, path: Path, advance: Advance) -> Fetched:
@@ -161,7 +165,7 @@ def read_through(source: Source, size: int, take: Callable[[bytes], object]) -> 
             try:
                 source.read(start, part, _nothing)
             except RangesIgnored:
-                return _read_in_order(source, buffer, take)
+                return _read_in_order(cast(PartsSource, source), buffer, take)
             check = check or source.check()  # of a small object: what its only answer says
             if check.digest:
                 check.digest.update(part)
@@ -174,7 +178,7 @@ def read_through(source: Source, size: int, take: Callable[[bytes], object]) -> 
         raise source.corrupt(str(error)) from error
 
 
-def _read_in_order(source: Source, buffer: memoryview, take: Callable[[bytes], object]) -> str:
+def _read_in_order(source: PartsSource, buffer: memoryview, take: Callable[[bytes], object]) -> str:
     check, given = source.check(), -1
 
     def give(number: int, part: memoryview) -> None:
@@ -210,11 +214,11 @@ def _bring(source: Source, file: _PartFile, fetched: list[str], advance: Advance
     check = source.check()
     try:
         if 0 < check.part_size <= _MOST_OF_A_PART:
-            return _bring_in_parts(source, file, check, fetched, advance)
+            return _bring_in_parts(cast(PartsSource, source), file, check, fetched, advance)
         return _bring_in_lanes(source, file, check, fetched, advance)
     except RangesIgnored as ignored:
         _log.warning("%s It is fetched by one request, which takes longer", ignored)
-        return _bring_in_order(source, file, fetched, advance)
+        return _bring_in_order(cast(PartsSource, source), file, fetched, advance)
 
 
 def _bring_at_once(
@@ -237,7 +241,7 @@ def _bring_at_once(
 
 
 def _bring_in_order(
-    source: Source, file: _PartFile, fetched: list[str], advance: Advance
+    source: PartsSource, file: _PartFile, fetched: list[str], advance: Advance
 ) -> Fetched:
     check = source.check()
     counted: set[int] = set()
@@ -282,7 +286,7 @@ def _bring_in_lanes(
 
 
 def _bring_in_parts(
-    source: Source, file: _PartFile, check: Check, fetched: list[str], advance: Advance
+    source: PartsSource, file: _PartFile, check: Check, fetched: list[str], advance: Advance
 ) -> Fetched:
     """The store's own parts, each digested by itself, block by block, while it is in the cache of
     the processor. Their digests are those that are kept.

@@ -24,6 +24,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from ddl_airflow.core.beneath import open_beneath
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
@@ -241,6 +242,13 @@ class FolderStore:
     @classmethod
     def client_of_environment(cls) -> None:
         """None: a folder is opened by nobody's keys."""
+
+    @classmethod
+    def access_by(cls, connection: AirflowConnection) -> Access:
+        """Raises ConnectionInvalid: likewise."""
+        raise ConnectionInvalid(
+            f"connection {connection.conn_id!r}: a folder is opened by none. Leave it out."
+        )
 
     def at(self, prefix: str) -> FolderStore:
         """The store of a folder inside this one."""

@@ -22,18 +22,21 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
     SourceMissing,
     StagingError,
     TransferCorrupt,
 )
+from ddl_airflow.storage.content_types import content_type
 from ddl_airflow.storage.download import download, read_through
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.s3_client import s3_client, s3_errors
-from ddl_airflow.storage.s3_get import TRIES, Retries, S3Source, etag_is_md5, wait
+from ddl_airflow.storage.retries import TRIES, Retries, wait
+from ddl_airflow.storage.s3_client import client_by_connection, s3_client, s3_errors
+from ddl_airflow.storage.s3_get import S3Source, etag_is_md5
 from ddl_airflow.storage.s3_http import ByBoto3, Connections, connections_of
-from ddl_airflow.storage.s3_put import Earlier, S3Target, content_type
+from ddl_airflow.storage.s3_put import Earlier, S3Target
 from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
 
 _log = logging.getLogger(__name__)
@@ -118,6 +121,14 @@ class S3Store:
     def client_of_environment(cls) -> Any:
         """Endpoint and keys as every AWS tool finds them; one client for all who ask."""
         return _client_of(frozenset(os.environ.items()))
+
+    @classmethod
+    def access_by(cls, connection: AirflowConnection) -> Access:
+        """By endpoint and keys; one of Amazon's without keys is what every AWS tool finds."""
+        role = connection.extra.get("role_arn")
+        if connection.conn_type == "aws" and not (connection.login or role):
+            return Access(cls.client_of_environment())
+        return Access(client_by_connection(connection), connection.login)
 
     def at(self, prefix: str) -> S3Store:
         """The store of a longer prefix."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
@@ -232,6 +233,38 @@ def s3_client(
             config=config,
         )
     return with_settings(client, settings)
+
+
+def client_by_connection(connection: AirflowConnection) -> Any:
+    """A boto3 S3 client by a connection of type ``ddlstore``, or ``aws`` with keys.
+
+    Contacts nobody. The extra may have region_name, ca_bundle or verify, what ``s3_settings`` reads
+    and, of type ``aws``, endpoint_url.
+
+    Raises:
+        ConnectionInvalid: a key is missing, the endpoint is none, a role is to be taken, or the
+            extra says what it may not.
+    """
+    name, extra = connection.conn_id, connection.extra
+    if role := extra.get("role_arn"):
+        raise ConnectionInvalid(
+            f"connection {name!r} takes the role {role}, which only Airflow does, by its amazon "
+            "provider. Give one with the role's own keys; or run it in Airflow."
+        )
+    if not (connection.login and connection.password):
+        missing = "secret access key" if connection.login else "access key ID"
+        raise ConnectionInvalid(f"connection {name!r} has no {missing}. Enter it.")
+    endpoint = connection.host or extra.get("endpoint_url") or None
+    if connection.host and connection.port:
+        endpoint = f"{connection.host}:{connection.port}"
+    return s3_client(
+        endpoint,
+        connection.login,
+        connection.password,
+        extra.get("region_name") or None,
+        extra.get("ca_bundle") or (None if extra.get("verify") == "" else extra.get("verify")),
+        settings=s3_settings(extra),
+    )
 
 
 def s3_answer(client: Any, bucket: str = "") -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from ddl_airflow.core.errors import StagingError, TransferCorrupt
 from ddl_airflow.storage.download import Check, RangesIgnored
 from ddl_airflow.storage.fingerprint import PartsMd5
+from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
 from ddl_airflow.storage.store import CHUNK, Advance, StoredObject
 
@@ -23,38 +21,10 @@ USUAL_PART_SIZES = tuple(mib * CHUNK for mib in (8, 16, 5, 15, 64, 50, 10, 32, 1
 STALL_S = 15.0  # without a byte of a body: it is asked for again
 
 _BLOCK = CHUNK // 4  # what is lost of a body that stands still
-TRIES = 6  # to read one range, or to store one part
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
-_MOST_RETRIES = 64
-_LOOK_S = 0.1
-_JITTER = random.SystemRandom()
-
-
-class Retries:
-    """How many more tries there are for all objects of a store: each range that comes, and each
-    part that is stored, adds one.
-
-    So a store that fails now and then is used on for hours, and one that mostly fails is not.
-    """
-
-    def __init__(self, most: int = _MOST_RETRIES) -> None:
-        self._most = self._left = most
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Whether there was one left."""
-        with self._lock:
-            self._left -= 1
-            return self._left >= 0
-
-    def came(self) -> None:
-        """A range has come, or gone."""
-        with self._lock:
-            self._left = min(max(self._left, 0) + 1, self._most)
 
 
 class S3Source:
-    """One object, in the version that was listed: ``download.Source``.
+    """One object, in the version that was listed: ``download.PartsSource``.
 
     All that is read has the listed ETag, and the one that the first answer had.
 
@@ -107,7 +77,7 @@ class S3Source:
                 at = 0  # the rest cannot be had alone
                 self._read_once(0, into, lambda _: advance(0))
 
-        self._tried(
+        self._retries.tried(
             once, advance, lambda: f"{at:,} of {len(into):,} bytes came from byte {start:,} on"
         )
 
@@ -137,7 +107,9 @@ class S3Source:
                     at += len(part)
                     advance(len(part))
 
-        self._tried(once, advance, lambda: f"{at:,} of {count:,} bytes came from byte {start:,} on")
+        self._retries.tried(
+            once, advance, lambda: f"{at:,} of {count:,} bytes came from byte {start:,} on"
+        )
 
     def read_in_order(
         self, into: memoryview, take: Callable[[int, memoryview], None], advance: Advance
@@ -155,23 +127,7 @@ class S3Source:
                     self._fill(body, part, advance)
                     take(came // len(into), part)
 
-        self._tried(once, advance, lambda: f"{came:,} of {size:,} bytes came")
-
-    def _tried(self, call: Callable[[], None], advance: Advance, came: Callable[[], str]) -> None:
-        for number in range(1, TRIES + 1):
-            try:
-                call()
-            except StagingError as error:
-                advance(0)  # raises if this was no failure, but somebody's wish to stop
-                if not error.retryable or isinstance(error, TransferCorrupt):
-                    raise
-                if number == TRIES or not self._retries.take():
-                    said = f"{str(error).rstrip('.')}. {came()}, in {number} tries."
-                    raise StagingError(said) from error
-                wait(number, advance)
-            else:
-                self._retries.came()
-                return
+        self._retries.tried(once, advance, lambda: f"{came:,} of {size:,} bytes came")
 
     def _read_once(self, start: int, into: memoryview, took: Advance) -> None:
         whole = len(into) == self._obj.size
@@ -234,7 +190,7 @@ class S3Source:
     def check(self) -> Check:
         """The best that the store allows; HEAD where nothing was read."""
         if self._first is None:
-            self._tried(self._look, lambda _: None, lambda: "Nothing of it was asked for")
+            self._retries.tried(self._look, lambda _: None, lambda: "Nothing of it was asked for")
         answer, obj = self._first, self._obj
         if sha256 := answer.get("Metadata", {}).get(SHA256_FIELD):
             return Check("sha256", hashlib.sha256(), sha256)
@@ -271,15 +227,6 @@ class S3Source:
             except ClientError:
                 return 0
         return int(answer.get("ContentLength", 0))
-
-
-def wait(number: int, advance: Advance) -> None:
-    """Longer after each try, and never as long as others do."""
-    wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _LONGEST_WAIT_S) * _JITTER.uniform(0.5, 1.0)
-    end = time.monotonic() + wait_s
-    while (left := end - time.monotonic()) > 0:
-        advance(0)
-        time.sleep(min(left, _LOOK_S))
 
 
 def etag_is_md5(answer: Any) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ddl_airflow.core.errors import (
@@ -30,11 +30,13 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.storage import lanes
+from ddl_airflow.storage.content_types import content_type
 from ddl_airflow.storage.lanes import Lanes
+from ddl_airflow.storage.retries import TRIES, Retries, wait
 from ddl_airflow.storage.s3_client import code_of
-from ddl_airflow.storage.s3_get import SHA256_FIELD, TRIES, Retries, etag_is_md5, wait
+from ddl_airflow.storage.s3_get import SHA256_FIELD, etag_is_md5
 from ddl_airflow.storage.s3_http import ByBoto3, Connections
-from ddl_airflow.storage.store import CHUNK, PIECE, RETIRED, SUCCESS, Advance
+from ddl_airflow.storage.store import CHUNK, PIECE, Advance
 
 PART_SIZE = PIECE  # a file of this size or more goes up in parts
 MAX_PARTS = 10_000  # of one object; Source: Amazon S3 multipart upload limits
@@ -43,29 +45,6 @@ PARTS_AT_ONCE = 4  # of one file; more only wait for each other
 _BEGINNINGS = 4  # of one object, which others end
 _MOST_LOOKED_AT = 10  # whole objects of the same key and size, the newest
 _LEAST_COPY = 64 * 1024  # bytes; what is smaller is sent as fast
-_ANY_TYPE = "application/octet-stream"
-_TEXT = "text/plain; charset=utf-8"
-# What browsers show of a bucket as what it is.
-_TYPES = {
-    SUCCESS: "application/json",
-    RETIRED: "application/json",
-    ".csv": "text/csv; charset=utf-8",
-    ".gz": "application/gzip",
-    ".html": "text/html; charset=utf-8",
-    ".json": "application/json",
-    ".jsonl": "application/jsonl",
-    ".log": _TEXT,
-    ".md": "text/markdown; charset=utf-8",
-    ".pbtxt": _TEXT,
-    ".png": "image/png",
-    ".py": "text/x-python; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".txt": _TEXT,
-    ".xml": "application/xml",
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-    ".zip": "application/zip",
-}
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -524,12 +503,6 @@ class S3Target:
             answer = self._head(Bucket=self._bucket, Key=key)
             return [Earlier(key, answer["ETag"].strip('"'))]
         return []
-
-
-def content_type(key: str) -> str:
-    """Of an object: by the end of its name, the same on every host."""
-    name = key.rpartition("/")[2]
-    return _TYPES.get(name) or _TYPES.get(PurePosixPath(name).suffix.lower(), _ANY_TYPE)
 
 
 @contextmanager

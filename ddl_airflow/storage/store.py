@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import StagingError
 
 # Called with each count of bytes moved; raises to stop the transfer that calls it.
@@ -90,7 +91,7 @@ class Access:
 
     Attributes:
         client: of the store's protocol, where it has one: for S3 boto3's.
-        access_key_id: whose keys the client has, where that is known.
+        access_key_id: whose keys the client has, where that is known; any name of who asks.
         within: folders out of which no link may lead, for folders; empty: the folder itself; None:
             links are followed.
         said: what stands for the client's endpoint in messages, if it is not to be shown.
@@ -110,6 +111,14 @@ class StoreClass(Protocol):
 
     def client_of_environment(self) -> Any:
         """The client that the protocol's own tools would use here; None where there is none."""
+
+    def access_by(self, connection: AirflowConnection) -> Access:
+        """What an Airflow connection opens it with, by its fields. Contacts nobody.
+
+        Raises:
+            ConnectionInvalid: one of them is missing, malformed, or asks for what only Airflow's
+                own provider does.
+        """
 
 
 class ObjectStore(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.core.manifest.sections.store import StoreKind
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri, store_kinds
 from ddl_airflow.storage.store import Access, ObjectStore, StoreClass
 
@@ -28,7 +29,7 @@ def open_store(
     Raises:
         ConnectionInvalid: it names no store, or one that needs a client.
     """
-    return _class_of(uri).opened(uri, Access(client, access_key_id, within, said))
+    return kind_and_class(uri)[1].opened(uri, Access(client, access_key_id, within, said))
 
 
 def open_by_environment(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
@@ -37,14 +38,15 @@ def open_by_environment(uri: str, within: Sequence[Path] | None = None) -> Objec
     Raises:
         ConnectionInvalid: it names no store, or one that cannot be opened so.
     """
-    kind = _class_of(uri)
-    return kind.opened(uri, Access(kind.client_of_environment(), within=within))
+    _kind, implementation = kind_and_class(uri)
+    return implementation.opened(uri, Access(implementation.client_of_environment(), within=within))
 
 
-def _class_of(uri: str) -> StoreClass:
+def kind_and_class(uri: str) -> tuple[StoreKind, StoreClass]:
+    """The kind that a URI has, and the class of its stores. Raises ConnectionInvalid for none."""
     kind = kind_of_uri(uri)
     if kind is None:
         forms = " or ".join(one.form for one in store_kinds().values())
         raise ConnectionInvalid(f"{uri!r} names no store. Write {forms}")
     module, _, name = kind.implementation.partition(":")
-    return cast(StoreClass, getattr(import_module(module), name))
+    return kind, cast(StoreClass, getattr(import_module(module), name))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddl_airflow.core.errors import AccessDenied, StagingError, TransferCorrupt
-from ddl_airflow.storage import cache, download, lanes, s3_get
+from ddl_airflow.storage import cache, download, lanes, retries, s3_get
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
@@ -70,7 +70,7 @@ def soon(monkeypatch):
     """What the program waits for is not as long here, and its parts not as large."""
     for module in (download, cache, lanes):
         monkeypatch.setattr(module, "PIECE", PART)
-    monkeypatch.setattr(s3_get, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retries, "_FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(s3_get, "STALL_S", 0.5)
 
 

@@ -354,7 +354,7 @@ def test_damaged_download_is_detected_and_nothing_of_it_stays(ceph, keys, store,
 def test_cut_download_is_retryable_and_leaves_no_part(
     ceph, keys, store, cache, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ddl_airflow.storage.s3_get._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("ddl_airflow.storage.retries._FIRST_WAIT_S", 0.01)
     store.put_bytes("f", bytes(200_000) + PATTERN + bytes(200_000))
     with DamagingProxy(ceph.endpoint_url, PATTERN, "down", cut=True) as proxy:
         near = S3Store(s3_client(proxy.endpoint_url, *keys), store.bucket, "a prefix")

@@ -17,9 +17,9 @@ from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
 from ddl_airflow.storage import s3_put
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.connections import store_client
 from ddl_airflow.storage.publication import publish
 from ddl_airflow.storage.s3 import S3Store
+from ddl_airflow.storage.s3_client import client_by_connection
 from ddl_airflow.storage.staging import stage
 from tests.integration.ceph import CephObjectStore, available
 
@@ -55,7 +55,7 @@ def small_parts(monkeypatch):
 
 def client_of(endpoint, keys, extra):
     host, _, port = endpoint.rpartition(":")
-    return store_client(
+    return client_by_connection(
         AirflowConnection(
             "my_s3", host=host, port=int(port), login=keys[0], password=keys[1], extra=extra
         )

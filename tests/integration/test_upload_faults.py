@@ -18,7 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from ddl_airflow.core.errors import AccessDenied, FileChanged, StagingError, TransferCorrupt
-from ddl_airflow.storage import s3_get, s3_http, s3_put
+from ddl_airflow.storage import retries, s3_http, s3_put
 from ddl_airflow.storage.publication import missing_from, publications, publish
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
@@ -104,7 +104,7 @@ def contents():
 def soon(monkeypatch):
     """What the program waits for is not as long here, and its parts not as large."""
     monkeypatch.setattr(s3_put, "PART_SIZE", PART)
-    monkeypatch.setattr(s3_get, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retries, "_FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(s3_http, "SEND_S", 0.5)
     monkeypatch.setattr(s3_http, "ANSWER_S", 2.0)
 

@@ -66,6 +66,8 @@ def _what_each_type_needs(place: str) -> Iterator[dict[str, Any]]:
         needs: dict[str, Any] = {"properties": {place: {"required": list(kind.required)}}}
         if kind.needs_connection:
             needs["required"] = ["connection"]
+        if kind.needs_connection and not kind.has_keys:
+            needs["properties"]["connection"] = {"required": ["conn_id"]}
         is_it = {"properties": {"type": {"const": name}}, "required": ["type"]}
         yield {"if": is_it, "then": needs}
 

@@ -63,7 +63,7 @@ MAY_IMPORT = {
 # Who may import what is not ours, nor the standard library's, anywhere in its files.
 FOREIGN = {
     "core": {"pydantic", "yaml", "croniter", "jinja2"},
-    "storage": {"boto3", "botocore", "urllib3"},
+    "storage": {"azure", "boto3", "botocore", "google", "google_crc32c", "requests", "urllib3"},
     "launchers": set(),
     "lineage": set(),
     # The extra `evidence`, imported in the functions that need it.

@@ -22,7 +22,7 @@ from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
 from ddl_airflow.manifest_dag import dag_from
-from ddl_airflow.storage.connections import store_client
+from ddl_airflow.storage.s3_client import client_by_connection
 from tests.limits import within
 
 # At its end it tells what of Airflow has been loaded.
@@ -299,7 +299,7 @@ def test_connections_are_read_as_airflow_writes_them():
             *("a/key", "p@ss:word"),
         )
         assert one.extra == {"region_name": "eu-de"} and "p@ss" not in repr(one)
-        assert store_client(one).meta.endpoint_url == "http://127.0.0.1:9000"
+        assert client_by_connection(one).meta.endpoint_url == "http://127.0.0.1:9000"
     assert connection_of_environment("k", told) is None
     with pytest.raises(ConnectionInvalid, match="AIRFLOW_CONN_K is no connection"):
         connection_of_environment("k", {"AIRFLOW_CONN_K": "nothing"})

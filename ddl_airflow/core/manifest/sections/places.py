@@ -282,13 +282,15 @@ def location_is_legal(at: str, location: Location) -> Findings:
 @_rule("training_data_reference.type", "training_data_reference.connection")
 @_rule("training_results_reference.type", "training_results_reference.connection")
 def connection_fits_type(at: str, type_name: str, connection: Connection | None) -> Findings:
-    needed = store_kinds()[type_name].needs_connection
-    if needed and connection is None:
-        fix = "Write connection: {conn_id: my_s3}, with the id of an Airflow connection."
+    kind = store_kinds()[type_name]
+    fix = f"Write connection: {{conn_id: my_{type_name}}}, with the id of an Airflow connection."
+    if kind.needs_connection and connection is None:
         yield Finding(at, f"is missing, type {type_name} needs it", fix)
-    if not needed and connection is not None:
+    elif not kind.needs_connection and connection is not None:
         fix = f"Delete it, or use type: {_with_connection()}."
         yield Finding(at, f"is not for type {type_name}", fix)
+    elif connection is not None and not connection.conn_id and not kind.has_keys:
+        yield Finding(at, f"has no conn_id, type {type_name} needs it", fix)
 
 
 @_rule("training_data_reference.connection")

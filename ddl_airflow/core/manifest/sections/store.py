@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddl_airflow.core.manifest.rule import Findings
+from ddl_airflow.core.manifest.rule import Finding, Findings
 
 if TYPE_CHECKING:
     from ddl_airflow.core.manifest.sections.places import Connection, Location
@@ -27,6 +27,8 @@ class StoreKind(ABC):
         required: those that it needs, each with an example.
         examples: a whole ``source`` and a whole ``target``.
         needs_connection: whether a place in it is opened by a connection.
+        has_keys: whether a manifest may say endpoint and keys itself, instead of a ``conn_id``.
+        connection_types: of Airflow's connections that open it; empty: any.
         has_buckets: whether a URI is scheme, bucket and prefix.
         watched_at_once: datasets of it that a triggerer looks at at the same time. A look at a
             folder that hangs keeps its thread for as long as its server is away; one at a bucket is
@@ -42,6 +44,8 @@ class StoreKind(ABC):
     required: ClassVar[Mapping[str, str]]
     examples: ClassVar[Mapping[str, Mapping[str, Any]]]
     needs_connection: ClassVar[bool]
+    has_keys: ClassVar[bool] = False
+    connection_types: ClassVar[tuple[str, ...]] = ()
     has_buckets: ClassVar[bool]
     watched_at_once: ClassVar[int]
 
@@ -67,3 +71,46 @@ class StoreKind(ABC):
 
         None where something is missing.
         """
+
+
+class BucketKind(StoreKind):
+    """A kind whose places are buckets, whatever it calls them, or parts of one."""
+
+    fields = ("bucket", "prefix")
+    required = {"bucket": "my-bucket"}
+    examples = {
+        "source": {"bucket": "mnist-training-data"},
+        "target": {"bucket": "mnist-training-models"},
+    }
+    needs_connection = True
+    has_buckets = True
+    watched_at_once = 8
+
+    @abstractmethod
+    def bucket_findings(self, at: str, bucket: str) -> Findings:
+        """Yields what no bucket of it can be called."""
+
+    def findings(self, at: str, location: Location) -> Findings:
+        """Yields what no bucket and no prefix can be."""
+        if location.bucket is not None:
+            yield from self.bucket_findings(f"{at}.bucket", location.bucket)
+        if location.prefix and not {"", ".", ".."}.isdisjoint(location.prefix.split("/")):
+            fix = "Write it like a/b: no leading or double slash, no dots as a folder."
+            yield Finding(f"{at}.prefix", f"{location.prefix[:70]!r} is not a key prefix", fix)
+
+    def uri(self, location: Location, beside: Path) -> str:
+        """The same wherever the manifest lies."""
+        return self.fixed_uri(location)
+
+    def fixed_uri(self, location: Location) -> str:
+        """``scheme://bucket`` or ``scheme://bucket/prefix``."""
+        folders = filter(None, location.prefix.split("/"))
+        return "/".join((f"{self.scheme}:/", str(location.bucket), *folders))
+
+    def place(self, location: Location, connection: Connection | None) -> tuple[str, ...] | None:
+        """Kind, connection or endpoint, bucket, and the parts of the prefix."""
+        if location.bucket is None or connection is None:
+            return None
+        store = connection.conn_id or (connection.endpoint_url or "").lower().rstrip("/")
+        folders = filter(None, location.prefix.split("/"))
+        return (self.kind_name, store, location.bucket, *folders)

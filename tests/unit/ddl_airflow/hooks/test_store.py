@@ -11,10 +11,9 @@ from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import ObjectStoreHook, connection_of, store_of
-from ddl_airflow.storage.connections import store_client
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.s3 import S3Store
-from ddl_airflow.storage.s3_client import settings_of
+from ddl_airflow.storage.s3_client import client_by_connection, settings_of
 from ddl_airflow.storage.s3_http import connections_of
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -169,7 +168,7 @@ def test_a_role_that_only_airflow_can_take_is_not_left_out_silently(login):
     extra = {"role_arn": "arn:aws:iam::1:role/reader", "endpoint_url": ENDPOINT}
     one = AirflowConnection("roles", "aws", "", None, login, login and "secret", extra)
     with pytest.raises(ConnectionInvalid, match="takes the role arn:aws:iam::1:role/reader"):
-        store_client(one)
+        client_by_connection(one)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from ddl_airflow.core.errors import (
     TransferCorrupt,
 )
 from ddl_airflow.storage.publication import publish
+from ddl_airflow.storage.retries import Retries
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config, s3_errors
-from ddl_airflow.storage.s3_get import Retries
 from ddl_airflow.storage.store import SUCCESS, StoredObject
 from tests.integration.faulty_proxy import FaultyProxy
 

@@ -113,7 +113,7 @@ def test_a_new_kind_of_store_is_its_own_files(tmp_path):
     assert json.loads(done.stdout) == {
         "uri": "cellar://wine/red",
         "objects": ["bottle"],
-        "types": ["cellar", "fs", "s3"],
+        "types": ["azure", "cellar", "fs", "gcs", "s3"],
         "closed": [
             "m.yml:10: training_data_reference.source.bucket: is closed. Choose another one."
         ],
@@ -125,7 +125,7 @@ def test_a_new_kind_of_store_is_its_own_files(tmp_path):
         ],
         "alone": [
             "m.yml:7: training_data_reference.connection: is missing, type cellar needs it. Write "
-            "connection: {conn_id: my_s3}, with the id of an Airflow connection."
+            "connection: {conn_id: my_cellar}, with the id of an Airflow connection."
         ],
     }
 
