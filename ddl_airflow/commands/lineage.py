@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ddl_airflow.commands.options import Commands
+from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError, NoSuchModel
 from ddl_airflow.lineage.compare import compare
@@ -56,7 +56,7 @@ def add_to(commands: Commands) -> None:
         "lineage",
         help="which data, code, manifest and run made a model, and more questions of that kind",
         description="`ddl-airflow lineage URI` is short for `ddl-airflow lineage show URI`.",
-        epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
+        epilog=BY_ENVIRONMENT,
     )
     questions = lineage.add_subparsers(required=True, metavar="QUESTION")
 

@@ -7,6 +7,11 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
+# How a command finds what opens a store.
+BY_ENVIRONMENT = (
+    "s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them; abfs:// "
+    "AZURE_STORAGE_ACCOUNT and the like; gs:// GOOGLE_APPLICATION_CREDENTIALS."
+)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 

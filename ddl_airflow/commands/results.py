@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ddl_airflow.commands.options import Commands
+from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.core.errors import (
     ConnectionInvalid,
     NoSuchModel,
@@ -29,15 +29,13 @@ from ddl_airflow.lineage.production import (
 from ddl_airflow.storage.store import ObjectStore
 from ddl_airflow.storage.stores import open_by_environment
 
-_S3 = "s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them."
-
 
 def add_to(commands: Commands) -> None:
     """Adds the commands of this file."""
     production = commands.add_parser(
         "production",
         help="print which training of a DAG is in production, and those before",
-        epilog=_S3,
+        epilog=BY_ENVIRONMENT,
     )
     production.add_argument(
         "uri", help="s3://bucket/dag_id, or the folder: the results and the DAG"
@@ -47,7 +45,7 @@ def add_to(commands: Commands) -> None:
     back = commands.add_parser(
         "rollback",
         help="put the training before into production again",
-        epilog=_S3,
+        epilog=BY_ENVIRONMENT,
     )
     back.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
     back.add_argument("--to", default="", metavar="TRAINING", help="one that was there before")
@@ -57,7 +55,7 @@ def add_to(commands: Commands) -> None:
     choose = commands.add_parser(
         "promote",
         help="put a published training into production, whatever is there now",
-        epilog=_S3,
+        epilog=BY_ENVIRONMENT,
     )
     choose.add_argument("uri", help="s3://bucket/dag_id, or the folder: the results and the DAG")
     choose.add_argument(
@@ -130,7 +128,7 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     scheme, separator, _rest = uri.partition("://")
     kind = kind_of_uri(uri) if separator else None
     if separator and kind is None:
-        forms = " or at ".join(kind.form for kind in store_kinds().values() if kind.has_buckets)
+        forms = ", ".join(kind.form for kind in store_kinds().values() if kind.has_buckets)
         raise ConnectionInvalid(
             f"{uri}: results are at {forms} or in a folder; {scheme}:// is neither"
         )

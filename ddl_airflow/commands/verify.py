@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddl_airflow.commands.lineage import publication_at
-from ddl_airflow.commands.options import Commands
+from ddl_airflow.commands.options import BY_ENVIRONMENT, Commands
 from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError, NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="whether each byte of a published model, and its evidence, is what was published",
-        epilog="s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them.",
+        epilog=BY_ENVIRONMENT,
     )
     parser.add_argument(
         "uri",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,8 +15,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ddl_airflow.core.errors import ConnectionInvalid
 
 _DEFAULT_TYPE = "ddlstore"
-# Of the types ssh and kubernetes.
-SECRET_EXTRAS = ("private_key", "private_key_passphrase")
+# Of the types ssh, kubernetes and wasb.
+_SECRET_EXTRAS = ("private_key", "private_key_passphrase", "connection_string", "sas_token")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,15 @@ class AirflowConnection:
         """An extra as text; empty where it is not given."""
         value = self.extra.get(name)
         return "" if value is None else str(value).strip()
+
+    def secrets(self) -> list[str]:
+        """What nobody else may read: not in a log, and not where a log quotes it as JSON."""
+        found = [self.password, *map(self.text, _SECRET_EXTRAS)]
+        if given := self.extra.get("keyfile_dict"):  # of the type google_cloud_platform
+            with suppress(ValueError, TypeError, AttributeError):
+                key = str((json.loads(given) if isinstance(given, str) else given)["private_key"])
+                found += [key, json.dumps(key)[1:-1]]
+        return [one for one in found if one]
 
 
 # The connection of an id; raises ConnectionInvalid if there is none.

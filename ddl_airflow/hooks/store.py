@@ -11,7 +11,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
-from ddl_airflow.core.connections import SECRET_EXTRAS, AirflowConnection
+from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import ConnectionInvalid, StagingError
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
 from ddl_airflow.core.manifest.sections.stores import kind_of_uri
@@ -115,9 +115,8 @@ def no_connection(conn_id: str) -> ConnectionInvalid:
 def masked(conn_id: str, connection: Any) -> AirflowConnection:
     """Airflow's object of a connection as ours. Its secrets are masked from then on."""
     found = _plain(conn_id, connection)
-    for secret in (found.password, *(found.text(name) for name in SECRET_EXTRAS)):
-        if secret:
-            mask_secret(secret)
+    for secret in found.secrets():
+        mask_secret(secret)
     return found
 
 

@@ -278,14 +278,27 @@ class CloudStore(ABC):
 
     def read_bytes(self, key: str) -> bytes:
         """A small object's content."""
-        with self._errors(key):
-            return self._small(self._name(key))[0]
+        return self._read(key)[0]
+
+    def _read(self, key: str) -> tuple[bytes, str]:
+        """As ``_small``, again where it was replaced between a look at it and its content."""
+        found = b"", ""
+
+        def once() -> None:
+            nonlocal found
+            try:
+                with self._errors(key):
+                    found = self._small(self._name(key))
+            except TransferCorrupt as error:
+                raise StagingError(str(error)) from error
+
+        self._retries.tried(once, _nothing, lambda: "It was not read")
+        return found
 
     def read_version(self, key: str) -> tuple[bytes, str] | None:
         """A small object's content and its version."""
         try:
-            with self._errors(key):
-                return self._small(self._name(key))
+            return self._read(key)
         except SourceMissing:
             if not self._bucket_is_there():
                 raise

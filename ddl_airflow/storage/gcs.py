@@ -285,6 +285,7 @@ def _needed() -> Iterator[None]:
 def _credentials(connection: AirflowConnection) -> Credentials:
     import google.auth
     from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import GoogleAuthError
 
     found: Credentials
     if connection.is_set("is_anonymous"):
@@ -294,7 +295,7 @@ def _credentials(connection: AirflowConnection) -> Credentials:
         try:
             info = json.loads(given) if isinstance(given, str) else dict(given)
             found, _ = google.auth.load_credentials_from_dict(info, scopes=[_SCOPE])
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, GoogleAuthError):
             # Not what was wrong with it: it holds a key.
             raise ConnectionInvalid(
                 f"{name}: keyfile_dict is no key of a service account. Paste the whole JSON file."
@@ -302,9 +303,9 @@ def _credentials(connection: AirflowConnection) -> Credentials:
     elif path := connection.text("key_path"):
         try:
             found, _ = google.auth.load_credentials_from_file(path, scopes=[_SCOPE])
-        except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) else "is no key file"
-            raise ConnectionInvalid(f"{name}: key_path {path}: {said}.") from None
+        except (OSError, ValueError, GoogleAuthError):
+            said = "is no key file" if os.path.isfile(path) else "is not there"
+            raise ConnectionInvalid(f"{name}: key_path: {path} {said}, on this host.") from None
     else:
         found, _ = google.auth.default(scopes=[_SCOPE])
     return found

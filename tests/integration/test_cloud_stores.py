@@ -13,7 +13,7 @@ import sys
 import threading
 import uuid
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -345,7 +345,7 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(cloud_of, store, near, tmp
 
 def test_a_line_that_damages_all_is_told_and_nothing_is_stored(cloud_of, store, near, tmp_path):
     files = {"f": made(tmp_path, content_of("small", SIZES["small"]))}
-    refused = pytest.raises(TransferCorrupt, match="/f at http.*(match|Md5Mismatch)")
+    refused = pytest.raises(TransferCorrupt, match="/f at http.*(match|Md5Mismatch|validation)")
     with FaultyProxy(cloud_of.endpoint, {None: "sent changed"}, of_writes) as proxy, refused:
         publish(files, near(proxy), "t")
     assert store.list() == []
@@ -373,7 +373,8 @@ def test_what_the_store_has_is_copied_there(cloud_of, store, near, tmp_path):
         assert put(theirs, "new/f", content, tmp_path, left) in store.list()
         assert sum(one.took for one in proxy.asked) < 10_000
         again = put(theirs, "newer/f", content[1:], tmp_path, left)
-        assert sum(one.took for one in proxy.asked) > len(content) - 10
+        if clouds.GOOGLE not in os.environ:  # which may send the client elsewhere with the bytes
+            assert sum(one.took for one in proxy.asked) > len(content) - 10
     assert again in store.list()
 
 
@@ -407,7 +408,7 @@ def test_objects_of_other_programs_are_held_to_what_there_is(cloud_of, store, tm
         blob = store._blob(name)
         blob.stage_block("1", content)
         blob.commit_block_list([BlobBlock("1")])
-        checked = "size"
+        checked = ["size"]
     elif cloud_of.conditions:
         whole = [store._bucket.blob(f"{name}-{number}") for number in range(2)]
         for number, blob in enumerate(whole):
@@ -415,13 +416,13 @@ def test_objects_of_other_programs_are_held_to_what_there_is(cloud_of, store, tm
         store._bucket.blob(name).compose(whole)
         for blob in whole:
             blob.delete()
-        checked = "crc32c"
+        checked = ["crc32c", "md5"]  # Google's own test bench has both
     else:
         pytest.skip(f"this emulator composes nothing: give another one as {clouds.GOOGLE}")
     (obj,) = store.list()
     staged = stage(store, Cache(tmp_path / "cache"), tmp_path / "data")
     assert (tmp_path / "data" / "f").read_bytes() == content
-    assert [file.checked for file in staged.files] == [checked]
+    assert [file.checked in checked for file in staged.files] == [True]
     # Azure's own ETag is asked for, so what was replaced is not read as what was listed.
     put(store, "f", content[::-1], tmp_path)
     with pytest.raises(TransferCorrupt, match="f at http"):
@@ -439,6 +440,26 @@ uri, connection, cache, destination = sys.argv[1:]
 store = open_by_connection(uri, AirflowConnection("c", **json.loads(connection)))
 stage(store, Cache(cache), Path(destination))
 """
+
+
+def test_what_has_a_crc32c_alone_is_held_to_it(cloud_of, store, tmp_path):
+    if cloud_of.scheme != "gs":
+        pytest.skip("Azure has none")
+    import google_crc32c
+
+    content = content_of("composed", SIZES["large"])
+    put(store, "f", content, tmp_path)
+    (listed,) = store.list()
+    value = google_crc32c.value(content)
+    for wrong in (0, 1):
+        obj = replace(listed, etag=f"crc32c-{value ^ wrong:08x}")
+        part = tmp_path / f"f{wrong}.part"
+        if wrong:
+            with pytest.raises(TransferCorrupt, match="crc32c is .* fetched twice"):
+                store.get(obj, part, lambda nbytes: None)
+        else:
+            assert store.get(obj, part, lambda nbytes: None).checked == "crc32c"
+            assert part.read_bytes() == content
 
 
 def test_a_stager_that_is_killed_fetches_no_finished_part_again(cloud_of, store, near, tmp_path):

@@ -139,7 +139,7 @@ def test_an_unknown_scheme_is_no_path(call, command):
     more = ["--to", "t"] if command == "promote" else []
     code, _, err = call(command, *uri, *more)
     assert code == 1
-    assert "results are at s3://bucket/prefix or in a folder; http:// is neither" in err
+    assert "gs://bucket/prefix, s3://bucket/prefix or in a folder; http:// is neither" in err
 
 
 def test_the_place_of_several_dags_results_names_them(call, tmp_path):

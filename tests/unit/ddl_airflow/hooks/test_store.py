@@ -208,3 +208,25 @@ def test_a_connection_is_read_as_it_is_and_its_secrets_are_masked(monkeypatch):
     assert masked == ["a key"]
     with pytest.raises(ConnectionInvalid, match=r"no connection 'nobody'.*AIRFLOW_CONN_NOBODY"):
         connection_of("nobody")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("abfs://models/a", {"conn_type": "wasb", "login": "acct", "password": "aG9va1Rlc3Q="}),
+        (
+            "gs://models/a",
+            {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True}},
+        ),
+    ],
+)
+def test_stores_of_other_clouds_are_opened_by_their_own_types(monkeypatch, uri, said):
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps(said))
+    connection = Connection(conn_id="unit_cloud")
+    assert store_of(StoreReference(uri, connection)).uri == uri
+    assert "aG9va1Rlc3Q" not in str(redact("x aG9va1Rlc3Q=")) or "password" not in said
+    with pytest.raises(ConnectionInvalid, match="no connection 'unit_none'"):
+        store_of(StoreReference(uri, Connection(conn_id="unit_none")))
+    monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps({"conn_type": "aws"}))
+    with pytest.raises(ConnectionInvalid, match="'unit_cloud' is of type 'aws'"):
+        store_of(StoreReference(uri, connection))

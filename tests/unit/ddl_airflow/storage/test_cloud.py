@@ -1,0 +1,151 @@
+"""What connections open Azure Blob Storage and Google Cloud Storage with; nobody is contacted."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from ddl_airflow.core.connections import AirflowConnection
+from ddl_airflow.core.errors import ConnectionInvalid
+from ddl_airflow.storage.connections import open_by_connection
+from ddl_airflow.storage.stores import open_by_environment
+
+KEY = "cGxhbnRlZCBrZXk="
+SIGNATURE = "sv=2026-01-01&sr=c&sig=planted"
+
+
+def azure(**fields):
+    return open_by_connection("abfs://models/a", AirflowConnection("mine", "wasb", **fields))
+
+
+def google(**extra):
+    connection = AirflowConnection("mine", "google_cloud_platform", extra=extra)
+    return open_by_connection("gs://models/a", connection)
+
+
+@pytest.fixture(scope="module")
+def key_file():
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return {
+        "type": "service_account",
+        "project_id": "a-project",
+        "private_key_id": "1",
+        "private_key": pem.decode(),
+        "client_email": "trainer@a-project.iam.gserviceaccount.com",
+        "token_uri": "https://oauth2.googleapis.com/token",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoint"),
+    [
+        ({"login": "acct", "password": KEY}, "https://acct.blob.core.windows.net"),
+        (
+            {"host": "acct.blob.core.windows.net", "password": KEY},
+            "https://acct.blob.core.windows.net",
+        ),
+        (
+            {"host": "http://127.0.0.1:9/acct", "login": "acct", "password": KEY},
+            "http://127.0.0.1:9/acct",
+        ),
+        (
+            {"login": "acct", "extra": {"sas_token": f"?{SIGNATURE}"}},
+            "https://acct.blob.core.windows.net",
+        ),
+        (
+            {"extra": {"connection_string": f"AccountName=acct;AccountKey={KEY}"}},
+            "https://acct.blob.core.windows.net",
+        ),
+        (
+            {"host": "acct", "login": "client", "password": "s", "extra": {"tenant_id": "t"}},
+            "https://acct.blob.core.windows.net",
+        ),
+        ({"login": "acct"}, "https://acct.blob.core.windows.net"),
+    ],
+    ids=["key", "host", "url", "signature", "string", "secret", "identity"],
+)
+def test_azure_is_opened_as_the_connection_says(fields, endpoint):
+    store = azure(**fields)
+    assert store.uri == "abfs://models/a" and store.endpoint == endpoint
+    assert bool(store.caller) == (fields != {"login": "acct"})  # who that is nobody knows here
+    assert "planted" not in store.endpoint
+
+
+def test_azure_needs_an_account(monkeypatch):
+    with pytest.raises(ConnectionInvalid, match="'mine' names no account. Enter it as login"):
+        azure(password=KEY)
+    with pytest.raises(ConnectionInvalid, match="connection_string is none") as refused:
+        azure(extra={"connection_string": f"AccountKey={KEY}"})
+    assert KEY not in str(refused.value)
+    for name in ("ACCOUNT", "CONNECTION_STRING", "KEY", "SAS_TOKEN"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    with pytest.raises(ConnectionInvalid, match="Set AZURE_STORAGE_ACCOUNT"):
+        open_by_environment("abfs://models")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acct")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    here = open_by_environment("abfs://models")
+    assert here.endpoint == azure(login="acct", password=KEY).endpoint
+
+
+def test_google_is_opened_as_the_connection_says(key_file, tmp_path, monkeypatch):
+    path = tmp_path / "key.json"
+    path.write_text(json.dumps(key_file))
+    stores = [
+        google(keyfile_dict=key_file),
+        google(keyfile_dict=json.dumps(key_file)),
+        google(key_path=str(path)),
+    ]
+    assert len({store.caller for store in stores}) == 1 and stores[0].caller
+    assert stores[0].endpoint == "https://storage.googleapis.com"
+    here = google(is_anonymous=True, api_endpoint="http://127.0.0.1:9")
+    assert here.endpoint == "http://127.0.0.1:9" and not here.caller
+    pays = google(keyfile_dict=key_file, requester_pays=True, project="payer")
+    assert pays._bucket.user_project == "payer"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    assert open_by_environment("gs://models/a").endpoint == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"keyfile_dict": '{"private_key": "planted"'}, "keyfile_dict is no key"),
+        ({"keyfile_dict": {"type": "service_account", "private_key": "planted"}}, "is no key"),
+        ({"key_path": "no/such.json"}, "key_path: no/such.json is not there"),
+        ({"key_secret_name": "s"}, "secret manager. Give keyfile_dict or key_path"),
+        ({"impersonation_chain": "a@b"}, "impersonation_chain asks for another account's rights"),
+    ],
+)
+def test_what_google_is_not_opened_with_is_said_without_the_key(extra, said):
+    with pytest.raises(ConnectionInvalid, match=said) as refused:
+        google(**extra)
+    assert "planted" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "module", "extra"),
+    [("gs://models", "google.cloud", "gcs"), ("abfs://models", "azure.storage", "azure")],
+)
+def test_a_library_that_is_not_installed_is_named(monkeypatch, uri, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    kind = {"gs": "google_cloud_platform", "abfs": "wasb"}[uri.partition(":")[0]]
+    with pytest.raises(ConnectionInvalid, match=f"Install ddl-airflow with the extra {extra}"):
+        open_by_connection(uri, AirflowConnection("mine", kind, login="a", password=KEY))
+
+
+def test_what_is_secret_of_a_connection(key_file):
+    extra = {"sas_token": SIGNATURE, "connection_string": "AccountKey=x", "keyfile_dict": key_file}
+    for given in (key_file, json.dumps(key_file)):
+        secrets = AirflowConnection("c", password=KEY, extra={**extra, "keyfile_dict": given})
+        key = key_file["private_key"]
+        every = {KEY, SIGNATURE, "AccountKey=x", key, json.dumps(key)[1:-1]}
+        assert set(secrets.secrets()) == every
+    assert AirflowConnection("c", extra={"keyfile_dict": "none"}).secrets() == []
