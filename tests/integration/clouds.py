@@ -61,8 +61,13 @@ def _served(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     with open(log, "wb") as out:
+        # It ends with the tests, also where these are killed.
         process = subprocess.Popen(
-            command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **environ}
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **environ},
         )
     try:
         _wait_for(port, process, log)
