@@ -591,3 +591,33 @@ def test_a_training_has_its_data_there(cloud_of, bucket, store, tmp_path):
     assert json.loads(facts)["dataset"]["uri"] == data.uri
     key = cloud_of.connection.get("password")
     assert not key or key not in said + facts
+
+
+def test_airflow_trains_on_what_is_there_and_publishes_there(
+    site, dags_folder, cloud_of, bucket, store
+):
+    kind = {"abfs": "azure", "gs": "gcs"}[cloud_of.scheme]
+    prefix, name = store.prefix.partition("/")[0], f"cloud-{kind}"
+    place = cloud_of.opened(f"{cloud_of.scheme}://{bucket}/{prefix}")
+    place.put_bytes("data/numbers", b"1 2 3")
+    said = cloud_of.at()
+    said["extra"] = json.dumps(said.get("extra", {}))
+    site.call("POST", "/connections", json={"connection_id": f"my_{kind}", **said})
+    folder = dags_folder / name
+    folder.mkdir()
+    made(folder, TRAIN.encode(), "train.py")
+    text = MANIFEST.format(kind=kind, bucket=bucket, prefix=prefix)
+    text = text.replace("in-the-cloud", name).replace("my_cloud", f"my_{kind}")
+    made(folder, text.encode(), "manifest.yml")
+    site.wait_for_dag(name)
+    run = site.trigger(name)
+    assert site.wait_for_run(name, run, 180) == "success", site.task_instances(name, run)
+    staged = site.xcom(name, run, "stage_data")
+    assert staged["uri"] == place.at("data").uri and staged["files"] == 1
+    published = [obj.key for obj in place.at("results").list()]
+    assert any(key.endswith("/model/saved_model.pb") for key in published), published
+    (lineage,) = [key for key in published if key.endswith("/lineage.json")]
+    facts = json.loads(place.at("results").read_bytes(lineage))
+    assert facts["dataset"]["uri"] == place.at("data").uri
+    pointer = json.loads(place.at("results").read_bytes(f"{name}/latest.json"))
+    assert pointer["publication"] in lineage
