@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
+from ddl_airflow.core.manifest.sections.stores import store_kinds
+
 # How a command finds what opens a store.
-BY_ENVIRONMENT = (
-    "s3:// uses the usual AWS_* variables, AWS_ENDPOINT_URL among them; abfs:// "
-    "AZURE_STORAGE_ACCOUNT and the like; gs:// GOOGLE_APPLICATION_CREDENTIALS."
+_ENVIRONMENTS = (
+    f"{kind.scheme}:// by {kind.environment}" for kind in store_kinds().values() if kind.environment
 )
+BY_ENVIRONMENT = f"Stores are opened by the environment: {'; '.join(_ENVIRONMENTS)}."
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 

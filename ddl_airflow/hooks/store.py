@@ -75,6 +75,7 @@ def store_of(reference: StoreReference) -> ObjectStore:
     connection = reference.connection
     if connection is None:
         return open_store(reference.uri, within=reference.within)
+    # Amazon's provider finds keys that no field of a connection holds: roles, profiles.
     if connection.conn_id and kind_of_uri(reference.uri) is S3:
         return open_store(reference.uri, *_client_of_connection(connection.conn_id))
     if connection.conn_id:

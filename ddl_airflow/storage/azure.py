@@ -7,22 +7,36 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, BinaryIO
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
-    NoSpace,
-    SourceMissing,
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.cloud import TIMEOUT, CloudStore, Seen, Sink, Take
+from ddl_airflow.storage.cloud import (
+    TIMEOUT,
+    CloudStore,
+    Seen,
+    Sink,
+    Small,
+    Take,
+    is_md5,
+    library_of,
+    meaning_of_status,
+)
 from ddl_airflow.storage.content_types import content_type
 from ddl_airflow.storage.lanes import Lanes
-from ddl_airflow.storage.store import CHUNK, PIECE, Access, Advance, StoredObject
+from ddl_airflow.storage.store import (
+    CHUNK,
+    PIECE,
+    Access,
+    Advance,
+    StoredObject,
+    once_for_an_environment,
+)
 
 _RIGHTS = "Storage Blob Data Reader, and for results Contributor"
 _AT_A_TIME = 4 * CHUNK  # of what is read: all of it is in memory twice
@@ -52,14 +66,14 @@ class AzureStore(CloudStore):
     @classmethod
     def client_of_environment(cls) -> Any:
         """As Azure's command line finds it; one client for all who ask."""
-        return _client_of(frozenset(os.environ.items()))
+        return _client_of_environment()
 
     @classmethod
     def access_by(cls, connection: AirflowConnection) -> Access:
         """By a connection of type ``wasb``: connection_string, sas_token or tenant_id of its extra;
         or the account and its key as login and password; else as the machine's identity.
         """
-        with _needed():
+        with library_of("azure"):
             return _access(connection)
 
     @property
@@ -93,7 +107,7 @@ class AzureStore(CloudStore):
 
     def _fetch(self, name: str, etag: str, start: int, count: int, take: Take) -> None:
         read = self._blob(name).download_blob(
-            offset=start, length=count, retry_total=0, **({} if _is_md5(etag) else _if(etag))
+            offset=start, length=count, retry_total=0, **({} if is_md5(etag) else _if(etag))
         )
         read.readinto(Sink(take))
 
@@ -148,16 +162,9 @@ class AzureStore(CloudStore):
             return ""
         return _etag(blob.get_blob_properties())
 
-    def _small(self, name: str) -> tuple[bytes, str]:
+    def _small(self, name: str) -> Small:
         read = self._blob(name).download_blob()
-        body, properties = read.readall(), read.properties
-        md5 = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        if _is_md5(_etag(properties)) and md5 != _etag(properties):
-            raise TransferCorrupt(
-                f"{self.scheme}://{self.bucket}/{name} at {self.endpoint}: {len(body):,} bytes "
-                f"came with MD5 {md5}, not {_etag(properties)}. Read it again."
-            )
-        return body, str(properties.etag)
+        return Small(read.readall(), _etag(read.properties), str(read.properties.etag))
 
     def _store_if(self, name: str, body: bytes, version: str | None) -> bool:
         from azure.core.exceptions import HttpResponseError
@@ -181,10 +188,6 @@ def _etag(properties: Any) -> str:
     return bytes(md5).hex() if md5 else str(properties.etag).strip('"')
 
 
-def _is_md5(etag: str) -> bool:
-    return len(etag) == 32  # Azure's own ones are shorter
-
-
 def _as(name: str, md5: bytes) -> dict[str, Any]:
     """What a blob is stored with."""
     from azure.storage.blob import ContentSettings
@@ -203,21 +206,6 @@ def _if_not_modified() -> Any:
     from azure.core import MatchConditions
 
     return MatchConditions.IfNotModified
-
-
-@contextmanager
-def _needed() -> Iterator[None]:
-    """Says what is missing, or wrong with what a client is made of; not what is in it."""
-    try:
-        from azure.storage import blob as _blob
-    except ImportError as error:
-        raise ConnectionInvalid(
-            f"abfs:// needs azure-storage-blob ({error}). Install ddl-airflow with the extra azure."
-        ) from error
-    assert _blob
-    # Each request and answer is an information to the library, in Airflow's logs of tasks, too.
-    logging.getLogger("azure").setLevel(logging.WARNING)
-    yield
 
 
 def _access(connection: AirflowConnection) -> Access:
@@ -243,10 +231,9 @@ def _access(connection: AirflowConnection) -> Access:
     )
 
 
-@lru_cache(maxsize=1)
-def _client_of(environment: frozenset[tuple[str, str]]) -> Any:
-    environ: Mapping[str, str] = dict(environment)
-    with _needed():
+@once_for_an_environment
+def _client_of_environment(environ: Mapping[str, str]) -> Any:
+    with library_of("azure"):
         if text := environ.get("AZURE_STORAGE_CONNECTION_STRING"):
             return _by_connection_string(text, "AZURE_STORAGE_CONNECTION_STRING").client
         account = environ.get("AZURE_STORAGE_ACCOUNT", "")
@@ -303,6 +290,8 @@ def _client(url: str, credential: Any) -> Any:
 def _options() -> dict[str, Any]:
     from azure.storage.blob import ExponentialRetry
 
+    # Each request and answer is an information to the library, in Airflow's logs of tasks, too.
+    logging.getLogger("azure").setLevel(logging.WARNING)
     connect_s, read_s = TIMEOUT
     return {
         "connection_timeout": connect_s,
@@ -335,21 +324,9 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     code = getattr(error, "error_code", None) or error.reason or ""
     code = str(getattr(code, "value", code))
     said = f"{where}: {code} ({status})"
-    if status == 404:
-        return SourceMissing(f"{said}. Upload it, or correct container, prefix or connection.")
-    if status in (401, 403):
-        return AccessDenied(
-            f"{said}. Check the connection's account and key, its rights ({_RIGHTS}), and this "
-            "host's clock."
-        )
-    if code in ("ConditionNotMet", "InvalidRange"):
-        return TransferCorrupt(f"{said}: changed since it was listed.")
     if "MD5" in error.message and "match" in error.message:
         text = error.message.partition("\n")[0].rstrip(".")
         return TransferCorrupt(f"{said}: {text}: damaged on the way. Transfer it again.")
-    if status == 507 or code == "AccountLimitExceeded":
-        return NoSpace(f"{said}: {needed:,} bytes to store. Free space there.")
-    # A success that is none of the operation's is some proxy's. Of an upload that somebody else
-    # has ended there are no blocks any more.
-    again = status < 300 or status >= 500 or status in (408, 429) or code == "InvalidBlockList"
-    return StagingError(said, retryable=again)
+    if code == "InvalidBlockList":  # of an upload that somebody else has ended
+        return StagingError(f"{said}: its blocks are not there any more")
+    return meaning_of_status(status, said, _RIGHTS, needed)

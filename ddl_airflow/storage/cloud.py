@@ -14,13 +14,15 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn
 
 from ddl_airflow.core.errors import (
+    AccessDenied,
     ConnectionInvalid,
     FileChanged,
+    NoSpace,
     SourceMissing,
     StagingError,
     TransferCorrupt,
@@ -112,8 +114,8 @@ class CloudStore(ABC):
         """Has the store copy an object of the bucket, if it is still that. Returns its ETag."""
 
     @abstractmethod
-    def _small(self, name: str) -> tuple[bytes, str]:
-        """An object's content, and by what ``_store_if`` knows this version of it."""
+    def _small(self, name: str) -> Small:
+        """An object's content."""
 
     @abstractmethod
     def _store_if(self, name: str, body: bytes, version: str | None) -> bool:
@@ -281,8 +283,8 @@ class CloudStore(ABC):
         return self._read(key)[0]
 
     def _read(self, key: str) -> tuple[bytes, str]:
-        """As ``_small``, again where it was replaced between a look at it and its content."""
-        found = b"", ""
+        """Content and version; again where it was replaced between a look at it and its content."""
+        found = Small(b"", "", "")
 
         def once() -> None:
             nonlocal found
@@ -291,9 +293,15 @@ class CloudStore(ABC):
                     found = self._small(self._name(key))
             except TransferCorrupt as error:
                 raise StagingError(str(error)) from error
+            md5 = hashlib.md5(found.body, usedforsecurity=False).hexdigest()
+            if is_md5(found.etag) and md5 != found.etag:
+                raise StagingError(
+                    f"{self._where(key)}: {len(found.body):,} bytes came with MD5 {md5}, not "
+                    f"{found.etag}"
+                )
 
         self._retries.tried(once, _nothing, lambda: "It was not read")
-        return found
+        return found.body, found.version
 
     def read_version(self, key: str) -> tuple[bytes, str] | None:
         """A small object's content and its version."""
@@ -335,11 +343,61 @@ class CloudStore(ABC):
         return iter(())
 
     def discard(self, one: Unfinished) -> None:
-        """Nothing: ``unfinished`` names none."""
-        assert not one, one
+        """Is not called: ``unfinished`` names none."""
+        raise AssertionError(one)
 
 
 Take = Callable[[bytes | memoryview], object]
+
+
+class Small(NamedTuple):
+    """A small object.
+
+    Attributes:
+        body: its content.
+        etag: as its listing has it.
+        version: by what ``_store_if`` knows it.
+    """
+
+    body: bytes
+    etag: str
+    version: str
+
+
+@contextmanager
+def library_of(extra: str) -> Iterator[None]:
+    """Says which extra brings what cannot be imported. Raises ConnectionInvalid."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConnectionInvalid(
+            f"type {extra} needs a library that is not here: {error}. Install ddl-airflow with the "
+            f"extra {extra} where tasks run."
+        ) from error
+
+
+def meaning_of_status(status: int, said: str, rights: str, needed: int) -> StagingError:
+    """The error that an answer stands for.
+
+    Args:
+        status: of HTTP.
+        said: the object, the store, and what it called the error.
+        rights: that the account needs.
+        needed: bytes that were to be stored.
+    """
+    if status == 404:
+        return SourceMissing(f"{said}. Upload it, or correct bucket, prefix or connection.")
+    if status in (401, 403):
+        return AccessDenied(
+            f"{said}. Check the connection's account and key, its rights ({rights}), and this "
+            "host's clock."
+        )
+    if status in (412, 416):
+        return TransferCorrupt(f"{said}: changed since it was listed.")
+    if status == 507:
+        return NoSpace(f"{said}: {needed:,} bytes to store. Free space there.")
+    # A success that is none of the operation's is some proxy's.
+    return StagingError(said, retryable=status < 300 or status >= 500 or status in (408, 429))
 
 
 class Seen:
@@ -434,7 +492,7 @@ class _Source:
     def check(self) -> Check:
         """By what the store lists."""
         etag = self._obj.etag
-        if re.fullmatch("[0-9a-f]{32}", etag):
+        if is_md5(etag):
             return Check("md5", hashlib.md5(usedforsecurity=False), etag)
         if etag.startswith(CRC32C):
             from google_crc32c import Checksum
@@ -459,6 +517,11 @@ class _Crc32c:
 
     def hexdigest(self) -> str:
         return self._checksum.digest().hex()  # type: ignore[no-any-return]
+
+
+def is_md5(etag: str) -> bool:
+    """Whether it is a digest of the content, and no version's name."""
+    return re.fullmatch("[0-9a-f]{32}", etag) is not None
 
 
 def _below(start: str, found: Iterable[StoredObject]) -> Iterator[StoredObject]:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ddl_airflow.core.connections import AirflowConnection
 from ddl_airflow.core.errors import (
     AccessDenied,
     ConnectionInvalid,
-    NoSpace,
     SourceMissing,
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.cloud import CRC32C, TIMEOUT, CloudStore, Seen, Sink, Take
+from ddl_airflow.storage.cloud import (
+    CRC32C,
+    TIMEOUT,
+    CloudStore,
+    Seen,
+    Sink,
+    Small,
+    Take,
+    library_of,
+    meaning_of_status,
+)
 from ddl_airflow.storage.content_types import content_type
-from ddl_airflow.storage.store import CHUNK, Access, StoredObject
+from ddl_airflow.storage.store import CHUNK, Access, StoredObject, once_for_an_environment
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -68,7 +76,7 @@ class GcsStore(CloudStore):
     @classmethod
     def client_of_environment(cls) -> Any:
         """As every tool of Google finds it; one client for all who ask."""
-        return _client_of(frozenset(os.environ.items()))
+        return _client_of_environment()
 
     @classmethod
     def access_by(cls, connection: AirflowConnection) -> Access:
@@ -82,7 +90,7 @@ class GcsStore(CloudStore):
                 raise ConnectionInvalid(
                     f"connection {connection.conn_id!r}: {name} asks for {wants}."
                 )
-        with _needed():
+        with _library():
             credentials = _credentials(connection)
             project = connection.text("project") or None
             client = _client(credentials, project, connection.text("api_endpoint"))
@@ -176,7 +184,7 @@ class GcsStore(CloudStore):
             if token is None:
                 return _etag(blob)
 
-    def _small(self, name: str) -> tuple[bytes, str]:
+    def _small(self, name: str) -> Small:
         # First the generation, of which then each byte is: an answer need not say its own.
         blob = self._bucket.get_blob(name, timeout=TIMEOUT, retry=_retry())
         if blob is None:
@@ -190,13 +198,7 @@ class GcsStore(CloudStore):
             retry=_retry(),
             checksum=None,
         )
-        md5 = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        if "-" not in etag and md5 != etag:
-            raise TransferCorrupt(
-                f"gs://{self.bucket}/{name} at {self.endpoint}: {len(body):,} bytes came with MD5 "
-                f"{md5}, not {etag}. Read it again."
-            )
-        return body, str(generation)
+        return Small(body, etag, str(generation))
 
     def _store_if(self, name: str, body: bytes, version: str | None) -> bool:
         from google.api_core.exceptions import PreconditionFailed
@@ -263,23 +265,19 @@ def _retry() -> Any:
 
 
 @contextmanager
-def _needed() -> Iterator[None]:
+def _library() -> Iterator[None]:
     """Says what is missing, or wrong with what credentials are made of; not what is in them."""
-    try:
+    with library_of("gcs"):
+        import_module("google.cloud.storage")  # else what it needs says first what it misses
         from google.auth.exceptions import GoogleAuthError
-        from google.cloud import storage as _storage
-    except ImportError as error:
-        raise ConnectionInvalid(
-            f"gs:// needs google-cloud-storage ({error}). Install ddl-airflow with the extra gcs."
-        ) from error
-    assert _storage
-    try:
-        yield
-    except GoogleAuthError as error:
-        raise ConnectionInvalid(
-            f"gs://: {error} Give keyfile_dict or key_path in the connection's extra; or set "
-            "GOOGLE_APPLICATION_CREDENTIALS."
-        ) from error
+
+        try:
+            yield
+        except GoogleAuthError as error:
+            raise ConnectionInvalid(
+                f"gs://: {error} Give keyfile_dict or key_path in the connection's extra; or set "
+                "GOOGLE_APPLICATION_CREDENTIALS."
+            ) from error
 
 
 def _credentials(connection: AirflowConnection) -> Credentials:
@@ -328,10 +326,10 @@ def _client(credentials: Any, project: str | None, endpoint: str) -> Any:
     )
 
 
-@lru_cache(maxsize=1)
-def _client_of(environment: frozenset[tuple[str, str]]) -> Google:
-    with _needed():
-        if dict(environment).get("STORAGE_EMULATOR_HOST"):
+@once_for_an_environment
+def _client_of_environment(environ: Mapping[str, str]) -> Google:
+    with _library():
+        if environ.get("STORAGE_EMULATOR_HOST"):
             from google.auth.credentials import AnonymousCredentials
 
             return Google(_client(AnonymousCredentials(), None, ""))
@@ -356,25 +354,14 @@ def _meaning(error: Exception, where: str, needed: int) -> StagingError:
     if isinstance(error, GoogleAPICallError) and error.code:
         # Without the request, which the library puts first.
         _, _, text = error.message.partition("\n")[0].partition(": ")
-        return _meaning_of_status(int(error.code), f"{where}: {text or error.message}", needed)
-    if isinstance(error, InvalidResponse):
-        return _meaning_of_status(error.response.status_code, f"{where}: {error}", needed)
-    return StagingError(
-        f"{where}: {error}. Check that the service runs and that this host reaches it."
-    )
-
-
-def _meaning_of_status(status: int, text: str, needed: int) -> StagingError:
-    said = f"{text.rstrip('.')} ({status})"
-    if status == 404:
-        return SourceMissing(f"{said}. Upload it, or correct bucket, prefix or connection.")
-    if status in (401, 403):
-        return AccessDenied(f"{said}. Check the connection's account, and its rights: {_RIGHTS}.")
+        status, text = int(error.code), text or error.message
+    elif isinstance(error, InvalidResponse):
+        status, text = error.response.status_code, str(error)
+    else:
+        return StagingError(
+            f"{where}: {error}. Check that the service runs and that this host reaches it."
+        )
+    said = f"{where}: {text.rstrip('.')} ({status})"
     if status == 400 and "match" in text:  # "Provided MD5 hash … doesn't match calculated …"
         return TransferCorrupt(f"{said}: damaged on the way. Transfer it again.")
-    if status in (412, 416):
-        return TransferCorrupt(f"{said}: changed since it was listed.")
-    if status == 507:
-        return NoSpace(f"{said}: {needed:,} bytes to store. Free space there.")
-    # A success that is none of the operation's is some proxy's.
-    return StagingError(said, retryable=status < 300 or status >= 500 or status in (408, 429))
+    return meaning_of_status(status, said, _RIGHTS, needed)

@@ -10,12 +10,11 @@ import builtins
 import hashlib
 import json
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,15 @@ from ddl_airflow.storage.s3_client import client_by_connection, s3_client, s3_er
 from ddl_airflow.storage.s3_get import S3Source, etag_is_md5
 from ddl_airflow.storage.s3_http import ByBoto3, Connections, connections_of
 from ddl_airflow.storage.s3_put import Earlier, S3Target
-from ddl_airflow.storage.store import Access, Advance, Fetched, Left, StoredObject, Unfinished
+from ddl_airflow.storage.store import (
+    Access,
+    Advance,
+    Fetched,
+    Left,
+    StoredObject,
+    Unfinished,
+    once_for_an_environment,
+)
 
 _log = logging.getLogger(__name__)
 _PROBE = ".conditions"  # an empty object beside one that is written on conditions
@@ -63,10 +70,9 @@ def _take_out(
     response_dict["body"] = body[:first] + body[last:]
 
 
-@lru_cache(maxsize=1)
-def _client_of(environment: frozenset[tuple[str, str]]) -> Any:
-    # To make one takes 0.2 s, and a question about two models opens four places.
-    return s3_client(dict(environment).get("AWS_ENDPOINT_URL"), None, None)
+@once_for_an_environment
+def _client_of_environment(environ: Mapping[str, str]) -> Any:
+    return s3_client(environ.get("AWS_ENDPOINT_URL"), None, None)
 
 
 class S3Store:
@@ -120,7 +126,7 @@ class S3Store:
     @classmethod
     def client_of_environment(cls) -> Any:
         """Endpoint and keys as every AWS tool finds them; one client for all who ask."""
-        return _client_of(frozenset(os.environ.items()))
+        return _client_of_environment()
 
     @classmethod
     def access_by(cls, connection: AirflowConnection) -> Access:

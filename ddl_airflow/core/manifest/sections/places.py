@@ -273,10 +273,13 @@ def location_fits_type(at: str, type_name: str, location: Location) -> Findings:
 @_rule("training_data_reference.source")
 @_rule("training_results_reference.target")
 def location_is_legal(at: str, location: Location) -> Findings:
-    """Also where the type is broken: a field that only one kind has is that kind's."""
-    given = [_with(name) for name, value in location if value]
-    for kind in dict.fromkeys(kinds[0] for kinds in given if len(kinds) == 1):
-        yield from kind.findings(at, location)
+    """Also where the type is broken: what is wrong for all kinds that have the field."""
+    wrong: dict[Finding, None] = {}
+    for name, value in location:
+        if value:
+            first, *others = (list(kind.findings(at, location)) for kind in _with(name))
+            wrong |= dict.fromkeys(one for one in first if all(one in more for more in others))
+    yield from wrong
 
 
 @_rule("training_data_reference.type", "training_data_reference.connection")

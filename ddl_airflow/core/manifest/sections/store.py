@@ -29,6 +29,7 @@ class StoreKind(ABC):
         needs_connection: whether a place in it is opened by a connection.
         has_keys: whether a manifest may say endpoint and keys itself, instead of a ``conn_id``.
         connection_types: of Airflow's connections that open it; empty: any.
+        environment: what a command finds there that opens it, for people.
         has_buckets: whether a URI is scheme, bucket and prefix.
         watched_at_once: datasets of it that a triggerer looks at at the same time. A look at a
             folder that hangs keeps its thread for as long as its server is away; one at a bucket is
@@ -46,6 +47,7 @@ class StoreKind(ABC):
     needs_connection: ClassVar[bool]
     has_keys: ClassVar[bool] = False
     connection_types: ClassVar[tuple[str, ...]] = ()
+    environment: ClassVar[str] = ""
     has_buckets: ClassVar[bool]
     watched_at_once: ClassVar[int]
 

@@ -224,7 +224,8 @@ def test_stores_of_other_clouds_are_opened_by_their_own_types(monkeypatch, uri, 
     monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps(said))
     connection = Connection(conn_id="unit_cloud")
     assert store_of(StoreReference(uri, connection)).uri == uri
-    assert "aG9va1Rlc3Q" not in str(redact("x aG9va1Rlc3Q=")) or "password" not in said
+    for secret in filter(None, [said.get("password")]):
+        assert secret not in str(redact(f"x {secret}"))
     with pytest.raises(ConnectionInvalid, match="no connection 'unit_none'"):
         store_of(StoreReference(uri, Connection(conn_id="unit_none")))
     monkeypatch.setenv("AIRFLOW_CONN_UNIT_CLOUD", json.dumps({"conn_type": "aws"}))

@@ -132,13 +132,18 @@ def test_what_google_is_not_opened_with_is_said_without_the_key(extra, said):
 
 @pytest.mark.parametrize(
     ("uri", "module", "extra"),
-    [("gs://models", "google.cloud", "gcs"), ("abfs://models", "azure.storage", "azure")],
+    [
+        ("gs://models", "google.cloud.storage", "gcs"),
+        ("abfs://models", "azure.storage.blob", "azure"),
+        ("abfs://models", "azure.identity", "azure"),
+    ],
 )
 def test_a_library_that_is_not_installed_is_named(monkeypatch, uri, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     kind = {"gs": "google_cloud_platform", "abfs": "wasb"}[uri.partition(":")[0]]
+    key = "" if module == "azure.identity" else KEY
     with pytest.raises(ConnectionInvalid, match=f"Install ddl-airflow with the extra {extra}"):
-        open_by_connection(uri, AirflowConnection("mine", kind, login="a", password=KEY))
+        open_by_connection(uri, AirflowConnection("mine", kind, login="a", password=key))
 
 
 def test_what_is_secret_of_a_connection(key_file):

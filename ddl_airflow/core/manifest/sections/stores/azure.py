@@ -16,8 +16,8 @@ class Azure(BucketKind):
     is_a = "Azure Blob Storage"
     form = "abfs://container/prefix"
     implementation = "ddl_airflow.storage.azure:AzureStore"
-    has_keys = False
     connection_types = ("wasb",)
+    environment = "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, or AZURE_STORAGE_SAS_TOKEN"
 
     def bucket_findings(self, at: str, bucket: str) -> Findings:
         """Source: Azure, Naming and Referencing Containers, Blobs, and Metadata."""

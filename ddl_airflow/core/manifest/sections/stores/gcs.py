@@ -16,8 +16,8 @@ class Gcs(BucketKind):
     is_a = "Google Cloud Storage"
     form = "gs://bucket/prefix"
     implementation = "ddl_airflow.storage.gcs:GcsStore"
-    has_keys = False
     connection_types = ("google_cloud_platform",)
+    environment = "GOOGLE_APPLICATION_CREDENTIALS, or the machine's account"
 
     def bucket_findings(self, at: str, bucket: str) -> Findings:
         """Source: Cloud Storage, Bucket names."""
