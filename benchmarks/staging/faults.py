@@ -305,7 +305,7 @@ class Bench:
                 arguments = (program.down if way == "down" else program.up)(prefix, folder)
                 code, said = program.run(arguments, proxy.endpoint_url)
                 took_s = time.monotonic() - began
-                _wait_for(lambda: not proxy.open)
+                proxy.wait()
                 if asked is not None:
                     asked += proxy.asked
             came = self._came(tool, way, prefix, folder)
@@ -371,12 +371,6 @@ class Bench:
                 store.delete(keys)
             else:
                 self._by_s5cmd("rm", f"s3://{BUCKET}/{prefix}/*")
-
-
-def _wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 2 * STALL_S
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

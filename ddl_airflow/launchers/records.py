@@ -356,7 +356,7 @@ def _did_its_work(record: dict[str, Any]) -> bool:
     if "released" in record:
         return True
     undisturbed = "asked_to_end" not in record or record.get("listens", False)
-    return bool(record["exit_code"] == 0 and undisturbed and "preempted" not in record)
+    return record.get("exit_code") == 0 and undisturbed and "preempted" not in record
 
 
 def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> RankFailure | None:
@@ -384,6 +384,15 @@ def _first_failure(handle: JobHandle, records: dict[int, dict[str, Any]]) -> Ran
 
 def _saw_another_die(record: dict[str, Any]) -> bool:
     return record.get("exception", {}).get("type") in _CONSEQUENCES
+
+
+def killed_on(handle: JobHandle, host: str) -> RankFailure | None:
+    """The first rank on a host that did not come to its end; None: no record tells of one."""
+    for rank, record in read_records(handle).items():
+        if record["host"] == host and not _did_its_work(record):
+            task = str(record.get("task", ""))
+            return RankFailure(rank=rank, host=host, exit_code=None, reason="was killed", task=task)
+    return None
 
 
 def is_consequence(failure: RankFailure) -> bool:

@@ -9,13 +9,14 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 _BLOCK = 256 * 1024
+_WAIT_S = 60
 # What must not be passed on: it is of the connection, not of the message.
 _OWN = {"connection", "keep-alive", "transfer-encoding", "expect"}
 _SAID = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>by a test</Message></Error>"
@@ -72,13 +73,13 @@ class FaultyProxy:
         bytes_per_s: float | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.asked: list[Asked] = []  # those that count, as they ended
+        self._ended: list[Asked] = []
         self._target = urlsplit(endpoint_url)
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
         self._tls = tls
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._number = 0
-        self.open = 0  # requests that count and have not ended
+        self._open = 0  # requests that count and have not ended
 
     def __enter__(self) -> FaultyProxy:
         proxy = self
@@ -120,11 +121,24 @@ class FaultyProxy:
         self._thread.join()
         self._server.server_close()
 
+    def wait(self) -> None:
+        """Until no request that counts is open: a client has its answer before one has ended."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._open, _WAIT_S):
+                raise TimeoutError(f"{self._open} request(s) have not ended in {_WAIT_S} s")
+
+    @property
+    def asked(self) -> Sequence[Asked]:
+        """The requests that count, as they ended; none is open."""
+        self.wait()
+        return tuple(self._ended)
+
     def begin(self, faults: Mapping[int | None, str]) -> None:
-        """Counts from 0 again, with other faults; when no request is open."""
-        with self._lock:
+        """Counts from 0 again, with other faults, when no request is open."""
+        self.wait()
+        with self._changed:
             self._faults, self._number = faults, 0
-            self.asked.clear()
+            self._ended.clear()
 
     def _answer(self, near: BaseHTTPRequestHandler) -> None:
         url = urlsplit(near.path)
@@ -132,10 +146,10 @@ class FaultyProxy:
         fault, sent, body = "", 0, b""
         counts = self._counted(near.command, path)
         if counts:
-            with self._lock:
+            with self._changed:
                 fault = self._faults.get(self._number, self._faults.get(None, ""))
                 self._number += 1
-                self.open += 1
+                self._open += 1
         try:
             body = self._body(near, fault)
             if fault in _CODES:
@@ -155,9 +169,10 @@ class FaultyProxy:
                 headers = (near.headers.get(name, "") for name in ("Range", "x-amz-copy-source"))
                 asked, source = headers
                 one = Asked(near.command, path, asked, sent, url.query, len(body), unquote(source))
-                with self._lock:
-                    self.asked.append(one)
-                    self.open -= 1
+                with self._changed:
+                    self._ended.append(one)
+                    self._open -= 1
+                    self._changed.notify_all()
 
     def _body(self, near: BaseHTTPRequestHandler, fault: str) -> bytes:
         """What the client sends, as far as the fault lets it."""

@@ -292,7 +292,6 @@ def test_a_fault_at_any_read_costs_a_try_and_no_byte(cloud_of, store, near, tmp_
     for index in range(parts):
         with FaultyProxy(cloud_of.endpoint, {index: fault}, of_objects) as proxy:
             stage(near(proxy), Cache(tmp_path / str(index)), tmp_path / f"data{index}")
-            until(lambda: not proxy.open, 10)
             assert len(proxy.asked) > parts
         assert (tmp_path / f"data{index}" / "f").read_bytes() == content
 
@@ -335,7 +334,6 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(cloud_of, store, near, tmp
     for index in range(writes):
         with FaultyProxy(cloud_of.endpoint, {index: fault}, of_writes) as proxy:
             done = publish(files, near(proxy), f"t{index}")
-            until(lambda: not proxy.open, 10)
             # A query of how much came of it is none of the writes that were counted.
             # And a block that came though nobody heard of it is not sent again.
             assert writes <= len(proxy.asked) <= writes + 5
@@ -480,10 +478,8 @@ def test_a_stager_that_is_killed_fetches_no_finished_part_again(cloud_of, store,
         running.send_signal(signal.SIGKILL)
         running.wait()
         kept = finished()
-        until(lambda: not proxy.open, 20)
         proxy.begin({})
         subprocess.run(command, cwd=ROOT, check=True, timeout=within(60))
-        until(lambda: not proxy.open, 20)
         assert sum(one.sent for one in proxy.asked) <= len(content) - kept * piece
     assert (tmp_path / "data" / "f").read_bytes() == content
 
@@ -499,10 +495,8 @@ def test_blocks_that_are_there_are_not_sent_again(cloud_of, store, near, tmp_pat
         with pytest.raises(AccessDenied):
             put(near(proxy), "f", content, tmp_path)
         assert store.list() == []  # no part of it shows
-        until(lambda: not proxy.open, 10)
         proxy.begin({})
         put(near(proxy), "f", content, tmp_path)
-        until(lambda: not proxy.open, 10)
         assert sum(one.took for one in proxy.asked) < PART
     (obj,) = store.list()
     read = []

@@ -229,7 +229,6 @@ def test_a_try_that_is_killed_at_any_moment_is_gone_on_with(ceph, keys, store, t
             time.sleep(chance.uniform(0.0, 1.5))
             os.kill(training.process.pid, signal.SIGKILL)
             training.end()
-            until(lambda: not proxy.open, 30)
             until(lambda: not training.rank_processes(), 30)
             asked = [one.path.split("/", 2)[2] for one in proxy.asked[fetched:]]
             assert whole.isdisjoint(asked), (number, asked)
@@ -338,7 +337,7 @@ def test_ctrl_c_ends_ranks_and_data(ceph, keys, store, tmp_path):
         training.wait_until_ranks_read()
         training.process.send_signal(signal.SIGINT)
         code, log = training.end(60)
-        until(lambda: not proxy.open, 30)
+        proxy.wait()
     assert code == 130, log
     assert training.outcome()["state"] == "cancelled"
     assert training.rank_processes() == [] and "Traceback" not in log

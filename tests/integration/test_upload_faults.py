@@ -24,7 +24,7 @@ from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import FaultyProxy
-from tests.limits import until, within
+from tests.limits import within
 
 PART = 256 * 1024
 SIZES = {"empty": 0, "small": 200_000, "large": 2 * PART + 100_000}
@@ -87,12 +87,11 @@ def near(near_client, proxy, store):
     """near(faults) -> the same store, through the proxy with these faults from now on."""
 
     def opened(faults):
-        until(lambda: not proxy.open, 10)
         proxy.begin(faults)
         return S3Store(near_client, store.bucket, store.prefix)
 
     yield opened
-    until(lambda: not proxy.open, 10)
+    proxy.wait()
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +171,6 @@ def test_a_fault_at_any_write_costs_a_try_and_no_byte(
         theirs, began = near({index: fault}), time.monotonic()
         done = publish(files, theirs, f"{size}-{index}")
         assert time.monotonic() - began < within(10)
-        until(lambda: not proxy.open, 10)
         require_published(store, done, {"f": contents[size]})
         assert len(publications(store.at(f"{size}-{index}"))) == 1
         # At most the one request again, and where its end is in doubt, another.
@@ -240,7 +238,6 @@ def test_a_fault_that_stays_is_named_with_its_object_and_nothing_is_left(
         place = f"{store.uri}/t/.*/(model/f|_SUCCESS) at http"
         with pytest.raises(StagingError, match=f"{place}.*{said}") as caught:
             publish(files, near(faults), "t")
-        until(lambda: not proxy.open, 10)
         assert type(caught.value) is error
         assert store.list() == [] and list(store.unfinished()) == []
         if error is AccessDenied:
@@ -323,7 +320,6 @@ def put(store, key, content, folder):
 
 def sent(proxy):
     """Of what was sent, and not copied: the numbers of the parts, and the keys of whole objects."""
-    until(lambda: not proxy.open, 10)
     parts, whole = [], []
     for one in proxy.asked:
         query = dict(pair.partition("=")[::2] for pair in one.query.split("&"))

@@ -41,7 +41,6 @@ from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import Asked, FaultyProxy
-from tests.limits import until
 
 DAG = "digits"
 RECORD = {
@@ -323,7 +322,6 @@ def soak_parts(
                 if code not in (0, -signal.SIGKILL):
                     figures.faults.append(f"a process ended with exit code {code}")
                     break
-                until(lambda: not proxy.open, 60)
                 _check_sent(proxy.asked[before:], parts, whole & bodies.keys(), figures)
             _check_bytes(store.at(training), bodies, figures)
     (folder / "stop").touch()

@@ -31,7 +31,6 @@ from ddl_airflow.storage.staging import list_dataset, stage
 from ddl_airflow.storage.stream import Stream
 from tests.integration.ceph import CephObjectStore, available
 from tests.integration.faulty_proxy import Asked, FaultyProxy
-from tests.limits import until
 from tests.soak.publications import forked
 
 PART = 1 << 20
@@ -165,7 +164,6 @@ def soak(
                 if code not in (0, -signal.SIGKILL):
                     figures.faults.append(f"a process ended with exit code {code}")
                     break
-                until(lambda: not proxy.open, 60)
                 check_asked(proxy.asked[before:], parts, whole, figures)
             (place / "stop").touch()
             os.waitpid(reader, 0)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
-from ddl_airflow.core.job import JobHandle, JobState, JobStatus
+from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure
 from ddl_airflow.launchers.job_preflight import unwell
 from ddl_airflow.launchers.kubernetes.api import Refused
 from ddl_airflow.launchers.kubernetes.facts import (
@@ -45,7 +45,7 @@ from ddl_airflow.launchers.kubernetes.facts import (
 )
 from ddl_airflow.launchers.kubernetes.objects import START_TIMEOUT, workers_prefix
 from ddl_airflow.launchers.kubernetes.operators import KEEP_FINISHED
-from ddl_airflow.launchers.records import is_consequence, ranks_status, run_folder
+from ddl_airflow.launchers.records import is_consequence, killed_on, ranks_status, run_folder
 
 # What is told of a job that cannot be looked at: why, and whether that may pass.
 SILENT, AGAIN = "silent", "again"
@@ -238,20 +238,27 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
     if status.state is JobState.SUCCEEDED or status.permanent or verdict is None:
         return status
     failure = status.failure
+    # The first that failed may only have seen the end of those in the pod.
+    seen = failure is None or _may_be_consequence(failure)
+    if seen and verdict.state is JobState.FAILED and verdict.pod:
+        failure = killed_on(handle, verdict.pod) or failure
     if failure is None:
         if status.step is not None and verdict.state is JobState.PREEMPTED:
             why = f"{verdict.reason.rstrip('.')}; {status.reason}."
             return replace(status, reason=why)
         return JobStatus(verdict.state, reason=verdict.reason, permanent=verdict.permanent)
     # What a rank did by itself says more than that the rest was ended.
-    # One that a signal ended may only have seen what happened to a pod.
-    consequence = is_consequence(failure) or failure.exit_code in (_KILLED, _ASKED_TO_END)
-    if not consequence or (verdict.state is JobState.LOST and not verdict.pod):
+    if not _may_be_consequence(failure) or (verdict.state is JobState.LOST and not verdict.pod):
         return status
     if verdict.state is JobState.FAILED and verdict.pod == failure.host:
         killed = "" if verdict.reason.startswith("was ") else "was killed: "
-        return replace(status, failure=replace(failure, reason=killed + verdict.reason))
+        return JobStatus(JobState.FAILED, replace(failure, reason=killed + verdict.reason))
     return JobStatus(verdict.state, reason=verdict.reason, permanent=verdict.permanent)
+
+
+def _may_be_consequence(failure: RankFailure) -> bool:
+    # One that a signal ended may only have seen what happened to a pod.
+    return is_consequence(failure) or failure.exit_code in (_KILLED, _ASKED_TO_END)
 
 
 def _on_the_way(

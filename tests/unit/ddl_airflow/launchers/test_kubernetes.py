@@ -461,6 +461,21 @@ def test_a_job_that_ended_says_what_happened_to_its_pods(handle, pods, events, s
     assert judged(handle, facts, NOW).failure.exit_code == 3
 
 
+@pytest.mark.parametrize("first", [{}, {"ended": 1.0, "exit_code": 137}])
+@pytest.mark.parametrize("second", [{}, {"ended": 2.0, "exit_code": 137, "asked_to_end": 1.5}])
+def test_a_rank_whose_pod_took_too_much_failed_whichever_ended_first(handle, first, second):
+    """Two pods write too much: one is evicted, and its end ends the other, or the other way."""
+    said = "Pod ephemeral local storage usage exceeds the total limit of containers 16Mi. "
+    evicted = pod_of(1, phase="Failed", reason="Evicted", message=said)
+    facts = {"job": job_of("Failed", "BackoffLimitExceeded"), "pods": [DONE[0], evicted]}
+    for rank, ended in enumerate((first, second)):
+        record = {"rank": rank, "host": f"{NAME}-worker-{rank}"} | ended
+        (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+    status = judged(handle, facts | {"events": []}, NOW)
+    assert (status.state, status.failure.rank) == (JobState.FAILED, 1)
+    assert "was killed: Pod" in status.failure.reason and "was evicted: " in status.failure.reason
+
+
 @pytest.mark.parametrize("job", [job_of(creationTimestamp=AT), job_of("Complete")])
 def test_ranks_that_are_all_in_one_pod_are_none_of_success(handle, job):
     for rank in range(2):
