@@ -6,13 +6,11 @@ Airflow gets the DAGs from a loader file (``dags_from``) or from a bundle (``ddl
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG, get_parsing_context
 
 from ddl_airflow.airflow_internals import DagThatIsNotStored
+from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.folder import REDACTED, label, manifests_in, may_have_dag_id
 from ddl_airflow.core.manifest.load import redacted_text
@@ -50,19 +49,8 @@ class BrokenManifest(DagThatIsNotStored):
         super().__init__(f"broken-manifest-{digest}", ManifestProblem(f"\n{error}"), filed_under)
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Saves the garbage collector its search: what is made here stays, thousands of DAGs of it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_no_garbage()
+# Thousands of DAGs may be made, and all stay.
+@without_collector()
 def dags_from(folder: str | Path) -> dict[str, DAG]:
     """A DAG for each manifest below the folder; for a broken one, a DAG that says what is wrong.
 
