@@ -7,6 +7,7 @@ up, of ours and of its peers; what came is compared with what was sent, byte by 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import os
 import random
@@ -22,11 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks import environments, report
-from benchmarks.staging.__main__ import OURS, variables
+from benchmarks.staging.__main__ import CAPACITY, OURS, variables
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client
 from ddl_airflow.storage.store import PIECE, SUCCESS
@@ -41,6 +44,8 @@ AT_ONCE = 6
 STALL_S = 30
 SIZES = {"small.bin": 300_000, "large.bin": PIECE + 100_000}  # one request, two parts
 MANY = 10_001
+# The most that one request may send or copy. Source: Amazon S3 user guide, uploading objects.
+BORDER = 5 * 2**30
 # Keys that a folder can hold, and that programs get wrong.
 ODD = (
     "empty",
@@ -113,6 +118,7 @@ _NAMES = {
     "replaced": "replaced by another object between two requests",
     "odd": f"{len(ODD)} odd names, two of them of 0 bytes",
     "many": f"{MANY:,} objects",
+    "border": "an object of 5 GiB less a byte, of 5 GiB, and of a byte more",
 }
 
 
@@ -318,6 +324,47 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
             self._clear(prefix)
 
+    def border(self, tool: str, way: str, index: int) -> Outcome:
+        """A run with one object of ``BORDER`` bytes, less a byte at index 0, a byte more at 2."""
+        prefix, key = f"border-{way}-{uuid.uuid4().hex[:8]}", f"border-{index}"
+        folder, source = self.home / prefix, self.home / prefix / key
+        program = self.tools[tool]
+        source.parent.mkdir()
+        _write_sparse(source, BORDER - 1 + index)
+        try:
+            if way == "down":
+                self._by_s5cmd("cp", str(source), f"s3://{BUCKET}/{prefix}/")
+                source, folder = source.rename(self.home / f"{prefix}.made"), folder / "came"
+                folder.mkdir()
+            began = time.monotonic()
+            arguments = (program.down if way == "down" else program.up)(prefix, folder)
+            code, said = program.run(arguments, self.endpoint_url)
+            took_s = time.monotonic() - began
+            found = [path for path in folder.rglob(key) if path != source]
+            right = bool(code == 0 and found) and filecmp.cmp(found[0], source, shallow=False)
+            if way == "up":
+                right = code == 0 and self._is_there(prefix, source)
+            end = "hung" if code is None else "right" if right else "unclear" if code else "silent"
+            orphan = way == "up" and any(self.store(prefix).unfinished())
+            return Outcome(
+                *(tool, way, "border", index, end, False, orphan, took_s, said.strip()[-600:])
+            )
+        finally:
+            shutil.rmtree(self.home / prefix, ignore_errors=True)
+            (self.home / f"{prefix}.made").unlink(missing_ok=True)
+            self._clear(prefix)
+
+    def _is_there(self, prefix: str, source: Path) -> bool:
+        """Whether an object under the prefix has the name and the bytes of a file."""
+        store = self.store(prefix)
+        found = [obj for obj in store.list() if obj.key.rpartition("/")[2] == source.name]
+        if [obj.size for obj in found] != [source.stat().st_size]:
+            return False
+        key = f"{prefix}/{found[0].key}"
+        body = self.client.get_object(Bucket=BUCKET, Key=key)["Body"]
+        with open(source, "rb") as file:
+            return all(block == file.read(len(block)) for block in body.iter_chunks(PIECE))
+
     def _came(self, tool: str, way: str, prefix: str, folder: Path) -> Mapping[str, bytes]:
         """What is there afterwards under the names of the files."""
         if way == "down":
@@ -378,6 +425,15 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
+
+
+def _write_sparse(path: Path, nbytes: int) -> None:
+    """A file with random bytes at both ends and at the border of 32 bits, and none between."""
+    with open(path, "wb") as file:
+        file.truncate(nbytes)
+        for start in (0, 2**32 - 2**19, nbytes - 2**20):
+            file.seek(start)
+            file.write(random.Random(start).randbytes(2**20))  # noqa: S311
 
 
 def contents(sizes: Mapping[str, int]) -> dict[str, bytes]:
@@ -475,6 +531,20 @@ def alone(
     return planned
 
 
+def at_border(
+    bench: Bench, tools: Sequence[str], ways: Sequence[str], chosen: Sequence[str]
+) -> list[Callable[[], Outcome]]:
+    """Objects as large as one request may send: runs that come one after the other."""
+    if chosen and "border" not in chosen:
+        return []
+    return [
+        partial(bench.border, tool, way, index)
+        for index in range(3)
+        for way in ways
+        for tool in tools
+    ]
+
+
 def cell(runs: Sequence[Outcome]) -> str:
     """What came of the runs of one tool under one fault."""
     if not runs:
@@ -568,18 +638,21 @@ def write_page(text: str) -> None:
 def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
     """Runs all, and prints; returns every outcome."""
     tools, outcomes = arguments.tools, []
-    with CephObjectStore(home / "store") as ceph:
+    with CephObjectStore(home / "store", capacity=CAPACITY) as ceph:
         bench = Bench(home, ceph)
         versions = {name: bench.tools[name].version for name in tools}
         planned = jobs(bench, tools, arguments.ways, arguments.faults)
         planned += alone(bench, tools, arguments.ways, arguments.faults)
         random.Random(17).shuffle(planned)  # noqa: S311  # who stops it early has some of each
-        print(f"{len(planned)} runs", flush=True)
+        large = at_border(bench, tools, arguments.ways, arguments.faults)
+        print(f"{len(planned) + len(large)} runs", flush=True)
         began = time.monotonic()
         about = report.about() | {"versions": versions}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in as_completed([pool.submit(one) for one in planned]):
-                outcome = done.result()
+            for outcome in chain(
+                (done.result() for done in as_completed([pool.submit(one) for one in planned])),
+                (one() for one in large),
+            ):
                 outcomes.append(outcome)
                 if outcome.end not in ("right", "clear") or outcome.orphan or outcome.left:
                     print(f"{outcome}", flush=True)
@@ -588,7 +661,9 @@ def run(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
                     arguments.json.write_text(json.dumps(about | known, indent=1) + "\n")
                 if len(outcomes) % 20 == 0:
                     took_s = time.monotonic() - began
-                    print(f"… {len(outcomes)}/{len(planned)}, {took_s:.0f} s", flush=True)
+                    print(
+                        f"… {len(outcomes)}/{len(planned) + len(large)}, {took_s:.0f} s", flush=True
+                    )
         bench.client.close()
     return {"versions": versions, "outcomes": [asdict(one) for one in outcomes]}
 

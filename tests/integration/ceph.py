@@ -68,7 +68,7 @@ paxos min wait = 0.01
 [osd]
 osd data = {folder}/osd
 osd objectstore = memstore
-memstore device bytes = 4G
+memstore device bytes = {capacity}
 osd class load list = *
 osd class default list = *
 [client.rgw.a]
@@ -95,14 +95,17 @@ def available() -> str:
 class CephObjectStore:
     """Runs while its context lasts. ``endpoint_url`` is where; users start with ``add_user``."""
 
-    def __init__(self, folder: Path, least_part: int = LEAST_PART) -> None:
+    def __init__(
+        self, folder: Path, least_part: int = LEAST_PART, capacity: int = 4 * 2**30
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             folder: for its files; made, and removed at the end.
             least_part: bytes that each part of an upload must have, but for the last.
+            capacity: bytes of memory that objects may take; of a full one requests hang.
         """
-        self.folder, self._least_part = folder.resolve(), least_part
+        self.folder, self._least_part, self._capacity = folder.resolve(), least_part, capacity
         self._conf = self.folder / "ceph.conf"
         self._processes: list[subprocess.Popen[bytes]] = []
         self.endpoint_url = ""
@@ -145,6 +148,7 @@ class CephObjectStore:
                 mon_port=mon_port,
                 port=port,
                 least_part=self._least_part,
+                capacity=self._capacity,
             )
         )
         keyring, monmap = str(self.folder / "keyring"), str(self.folder / "monmap")
