@@ -197,7 +197,8 @@ def get_provider_info() -> dict[str, Any]:
                     "cache_size": {
                         "description": (
                             "What cleaning leaves of the cache, such as 500Gi: what was used "
-                            "last, and all that a run's data are links to. Empty: all."
+                            "last, and all that a run's data are links to. Hosts over ssh that do "
+                            "not share the workspace are held to it, too. Empty: all."
                         ),
                         "type": "string",
                         "default": "",

@@ -42,6 +42,8 @@ class JobSpec:
             not the caller's to say.
         delay_s: seconds that it is to wait before it starts.
         data_comes: whether its data still come while it runs, into a folder of the workspace.
+        cache: folder with the files that its data are links to; None: it has no data.
+        cache_bytes: of that folder, on hosts that have one of their own; None: without end.
     """
 
     job_id: str
@@ -64,6 +66,8 @@ class JobSpec:
     hosts: tuple[str, ...] = ()
     delay_s: float = 0.0
     data_comes: bool = False
+    cache: Path | None = None
+    cache_bytes: int | None = None
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ while what was saved there has not been brought, it stays, and the next try brin
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -19,7 +20,8 @@ from typing import Any
 
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobSpec
-from ddl_airflow.launchers.remote import Ssh, drop_partial, on_each
+from ddl_airflow.launchers import host_cache
+from ddl_airflow.launchers.remote import Ssh, drop_partial, objects, on_each
 
 # Of the first host, whose log and progress people follow; of the others; and of what is saved.
 _LOGS_S = 2.0
@@ -140,6 +142,7 @@ class Placement:
             # Links into the cache, which has each content once for all runs, there as here.
             links = [path for path in Path(data).rglob("*") if path.is_symlink()]
             blobs = sorted({Path(os.path.realpath(path)) for path in links})
+            self._make_room(host, blobs)
             why = self._ssh.add_to(host, blobs) or self._ssh.copy_to(host, Path(data), links=True)
             if why:
                 return why
@@ -147,6 +150,28 @@ class Placement:
             if why := self._ssh.copy_to(host, folder):
                 return why
         return ""
+
+    def _make_room(self, host: str, blobs: Sequence[Path]) -> None:
+        """Keeps the host's cache to its size, if it has one; a failure is worth no training."""
+        job = self._job
+        if job.cache is None or job.cache_bytes is None:
+            return
+        cache = Path(os.path.realpath(job.cache))
+        needed = {
+            str(blob.relative_to(cache)): blob.stat().st_size
+            for blob in blobs
+            if blob.is_relative_to(cache)
+        }
+        asked = [str(cache), str(job.cache.parent / "runs"), needed, job.cache_bytes]
+        call = f"make_room(*json.loads({json.dumps(asked)!r}))"  # longer than words may be
+        program = Path(host_cache.__file__).read_text("utf-8")
+        program += f"\nimport json\nprint(json.dumps({call}))\n"
+        said = self._ssh.run(host, [job.python, "-SE", "-"], text=program, timeout_s=_LATE_S)
+        found = [one for one in objects(said.text) if "removed" in one]
+        if said.code != 0 or not found:
+            self._log.warning("%s: its cache was not cleaned: %s", host, said.why or said.text)
+        elif found[-1]["removed"]:
+            self._log.info("%s: removed %d unused file(s) of its cache", host, found[-1]["removed"])
 
     def take_back(self) -> None:
         """Removes from the hosts what was sent, where no ranks start."""

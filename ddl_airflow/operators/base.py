@@ -96,7 +96,14 @@ def rank_python(configured: str) -> str:
 
 
 def site() -> Site:
-    """What the site's settings and connections say. Raises SubmitFailed, as ``ranks_user``."""
+    """What the site's settings and connections say.
+
+    Raises:
+        SubmitFailed: as ``ranks_user``.
+        SettingInvalid: ``[ddl] cache_size`` is no size.
+    """
+    from ddl_airflow.storage.cleaning import rules  # no parse needs it
+
     return Site(
         python=rank_python(""),
         open_store=store_of,
@@ -107,6 +114,7 @@ def site() -> Site:
         most_preemptions=conf.getint("ddl", "preemptions", fallback=100),
         evidence=conf.getboolean("ddl", "evidence", fallback=True),
         signing_key=conf.get("ddl", "signing_key", fallback="").strip(),
+        cache_bytes=rules("", "", conf.get("ddl", "cache_size", fallback="")).cache_bytes,
     )
 
 

@@ -67,6 +67,7 @@ class Site:
         most_preemptions: how often a training may have to make room before it fails.
         evidence: whether a model gets files that show how it was made.
         signing_key: of the site, as ``ddl_airflow.evidence.signature`` reads it; empty: none.
+        cache_bytes: of the data that a host without the workspace keeps; None: without end.
     """
 
     python: str
@@ -78,6 +79,7 @@ class Site:
     most_preemptions: int = 100
     evidence: bool = True
     signing_key: str = ""
+    cache_bytes: int | None = None
 
 
 @dataclass

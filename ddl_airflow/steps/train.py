@@ -130,6 +130,8 @@ class Train(ScriptTry[TrainStep]):
             averages=step.distribution == "mpi" and step.nodes * step.slots > 1,
             delay_s=preemptions.wait_s if before else 0.0,
             data_comes=step.stream,
+            cache=layout.cache,
+            cache_bytes=self.site.cache_bytes,
         )
 
     def run(self) -> dict[str, Any]:

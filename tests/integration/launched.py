@@ -42,6 +42,7 @@ class LaunchedJob:
         python: the ranks'.
         settings: of the launcher.
         servers: whether it is a cluster of parameter servers and workers.
+        cache_bytes: of the job; its cache is beside the folder of the runs.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LaunchedJob:
         python: str = sys.executable,
         settings: dict[str, Any] | None = None,
         servers: bool = False,
+        cache_bytes: int | None = None,
     ) -> None:
         self.root = root
         self.job_id = job_id
@@ -74,6 +76,7 @@ class LaunchedJob:
                 "nodes": nodes,
                 "slots": slots,
                 "env": env or {},
+                "cache_bytes": cache_bytes,
             },
             "root": str(root),
             "files": {"code/main.py": script, **(files or {})},

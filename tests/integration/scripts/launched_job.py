@@ -32,6 +32,7 @@ def run(asked: dict) -> JobHandle:
         record_dir=root / "ddl" / "try-1",
         log_dir=root / "logs",
         cluster=parameter_servers(about["nodes"], about["slots"]) if asked["servers"] else None,
+        cache=root.parents[1] / "cache",
         **about,
     )
     for name, text in asked["files"].items():

@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time import macros
 
+from ddl_airflow.core.errors import SettingInvalid
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
@@ -87,6 +88,16 @@ print(len(os.listdir(folder)), "found")
 open(folder + "/step-1", "w").close()
 sys.exit(sys.argv[1:] == ["fails"])
 """
+
+
+def test_hosts_are_told_what_the_site_keeps_of_data(train, layout, context_of, monkeypatch):
+    task, context = train("1"), context_of("training")
+    assert job_of(task, context).cache_bytes is None
+    monkeypatch.setenv("AIRFLOW__DDL__CACHE_SIZE", "1Gi")
+    assert (job := job_of(task, context)).cache_bytes == 2**30 and job.cache == layout.cache
+    monkeypatch.setenv("AIRFLOW__DDL__CACHE_SIZE", "much")
+    with pytest.raises(SettingInvalid, match=r"\[ddl\] cache_size: .*much"):
+        job_of(task, context)
 
 
 @pytest.fixture

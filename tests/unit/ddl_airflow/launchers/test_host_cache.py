@@ -1,0 +1,109 @@
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_airflow.launchers import host_cache
+from ddl_airflow.launchers.host_cache import make_room
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """cache(name, nbytes, days=) -> a file of it, which was used so many days ago."""
+
+    def make(name, nbytes=100, days=3.0):
+        path = tmp_path / "cache" / "blobs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(nbytes))
+        os.utime(path, (time.time() - days * 86400, 1e9))
+        return path
+
+    return make
+
+
+def room(tmp_path, most, **needed):
+    names = {f"blobs/{name}": nbytes for name, nbytes in needed.items()}
+    return make_room(str(tmp_path / "cache"), str(tmp_path / "runs"), names, most)
+
+
+def left(tmp_path):
+    return sorted(path.name for path in (tmp_path / "cache" / "blobs").iterdir())
+
+
+def test_what_was_used_least_lately_goes_until_there_is_room(cache, tmp_path):
+    for name, days in (("old", 9), ("older", 10), ("oldest", 11), ("new", 2)):
+        cache(name, days=days)
+    assert room(tmp_path, 400) == {"removed": 0, "bytes": 400}
+    assert room(tmp_path, 400, coming=150) == {"removed": 2, "bytes": 350}
+    assert left(tmp_path) == ["new", "old"]
+
+
+def test_what_is_needed_stays_and_is_marked_as_used(cache, tmp_path):
+    needed, cut = cache("needed", days=30), cache("cut", 40, days=30)
+    cache("other", days=2)
+    assert room(tmp_path, 0, needed=100, cut=100) == {"removed": 1, "bytes": 200}
+    assert left(tmp_path) == ["cut", "needed"]
+    assert room(tmp_path, 0) == {"removed": 0, "bytes": 140}  # that another job is being sent
+    # rsync compares times, and sends again what has another one.
+    assert [path.stat().st_mtime for path in (needed, cut)] == [1e9, 1e9]
+
+
+def test_what_a_runs_data_are_links_to_stays(cache, tmp_path):
+    blob = cache("of a long training", days=30)
+    cache("of none", days=2)
+    data = tmp_path / "runs" / "dag" / "training" / "data" / "day"
+    data.mkdir(parents=True)
+    (data / "file").symlink_to(os.path.relpath(blob, data))
+    (data / "gone").symlink_to("nothing")
+    assert room(tmp_path, 0) == {"removed": 1, "bytes": 100}
+    assert left(tmp_path) == ["of a long training"]
+
+
+def test_two_at_once_wait_for_each_other(cache, tmp_path):
+    cache("old")
+    with open(tmp_path / "cache" / ".in-use", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = threading.Thread(target=room, args=(tmp_path, 0))
+        other.start()
+        other.join(0.2)
+        assert other.is_alive() and left(tmp_path) == ["old"]
+    other.join()
+    assert left(tmp_path) == []
+
+
+def test_a_host_without_a_cache_gets_none(tmp_path):
+    assert room(tmp_path, 10, coming=20) == {"removed": 0, "bytes": 20}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_ends_it_before_anything_is_removed(cache, tmp_path, monkeypatch):
+    cache("old")
+
+    def refuse(path, onerror):
+        if path.endswith("runs"):
+            onerror(PermissionError(13, "Permission denied", path))
+        return walk(path, onerror=onerror)
+
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", refuse)
+    with pytest.raises(PermissionError):
+        room(tmp_path, 0)
+    assert left(tmp_path) == ["old"]
+
+
+def test_it_needs_nothing_but_a_python(cache, tmp_path):
+    cache("old")
+    asked = [str(tmp_path / "cache"), str(tmp_path / "runs"), {}, 0]
+    program = Path(host_cache.__file__).read_text()
+    program += f"\nprint(make_room(*{json.dumps(asked)}))"
+    words = [sys.executable, "-SE", "-"]
+    said = subprocess.run(
+        words, input=program, capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert said.stdout == "{'removed': 1, 'bytes': 0}\n"
