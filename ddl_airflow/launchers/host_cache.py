@@ -16,11 +16,12 @@ import time
 
 # What was used since stays: a job that is being sent has no links there yet.
 _USED_S = 86400.0
-_LOCK = ".in-use"
+# As ``ddl_airflow.storage.cache`` has them: the host may be another worker of Airflow's.
+_LOCK, _BLOBS = ".in-use", "blobs"
 
 
 def make_room(cache: str, runs: str, needed: dict[str, int], most: int) -> dict[str, int]:
-    """Removes files until those that are needed have room in the cache.
+    """Removes objects until those that are needed have room in the cache.
 
     Those go first that were used least lately; none that a link below ``runs`` leads to, nor one
     that was used within a day. So there may be less room than was asked for.
@@ -28,8 +29,8 @@ def make_room(cache: str, runs: str, needed: dict[str, int], most: int) -> dict[
     Args:
         cache: folder; it need not be there.
         runs: folder of all runs of that cache.
-        needed: size in bytes of each file, by its path in the cache.
-        most: bytes that all files of the cache may have together.
+        needed: size in bytes of each object, by its path in the cache.
+        most: bytes that all objects of the cache may have together.
 
     Returns:
         How many were ``removed``, and ``bytes``: what there is then, with what is to come.
@@ -41,7 +42,7 @@ def make_room(cache: str, runs: str, needed: dict[str, int], most: int) -> dict[
         return {"removed": 0, "bytes": sum(needed.values())}
     with open(os.path.join(cache, _LOCK), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        files = _files(cache)
+        files = _files(os.path.join(cache, _BLOBS))
         for name in needed:
             path = os.path.join(cache, name)
             if (found := files.pop(path, None)) is not None:
@@ -62,16 +63,16 @@ def make_room(cache: str, runs: str, needed: dict[str, int], most: int) -> dict[
     return {"removed": removed, "bytes": nbytes}
 
 
-def _files(cache: str) -> dict[str, os.stat_result]:
+def _files(blobs: str) -> dict[str, os.stat_result]:
     found = {}
-    for folder, _, names in os.walk(cache, onerror=_raise):
+    for folder, _, names in os.walk(blobs, onerror=_raise):
         for name in names:
             path = os.path.join(folder, name)
             try:
                 one = os.lstat(path)
             except FileNotFoundError:  # of rsync, which has given it its name
                 continue
-            if stat.S_ISREG(one.st_mode) and name != _LOCK:
+            if stat.S_ISREG(one.st_mode):
                 found[path] = one
     return found
 

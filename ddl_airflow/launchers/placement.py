@@ -160,7 +160,7 @@ class Placement:
         needed = {
             str(blob.relative_to(cache)): blob.stat().st_size
             for blob in blobs
-            if blob.is_relative_to(cache)
+            if blob.is_relative_to(cache) and blob.is_file()
         }
         asked = [str(cache), str(job.cache.parent / "runs"), needed, job.cache_bytes]
         call = f"make_room(*json.loads({json.dumps(asked)!r}))"  # longer than words may be
@@ -171,7 +171,9 @@ class Placement:
         if said.code != 0 or not found:
             self._log.warning("%s: its cache was not cleaned: %s", host, said.why or said.text)
         elif found[-1]["removed"]:
-            self._log.info("%s: removed %d unused file(s) of its cache", host, found[-1]["removed"])
+            self._log.info(
+                "%s: removed %d unused object(s) of its cache", host, found[-1]["removed"]
+            )
 
     def take_back(self) -> None:
         """Removes from the hosts what was sent, where no ranks start."""

@@ -114,26 +114,28 @@ def test_hosts_keep_no_more_data_than_the_site_says(task, hosts) -> None:
             "import os; print(len(open(os.environ['DATA_DIR'] + '/file').read()))",
             root=root,
             env={"DATA_DIR": str(root / "data")},
-            files={f"../../cache/kept/{number}": "x" * 1000},
-            links={"data/file": f"../../../cache/kept/{number}"},
+            files={f"../../cache/blobs/kept/{number}": "x" * 1000},
+            links={"data/file": f"../../../cache/blobs/kept/{number}"},
             **asked,
         )
 
     def there(host: int, *words: str) -> list[str]:
-        command = hosts.on(host, ["sh", "-c", f"cd /mnt/work/cache/kept; {' '.join(words)}; ls"])
+        command = hosts.on(
+            host, ["sh", "-c", f"cd /mnt/work/cache/blobs/kept; {' '.join(words)}; ls"]
+        )
         return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
 
     assert (one := trained(1)).ended() == ["", "", 2], one.said()
     for host in (1, 2):
         assert there(host, "touch -a -d '3 days ago' 1") == ["1"]
     assert (one := trained(2, cache_bytes=1500)).ended() == ["", "", 2], one.said()
-    assert one.said().count("removed 1 unused file(s) of its cache") == 2
+    assert one.said().count("removed 1 unused object(s) of its cache") == 2
     assert [there(host, "true") for host in (1, 2)] == [["2"], ["2"]]
     # Where it cannot be cleaned the job runs all the same.
-    there(1, "rm ../.in-use; mkdir ../.in-use")
+    there(1, "rm ../../.in-use; mkdir ../../.in-use")
     assert (one := trained(3, cache_bytes=10)).ended() == ["", "", 2], one.said()
     assert "10.99.0.2: its cache was not cleaned: IsADirectoryError" in one.said()
-    assert there(1, "rmdir ../.in-use") == there(2, "true") == ["2", "3"]
+    assert there(1, "rmdir ../../.in-use") == there(2, "true") == ["2", "3"]
 
 
 def test_a_cut_host_ends_the_try_at_once_and_is_named_and_the_next_does_without_it(

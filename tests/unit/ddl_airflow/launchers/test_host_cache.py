@@ -77,6 +77,14 @@ def test_two_at_once_wait_for_each_other(cache, tmp_path):
     assert left(tmp_path) == []
 
 
+def test_what_a_worker_knows_of_its_cache_stays(cache, tmp_path):
+    """The host may be another worker, with a cache of its own."""
+    cache("old", days=30)
+    facts = cache("../facts/old.json", days=30)
+    assert room(tmp_path, 0) == {"removed": 1, "bytes": 0}
+    assert left(tmp_path) == [] and facts.exists()
+
+
 def test_a_host_without_a_cache_gets_none(tmp_path):
     assert room(tmp_path, 10, coming=20) == {"removed": 0, "bytes": 20}
     assert list(tmp_path.iterdir()) == []
