@@ -42,7 +42,8 @@ class JobSpec:
             not the caller's to say.
         delay_s: seconds that it is to wait before it starts.
         data_comes: whether its data still come while it runs, into a folder of the workspace.
-        cache: folder with the files that its data are links to; None: it has no data.
+        cache: folder with the files that its data are links to, beside that of all runs; None: it
+            has no data.
         cache_bytes: of that folder, on hosts that have one of their own; None: without end.
     """
 

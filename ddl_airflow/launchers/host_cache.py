@@ -56,7 +56,8 @@ def make_room(cache: str, runs: str, needed: dict[str, int], most: int) -> dict[
         for path, found in sorted(unused.items(), key=lambda one: one[1].st_atime):
             if nbytes <= most:
                 break
-            if os.path.realpath(path) not in linked:
+            # A run may also have it by another name, not by a link to it.
+            if found.st_nlink == 1 and os.path.realpath(path) not in linked:
                 os.unlink(path)
                 removed += 1
                 nbytes -= found.st_size

@@ -57,12 +57,13 @@ def test_what_is_needed_stays_and_is_marked_as_used(cache, tmp_path):
 def test_what_a_runs_data_are_links_to_stays(cache, tmp_path):
     blob = cache("of a long training", days=30)
     cache("of none", days=2)
+    os.link(cache("of a copy", days=30), tmp_path / "another name")
     data = tmp_path / "runs" / "dag" / "training" / "data" / "day"
     data.mkdir(parents=True)
     (data / "file").symlink_to(os.path.relpath(blob, data))
     (data / "gone").symlink_to("nothing")
-    assert room(tmp_path, 0) == {"removed": 1, "bytes": 100}
-    assert left(tmp_path) == ["of a long training"]
+    assert room(tmp_path, 0) == {"removed": 1, "bytes": 200}
+    assert left(tmp_path) == ["of a copy", "of a long training"]
 
 
 def test_two_at_once_wait_for_each_other(cache, tmp_path):
