@@ -215,6 +215,18 @@ def _end_what_is_left() -> None:
         time.sleep(_LEFT_LOOK_S)
 
 
+def _has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, also where nobody has waited for it; for a handler of signals.
+
+    ``poll`` does not say so while what the signal has interrupted waits.
+    """
+    try:
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, child.pid, how) is not None
+    except ChildProcessError:
+        return True
+
+
 def _keep(
     child: subprocess.Popen[bytes],
     to: Path | Sequence[int],
@@ -334,10 +346,14 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
         return code
 
+    def record_asked_to_end() -> None:
+        # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
+        if not _has_ended(child):  # else it is what the others are ended for
+            record.write(asked_to_end=time.time())
+
     def forward(signum: int, _frame: FrameType | None) -> None:
         if signum not in (signal.SIGUSR1, signal.SIGURG):
-            # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
-            record.write(asked_to_end=time.time())
+            record_asked_to_end()
         child.send_signal(signum)
 
     released = False
@@ -356,7 +372,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
     def look_at_parent(_signum: int, _frame: FrameType | None) -> None:
         # The kernel also tells of the end of the thread that started this process.
         if os.getppid() != parent or mpirun_has_ended(environ):
-            record.write(asked_to_end=time.time())
+            record_asked_to_end()
             end_child()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGURG):

@@ -20,7 +20,7 @@ from ddl_ops.metric_reader import MetricReader
 from ddl_ops.rank import child_environment, command_argv
 from ddl_ops.rank_record import RankRecord, writes_file
 
-from tests.limits import within
+from tests.limits import until, within
 
 LONG_S = 20.0
 OWN = shlex.quote(sys.executable)
@@ -500,6 +500,23 @@ def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
     one.end()
     assert (one.code, one.log()) == (4, "saved\n")
     assert one.record()["asked_to_end"] < one.record()["ended"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_script_that_was_killed_before_is_none_that_was_asked_to_end(start, tmp_path, number):
+    """Another rank sees it die, and all are ended before a busy machine lets this shim look."""
+    one = start("import os, time; open('up', 'w').write(str(os.getpid())); time.sleep(60)")
+    one.wait_for("up")
+    until(lambda: (tmp_path / "up").read_text(), LONG_S)
+    one.process.send_signal(signal.SIGSTOP)
+    script = int((tmp_path / "up").read_text())
+    os.kill(script, signal.SIGKILL)
+    until(lambda: Path(f"/proc/{script}/stat").read_text().split()[2] == "Z", LONG_S)
+    one.process.send_signal(number)
+    one.process.send_signal(signal.SIGCONT)
+    one.end()
+    assert one.code == one.record()["exit_code"] == 137
+    assert "asked_to_end" not in one.record()
 
 
 def test_sigkill_of_the_shim_takes_the_script_along(start):
