@@ -327,31 +327,31 @@ class Bench:
     def border(self, tool: str, way: str, index: int) -> Outcome:
         """A run with one object of ``BORDER`` bytes, less a byte at index 0, a byte more at 2."""
         prefix, key = f"border-{way}-{uuid.uuid4().hex[:8]}", f"border-{index}"
-        folder, source = self.home / prefix, self.home / prefix / key
-        program = self.tools[tool]
-        source.parent.mkdir()
+        program, home = self.tools[tool], self.home / prefix
+        source, came = home / "made" / key, home / "came"
+        source.parent.mkdir(parents=True), came.mkdir()
         _write_sparse(source, BORDER - 1 + index)
         try:
             if way == "down":
                 self._by_s5cmd("cp", str(source), f"s3://{BUCKET}/{prefix}/")
-                source, folder = source.rename(self.home / f"{prefix}.made"), folder / "came"
-                folder.mkdir()
+                arguments = program.down(prefix, came)
+            else:
+                arguments = program.up(prefix, source.parent)
             began = time.monotonic()
-            arguments = (program.down if way == "down" else program.up)(prefix, folder)
             code, said = program.run(arguments, self.endpoint_url)
             took_s = time.monotonic() - began
-            found = [path for path in folder.rglob(key) if path != source]
-            right = bool(code == 0 and found) and filecmp.cmp(found[0], source, shallow=False)
-            if way == "up":
-                right = code == 0 and self._is_there(prefix, source)
-            end = "hung" if code is None else "right" if right else "unclear" if code else "silent"
+            if way == "down":
+                found = [*came.rglob(key)]
+                right = bool(found) and filecmp.cmp(found[0], source, shallow=False)
+            else:
+                right = self._is_there(prefix, source)
+            end = "hung" if code is None else "unclear" if code else "right" if right else "silent"
             orphan = way == "up" and any(self.store(prefix).unfinished())
             return Outcome(
                 *(tool, way, "border", index, end, False, orphan, took_s, said.strip()[-600:])
             )
         finally:
-            shutil.rmtree(self.home / prefix, ignore_errors=True)
-            (self.home / f"{prefix}.made").unlink(missing_ok=True)
+            shutil.rmtree(home, ignore_errors=True)
             self._clear(prefix)
 
     def _is_there(self, prefix: str, source: Path) -> bool:

@@ -15,12 +15,13 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core import eviction
 from ddl_airflow.core.errors import SubmitFailed
 from ddl_airflow.core.job import JobSpec
-from ddl_airflow.launchers import host_cache
 from ddl_airflow.launchers.remote import Ssh, drop_partial, objects, on_each
 
 # Of the first host, whose log and progress people follow; of the others; and of what is saved.
@@ -139,41 +140,52 @@ class Placement:
         if said.code != 0:
             return said.why
         if data:
-            # Links into the cache, which has each content once for all runs, there as here.
-            links = [path for path in Path(data).rglob("*") if path.is_symlink()]
-            blobs = sorted({Path(os.path.realpath(path)) for path in links})
-            self._make_room(host, blobs)
-            why = self._ssh.add_to(host, blobs) or self._ssh.copy_to(host, Path(data), links=True)
-            if why:
+            self._make_room(host)
+            why = self._ssh.add_to(host, self._blobs)
+            if why := why or self._ssh.copy_to(host, Path(data), links=True):
                 return why
         for folder in folders:
             if why := self._ssh.copy_to(host, folder):
                 return why
         return ""
 
-    def _make_room(self, host: str, blobs: Sequence[Path]) -> None:
-        """Keeps the host's cache to its size, if it has one; a failure is worth no training."""
+    @cached_property
+    def _blobs(self) -> list[Path]:
+        """What the data are links to: the cache has each content once for all runs, there too."""
+        links = (path for path in Path(self._job.env["DATA_DIR"]).rglob("*") if path.is_symlink())
+        return sorted({Path(os.path.realpath(path)) for path in links})
+
+    @cached_property
+    def _program(self) -> str:
+        """A program that makes room for the data on a host; empty: it may keep all."""
         job = self._job
         if job.cache is None or job.cache_bytes is None:
-            return
+            return ""
         cache = Path(os.path.realpath(job.cache))
         needed = {
             str(blob.relative_to(cache)): blob.stat().st_size
-            for blob in blobs
+            for blob in self._blobs
             if blob.is_relative_to(cache) and blob.is_file()
         }
         asked = [str(cache), str(job.cache.parent / "runs"), needed, job.cache_bytes]
         call = f"make_room(*json.loads({json.dumps(asked)!r}))"  # longer than words may be
-        program = Path(host_cache.__file__).read_text("utf-8")
-        program += f"\nimport json\nprint(json.dumps({call}))\n"
-        said = self._ssh.run(host, [job.python, "-SE", "-"], text=program, timeout_s=_LATE_S)
+        program = Path(eviction.__file__).read_text("utf-8")
+        return f"{program}\nimport json\nprint(json.dumps({call}))\n"
+
+    def _make_room(self, host: str) -> None:
+        """Keeps the host's cache to its size, if it has one; a failure is worth no training."""
+        if not self._program:
+            return
+        words = [self._job.python, "-SE", "-"]
+        said = self._ssh.run(host, words, text=self._program, timeout_s=_LATE_S)
         found = [one for one in objects(said.text) if "removed" in one]
         if said.code != 0 or not found:
-            self._log.warning("%s: its cache was not cleaned: %s", host, said.why or said.text)
-        elif found[-1]["removed"]:
-            self._log.info(
-                "%s: removed %d unused object(s) of its cache", host, found[-1]["removed"]
+            why = said.why or said.text
+            self._log.warning(
+                "%s: its cache was not cleaned, and may outgrow [ddl] cache_size: %s", host, why
             )
+        elif number := found[-1]["removed"]:
+            self._log.info("%s: removed %d unused object(s) of its cache", host, number)
 
     def take_back(self) -> None:
         """Removes from the hosts what was sent, where no ranks start."""

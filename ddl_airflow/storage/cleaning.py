@@ -6,13 +6,11 @@ that only this module looks at, and then deleted.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import re
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
+from ddl_airflow.core.eviction import Blob, evictable
 from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout, experiments
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
@@ -33,11 +32,6 @@ from ddl_airflow.storage.store import PART_PREFIX
 LEFT_S = 2 * 86400.0
 _log = logging.getLogger(__name__)
 _REMOVING = ".removing-"
-_LEADS_NOWHERE = (
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.ELOOP,
-)  # of links, and of what is gone meanwhile
 
 
 @dataclass(frozen=True)
@@ -229,7 +223,7 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
         if not alone:
             return removed  # somebody stages, whose links are not there yet
         removed += _left_of_archives(cache.root, dry_run)
-        blobs, nbytes = [], 0
+        blobs = []
         for path in (cache.root / "blobs").glob("*/*"):
             found = path.stat()
             if path.name.endswith(".part"):  # nobody stages, but who tries again goes on with it
@@ -239,20 +233,12 @@ def _cache(workspace: Path, budget: int, dry_run: bool) -> list[Removed]:
                 if not dry_run:
                     path.unlink()
                 continue
-            blobs.append((cache.used(path), path, found.st_size, found.st_nlink))
-            nbytes += found.st_size
-        if nbytes <= budget:
-            return removed
-        used = _linked(workspace / "runs")
-        for _, path, size, names in sorted(blobs):
-            if nbytes <= budget:
-                break
-            # A run may also have it by another name, not by a link to it.
-            if names == 1 and os.path.realpath(path) not in used:
-                removed.append(Removed("cached object", str(path), size))
-                if not dry_run:
-                    cache.evict(path)
-                nbytes -= size
+            blobs.append(Blob(cache.used(path), str(path), found.st_size, found.st_nlink))
+        excess = sum(blob.nbytes for blob in blobs) - budget
+        for blob in evictable(blobs, excess, str(workspace / "runs")):
+            removed.append(Removed("cached object", blob.path, blob.nbytes))
+            if not dry_run:
+                cache.evict(Path(blob.path))
     return removed
 
 
@@ -274,33 +260,6 @@ def _left_of_archives(root: Path, dry_run: bool) -> Iterator[Removed]:
             yield Removed("list of an archive", str(path), path.stat().st_size)
             if not dry_run:
                 path.unlink()
-
-
-def _linked(runs: Path) -> set[str]:
-    """What staged data are links to, also of a run that is half removed, or half staged.
-
-    Raises:
-        OSError: a folder or a link cannot be read: what it has may be in use.
-    """
-    linked = set()
-    for folder, folders, files in os.walk(runs, onerror=_raise):
-        depth = len(Path(folder).relative_to(runs).parts)
-        if depth == 2:  # a run
-            folders[:] = [name for name in folders if name == "data" or name[0] == "."]
-        for name in files:
-            path = os.path.join(folder, name)
-            try:
-                if stat.S_ISLNK(os.lstat(path).st_mode):
-                    linked.add(os.path.realpath(path, strict=True))
-            except OSError as error:
-                if error.errno not in _LEADS_NOWHERE:
-                    raise
-    return linked
-
-
-def _raise(error: OSError) -> None:
-    if error.errno not in _LEADS_NOWHERE:
-        raise error
 
 
 def _folders(folder: Path, *, hidden: bool = False) -> list[Path]:

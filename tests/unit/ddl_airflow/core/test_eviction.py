@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.launchers import host_cache
-from ddl_airflow.launchers.host_cache import make_room
+from ddl_airflow.core import eviction
+from ddl_airflow.core.eviction import make_room
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_ends_it_before_anything_is_removed(cache, tmp_path,
 def test_it_needs_nothing_but_a_python(cache, tmp_path):
     cache("old")
     asked = [str(tmp_path / "cache"), str(tmp_path / "runs"), {}, 0]
-    program = Path(host_cache.__file__).read_text()
+    program = Path(eviction.__file__).read_text()
     program += f"\nprint(make_room(*{json.dumps(asked)}))"
     words = [sys.executable, "-SE", "-"]
     said = subprocess.run(
