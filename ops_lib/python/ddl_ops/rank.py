@@ -49,6 +49,8 @@ from ddl_ops.resource_usage import ResourceUsage, usage_file
 # As ddl_airflow.core.environment has it.
 CONTRACT = 1
 _NOT_EXECUTABLE = 126
+# Signals that ask a script to end.
+_ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
@@ -215,16 +217,23 @@ def _end_what_is_left() -> None:
         time.sleep(_LEFT_LOOK_S)
 
 
-def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether it has, also where nobody has waited for it; for a handler of signals.
+def _ended_by_itself(child: subprocess.Popen[bytes]) -> bool:
+    """Whether it had ended, of something else, before a signal asks it to; for a handler of those.
 
-    ``poll`` does not say so while what the signal has interrupted waits.
+    ``poll`` does not say so while what the signal has interrupted waits. mpirun signals the whole
+    process group, so a script may have ended as it was asked to before its shim hears of it.
     """
-    try:
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, child.pid, how) is not None
-    except ChildProcessError:
+    if child.returncode is not None:
         return True
+    try:
+        how = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it is being waited for: too close to tell
+        return False
+    if how is None:
+        return False
+    # A shell exits with 128 + the signal of what it has run.
+    number = how.si_status - 128 if how.si_code == os.CLD_EXITED else how.si_status
+    return number > 0 and number not in _ASKS
 
 
 def _keep(
@@ -348,7 +357,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
 
     def record_asked_to_end() -> None:
         # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
-        if not _has_ended(child):  # else it is what the others are ended for
+        if not _ended_by_itself(child):  # else it is what the others are ended for
             record.write(asked_to_end=time.time())
 
     def forward(signum: int, _frame: FrameType | None) -> None:

@@ -24,6 +24,7 @@ from tests.limits import until, within
 
 LONG_S = 20.0
 OWN = shlex.quote(sys.executable)
+PLAIN, OF_A_SHELL = "python main.py", "python main.py; exit $?"
 
 
 def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
@@ -502,21 +503,54 @@ def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
     assert one.record()["asked_to_end"] < one.record()["ended"]
 
 
+def has_ended(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.fixture
+def signal_late(start):
+    """Ends a script by a signal, and only then lets its busy shim look at another one."""
+
+    def make(to_script: int, to_shim: int, before: str = "", command: str = PLAIN) -> Shim:
+        up = "import os, time; open('up', 'w').write(str(os.getpid())); time.sleep(60)"
+        one = start(f"{before}\n{up}", command=command)
+        script = int(one.wait_for("up"))
+        one.process.send_signal(signal.SIGSTOP)
+        shim = one.process.pid
+        child = int(Path(f"/proc/{shim}/task/{shim}/children").read_text())
+        os.kill(script, to_script)
+        until(lambda: has_ended(child), LONG_S)
+        one.process.send_signal(to_shim)
+        one.process.send_signal(signal.SIGCONT)
+        one.end()
+        return one
+
+    return make
+
+
+@pytest.mark.parametrize("command", [PLAIN, OF_A_SHELL])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_script_that_was_killed_before_is_none_that_was_asked_to_end(start, tmp_path, number):
+def test_a_script_that_was_killed_before_is_none_that_was_asked_to_end(
+    signal_late, number, command
+):
     """Another rank sees it die, and all are ended before a busy machine lets this shim look."""
-    one = start("import os, time; open('up', 'w').write(str(os.getpid())); time.sleep(60)")
-    one.wait_for("up")
-    until(lambda: (tmp_path / "up").read_text(), LONG_S)
-    one.process.send_signal(signal.SIGSTOP)
-    script = int((tmp_path / "up").read_text())
-    os.kill(script, signal.SIGKILL)
-    until(lambda: Path(f"/proc/{script}/stat").read_text().split()[2] == "Z", LONG_S)
-    one.process.send_signal(number)
-    one.process.send_signal(signal.SIGCONT)
-    one.end()
+    one = signal_late(signal.SIGKILL, number, command=command)
     assert one.code == one.record()["exit_code"] == 137
     assert "asked_to_end" not in one.record()
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        ("", 143),
+        ("import signal, os; signal.signal(signal.SIGTERM, lambda *_: os._exit(0))", 0),
+    ],
+)
+def test_a_script_that_ends_before_its_shim_knows_was_asked_to_end(signal_late, before, code):
+    """mpirun signals the process group, and the script may be the faster one."""
+    one = signal_late(signal.SIGTERM, signal.SIGTERM, before)
+    assert one.code == one.record()["exit_code"] == code
+    assert "asked_to_end" in one.record()
 
 
 def test_sigkill_of_the_shim_takes_the_script_along(start):
