@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +271,8 @@ def assemble(
     versions = record["environment"]["versions"]
     versions["ddl-airflow"] = __version__
     if run.type != BY_HAND:
+        from importlib import metadata  # who only reads records need not wait for it
+
         versions["apache-airflow"] = metadata.version("apache-airflow")
     record["result"]["files"] = _listed(files)
     record["result"]["files"] += _listed(evidence(record))

@@ -90,6 +90,19 @@ def test_one_connection_serves_many_objects_and_another_follows_it(endpoint_url,
         store.get(StoredObject("none", 1, "e"), tmp_path / "f.part", ignore)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux has it")
+def test_answers_are_acknowledged_before_the_body_has_come(endpoint_url, opened):
+    """Ceph waits for that with the body of a small object, and the kernel may for 40 ms."""
+    with FaultyProxy(endpoint_url, {}) as proxy:
+        store, at_once = opened(proxy.endpoint_url), []
+        for _ in range(10):
+            with store._direct.get("bucket", "p/a", {}) as (_, body):
+                sock = body._connection.sock
+                at_once.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+                body.read()
+    assert at_once == [1] * 10
+
+
 @pytest.mark.parametrize("token", [None, "t/o+k=en"])
 def test_urls_are_signed_as_boto3_signs_them(endpoint_url, monkeypatch, token):
     client = boto3.session.Session().client(
