@@ -69,6 +69,8 @@ _NO_DRIVER = re.compile(
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called)[^\n]*\n"
 )
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# A shell without a trap ends at once, and what it runs is killed while it still saves.
+_WAITS = "trap 'exit $?' TERM INT; trap : USR1"
 # Characters for which a shell must stay around, or must be asked at all.
 _COMPOUND = re.compile(r"[;&|<>()`\n]")
 _SHELL = re.compile(r"[$*?\[\]{}~#!\\]")
@@ -82,7 +84,7 @@ def command_argv(command: str) -> list[str]:
 
     A plain command runs without a shell. One that needs expansion runs under ``sh`` and replaces
     it, so that a signal to the child is a signal to the script. Only a compound command keeps
-    the shell.
+    the shell, which when asked to end waits for what it runs, and runs no more.
 
     ``python`` or ``python3`` at its start is the Python that runs this, under whatever names that
     is installed.
@@ -94,7 +96,7 @@ def command_argv(command: str) -> list[str]:
         own = python[1] + shlex.quote(sys.executable)
         command = own + command[python.end() :]
     if _COMPOUND.search(command):
-        return ["/bin/sh", "-c", command]
+        return ["/bin/sh", "-c", f"{_WAITS}\n{command}"]
     if _SHELL.search(command) or _ASSIGNMENT.match(command):
         words = f"env {command}" if _ASSIGNMENT.match(command) else command
         return ["/bin/sh", "-c", f"exec {words}"]
@@ -175,9 +177,12 @@ def _log_path(environ: Mapping[str, str], rank: int) -> Path:
 
 def _last_line(log: Path) -> str:
     """What a script that ends with a code of its own mostly gives as the reason."""
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
-        lines = re.split(r"[\r\n]", file.read().decode("utf-8", "replace"))
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+            lines = re.split(r"[\r\n]", file.read().decode("utf-8", "replace"))
+    except OSError:  # the script has emptied its LOG_DIR
+        return ""
     return next((line.strip()[:_QUOTED] for line in reversed(lines) if line.strip()), "")
 
 
@@ -199,12 +204,51 @@ def _streams(given: Sequence[int], *, logged: bool, searched: bool) -> dict[str,
     return {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logged else {}
 
 
+def _children(pid: int) -> list[int]:
+    """Of a process's first thread; empty if it has ended."""
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split())]
+    except OSError:
+        return []
+
+
+def _listens(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for the signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
+
+
+def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None:
+    """Sends the script a signal.
+
+    Args:
+        shell: the child is a shell around the script. Of what it runs, those are signalled that
+            have a handler, so that a script that saves keeps the ``tee`` that it prints to; all, if
+            none has.
+    """
+    if not shell:
+        child.send_signal(signum)
+        return
+    found = [child.pid]
+    for pid in found:  # which grows meanwhile
+        found += _children(pid)
+    below = found[1:]
+    if signum in _ASKS:
+        child.send_signal(signum)
+    for pid in [pid for pid in below if _listens(pid, signum)] or below:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
 def _end_what_is_left() -> None:
     """Kills whatever the script started and left, also what made a session of its own."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
     foreign: set[int] = set()  # another user's, by way of sudo
     deadline = time.monotonic() + _LEFT_S
-    while pids := {*map(int, children.read_text().split())} - foreign:
+    while pids := {*_children(os.getpid())} - foreign:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -325,6 +369,7 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         record.write(ended=time.time(), exit_code=_NOT_EXECUTABLE, reason=said)
         return _NOT_EXECUTABLE
     argv = command_argv(command) if isinstance(command, str) else list(command)
+    shell = isinstance(command, str) and _COMPOUND.search(command) is not None
     # A level that somebody has chosen says what they want to see.
     no_gpu = environ.get("DDL_NO_GPU") == "1" and _LOG_LEVEL not in environ
     hidden = _NO_DRIVER if no_gpu and not any(_LOG_LEVEL in word for word in argv) else None
@@ -355,22 +400,25 @@ def run(command: str | Sequence[str], environ: Mapping[str, str]) -> int:
         record.write(ended=time.time(), exit_code=code, reason=f"{argv[0]}: {error.strerror}")
         return code
 
+    asked = released = False
+
     def record_asked_to_end() -> None:
-        # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM.
-        if not _ended_by_itself(child):  # else it is what the others are ended for
+        # Say it at once: mpirun's SIGKILL may follow before the script is done with SIGTERM. What
+        # it raises from the first time on is a consequence.
+        nonlocal asked
+        if not asked and not _ended_by_itself(child):  # else it is what the others are ended for
+            asked = True
             record.write(asked_to_end=time.time())
 
     def forward(signum: int, _frame: FrameType | None) -> None:
         if signum not in (signal.SIGUSR1, signal.SIGURG):
             record_asked_to_end()
-        child.send_signal(signum)
-
-    released = False
+        _signal(child, signum, shell=shell)
 
     def end_child() -> None:
         signal.signal(signal.SIGALRM, lambda *_: child.kill())
         signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
-        child.terminate()
+        _signal(child, signal.SIGTERM, shell=shell)
 
     def release(_signum: int, _frame: FrameType | None) -> None:
         nonlocal released

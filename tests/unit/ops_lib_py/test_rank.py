@@ -17,7 +17,7 @@ import pytest
 from ddl_ops import rank as shim
 from ddl_ops.environment import Placement
 from ddl_ops.metric_reader import MetricReader
-from ddl_ops.rank import child_environment, command_argv
+from ddl_ops.rank import _WAITS, child_environment, command_argv
 from ddl_ops.rank_record import RankRecord, writes_file
 
 from tests.limits import until, within
@@ -44,7 +44,9 @@ def environment(folder: Path, rank: int = 0, size: int = 1, **more: str) -> dict
 class Shim:
     """One started shim, its script, and what it leaves."""
 
-    def __init__(self, folder: Path, command: list[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, command: list[str], env: dict[str, str], new_group: bool = False
+    ) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ddl_ops.rank", *command],
@@ -54,6 +56,7 @@ class Shim:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0 if new_group else None,
         )
 
     def end(self) -> Shim:
@@ -84,11 +87,17 @@ def start(tmp_path):
     started: list[Shim] = []
 
     def make(
-        script: str = "", *, command: str = "python main.py", rank: int = 0, size: int = 1, **more
+        script: str = "",
+        *,
+        command: str = PLAIN,
+        rank: int = 0,
+        size: int = 1,
+        new_group: bool = False,
+        **more,
     ) -> Shim:
         (tmp_path / "main.py").write_text(textwrap.dedent(script))
         env = environment(tmp_path, rank, size, **more)
-        started.append(Shim(tmp_path, ["--command", command], env))
+        started.append(Shim(tmp_path, ["--command", command], env, new_group))
         return started[-1]
 
     yield make
@@ -109,8 +118,8 @@ def start(tmp_path):
         ("python3 t.py *.npy", ["/bin/sh", "-c", f"exec {OWN} t.py *.npy"]),
         ("LR=0.1 B= python3 t.py", ["/bin/sh", "-c", f"exec env LR=0.1 B= {OWN} t.py"]),
         ("A='x y' python3 t.py", ["/bin/sh", "-c", "exec env A='x y' python3 t.py"]),
-        ("cd a && python t.py", ["/bin/sh", "-c", "cd a && python t.py"]),
-        ("python t.py > out", ["/bin/sh", "-c", f"{OWN} t.py > out"]),
+        ("cd a && python t.py", ["/bin/sh", "-c", f"{_WAITS}\ncd a && python t.py"]),
+        ("python t.py > out", ["/bin/sh", "-c", f"{_WAITS}\n{OWN} t.py > out"]),
         ("python t.py --lr=0.1", [OWN, "t.py", "--lr=0.1"]),
         ("python", [OWN]),
         ("python3.9 t.py", ["python3.9", "t.py"]),
@@ -501,6 +510,110 @@ def test_sigterm_goes_on_to_the_script_and_is_recorded_at_once(start, tmp_path):
     one.end()
     assert (one.code, one.log()) == (4, "saved\n")
     assert one.record()["asked_to_end"] < one.record()["ended"]
+
+
+SAVES = """
+import os, signal, sys, time
+
+def save(*_):
+    time.sleep(0.3)
+    print("saved", flush=True)
+    open("saved", "w").write("all of it")
+    os._exit(0)
+
+signal.signal(signal.{signal}, save)
+open("up", "w").write("x")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("cd . && python main.py && touch went-on", "SIGTERM"),
+        ("cd . && python main.py && touch went-on", "SIGURG"),
+        ("cd . && python main.py && touch went-on", "SIGUSR1"),
+        ("python main.py ; exit $?", "SIGTERM"),
+        ("python main.py > out", "SIGTERM"),
+        ("python main.py 2>&1 | tee out", "SIGTERM"),
+        ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGTERM"),
+        ("(cd . && python main.py) 2>&1 | (cat | tee out)", "SIGURG"),
+        ("python main.py\n", "SIGTERM"),
+    ],
+)
+def test_a_script_in_a_compound_command_may_save(start, tmp_path, command, name):
+    one = start(SAVES.replace("{signal}", name), command=command)
+    one.wait_for("up")
+    one.process.send_signal(signal.Signals[name])
+    one.end()
+    assert (tmp_path / "saved").read_text() == "all of it"
+    assert one.code == one.record()["exit_code"] == 0
+    assert ("asked_to_end" in one.record()) == (name == "SIGTERM")
+    assert (tmp_path / "went-on").exists() == ("went-on" in command and name != "SIGTERM")
+    if "out" in command:
+        assert (tmp_path / "out").read_text() == "saved\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_of_the_group_leaves_a_compound_command_time_to_save(
+    start, tmp_path, number
+):
+    """mpirun sends it to the shell and to the script, too."""
+    script = SAVES.replace("{signal}", signal.Signals(number).name)
+    one = start(script, command="cd . && python main.py && touch went-on", new_group=True)
+    one.wait_for("up")
+    os.killpg(one.process.pid, number)
+    one.end()
+    assert (tmp_path / "saved").read_text() == "all of it"
+    assert one.code == 0 and not (tmp_path / "went-on").exists()
+
+
+@pytest.mark.parametrize("command", ["cd . && python main.py", "python main.py | cat"])
+def test_a_script_in_a_compound_command_that_does_not_listen_ends_at_once(start, command):
+    one = start("open('up', 'w').write('x'); import time; time.sleep(60)", command=command)
+    one.wait_for("up")
+    one.process.send_signal(signal.SIGTERM)
+    one.end()
+    assert one.code == one.record()["exit_code"] == 143
+
+
+def test_the_first_time_that_a_script_was_asked_counts(start, tmp_path):
+    """What it raises of that, before it is asked again, is a consequence."""
+    one = start(
+        """
+        import signal, time
+
+        def stop(*_):
+            try:
+                raise KeyError("of the first signal")
+            finally:
+                open("raised", "w").write("x")
+                time.sleep(1)
+
+        signal.signal(signal.SIGTERM, stop)
+        open("up", "w").write("x")
+        time.sleep(60)
+        """
+    )
+    one.wait_for("up")
+    one.process.terminate()
+    one.wait_for("raised")
+    first = one.record()["asked_to_end"]
+    one.process.terminate()
+    one.end()
+    assert one.record()["asked_to_end"] == first
+
+
+def test_a_script_that_empties_its_log_dir_still_ends_with_its_code(start, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    one = start(
+        "import os, shutil, sys; shutil.rmtree(os.environ['LOG_DIR']); sys.exit(3)",
+        LOG_DIR=str(logs),
+    )
+    one.end()
+    assert one.code == one.record()["exit_code"] == 3
+    assert "Traceback" not in one.errors
 
 
 def has_ended(pid: int) -> bool:
