@@ -153,7 +153,7 @@ class Placement:
     def _blobs(self) -> list[Path]:
         """What the data are links to: the cache has each content once for all runs, there too."""
         links = (path for path in Path(self._job.env["DATA_DIR"]).rglob("*") if path.is_symlink())
-        return sorted({Path(os.path.realpath(path)) for path in links})
+        return sorted(set(map(_led_to, links)))
 
     @cached_property
     def _program(self) -> str:
@@ -161,7 +161,9 @@ class Placement:
         job = self._job
         if job.cache is None or job.cache_bytes is None:
             return ""
-        cache = Path(os.path.realpath(job.cache))
+        cache = job.cache
+        if not any(blob.is_relative_to(cache) for blob in self._blobs):  # itself a link
+            cache = Path(os.path.realpath(cache))
         needed = {
             str(blob.relative_to(cache)): blob.stat().st_size
             for blob in self._blobs
@@ -284,3 +286,12 @@ class Placement:
         shutil.rmtree(self._incoming, ignore_errors=True)
         for folder in self._results:
             drop_partial(folder)
+
+
+def _led_to(link: Path) -> Path:
+    """What a link leads to, by the path at which a host will look for it.
+
+    A workspace that is a link here, as to a larger disk, is a folder there.
+    """
+    path = Path(os.path.normpath(link.parent / os.readlink(link)))
+    return path if path.exists() else Path(os.path.realpath(link))

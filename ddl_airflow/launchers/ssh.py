@@ -280,7 +280,9 @@ class SshLauncher(LocalLauncher):
         hosts = job.hosts or tuple(self._hosts(job)[: job.nodes])
         mpi = OpenMpi(find_mpirun(_python(job)))
         slots = job.slots if job.cluster is None else 1
-        argv = on_nodes(mpi, job, _python(job), self._options(hosts, slots, env))
+        # By the name that hosts know: mpirun would take what the kernel calls it here.
+        options = ["--wdir", str(job.folder), *self._options(hosts, slots, env)]
+        argv = on_nodes(mpi, job, _python(job), options)
         return Submission(job, tuple(session_directory.argv(argv, sys.executable)), env)
 
     def _environment(self, job: JobSpec) -> dict[str, str]:

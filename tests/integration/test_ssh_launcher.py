@@ -106,10 +106,15 @@ if rank == 0:
 
 
 def test_hosts_keep_no_more_data_than_the_site_says(task, hosts) -> None:
-    """What was used three days ago goes before other data are sent; what was today stays."""
+    """What was used three days ago goes before other data are sent; what was today stays.
+
+    The task's workspace is a link there, and a folder on the hosts.
+    """
+    link = "mkdir -p /mnt/work && ln -s /mnt/work /mnt/linked"
+    subprocess.run(hosts.on(0, ["sh", "-c", link]), check=True)
 
     def trained(number: int, **asked: Any) -> LaunchedJob:
-        root = Path(f"/mnt/work/runs/kept {number}")
+        root = Path(f"/mnt/linked/runs/kept {number}")
         return task(
             "import os; print(len(open(os.environ['DATA_DIR'] + '/file').read()))",
             root=root,
@@ -121,7 +126,7 @@ def test_hosts_keep_no_more_data_than_the_site_says(task, hosts) -> None:
 
     def there(host: int, *words: str) -> list[str]:
         command = hosts.on(
-            host, ["sh", "-c", f"cd /mnt/work/cache/blobs/kept; {' '.join(words)}; ls"]
+            host, ["sh", "-c", f"cd /mnt/linked/cache/blobs/kept; {' '.join(words)}; ls"]
         )
         return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
 

@@ -452,8 +452,12 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
 
 
 def _evicted(pod: _Object, message: str) -> Verdict:
-    # More than its own limit, or than it had asked for while the node had too little.
-    too_much = re.search(r"exceeds the (total )?limit|exceeded its|exceeds its request", message)
+    # More than its own limit, or than it had asked for while the node had too little; that in the
+    # words of kubelets before and from 1.26 on.
+    too_much = re.search(
+        r"exceeds the (total )?limit|exceeded its|exceeds its request|has larger consumption of",
+        message,
+    )
     why = f"{place_of(pod)} was evicted: {message.strip().rstrip('.')}."
     if too_much:
         cure = "Ask for as much as it takes, with launcher.resources, or write less."

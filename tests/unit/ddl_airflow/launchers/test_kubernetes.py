@@ -413,6 +413,22 @@ DONE = [pod_of(0, ended_as(), phase="Failed"), GONE]
             "Ask for as much as it takes",
         ),
         (
+            [
+                DONE[0],
+                pod_of(
+                    1,
+                    phase="Failed",
+                    reason="Evicted",
+                    message="The node was low on resource: memory. Threshold quantity: 100Mi, "
+                    "available: 84372Ki. Container ranks was using 1843Mi, request is 256Mi, has "
+                    "larger consumption of memory. ",
+                ),
+            ],
+            [],
+            JobState.FAILED,
+            "Ask for as much as it takes",
+        ),
+        (
             # Its containers are being ended: until they have, its status does not say why.
             [DONE[0], pod_of(1, conditions=[{"type": "Ready", "status": "False"}])],
             [event(1, "Evicted", "Pod ephemeral local storage usage exceeds the total limit")],
