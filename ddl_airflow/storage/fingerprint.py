@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import repeat
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 from pathlib import Path
@@ -55,16 +56,16 @@ class Parts:
     """The digests of consecutive parts of a size, the last of which may be smaller.
 
     Args:
-        part_size: bytes.
+        part_size: bytes; or those of each part.
         new: begins a digest.
     """
 
-    def __init__(self, part_size: int, new: Callable[[], hashlib._Hash]) -> None:
-        self._part_size = part_size
+    def __init__(self, part_size: int | Iterable[int], new: Callable[[], hashlib._Hash]) -> None:
+        self._sizes = repeat(part_size) if isinstance(part_size, int) else iter(part_size)
         self._new = new
         self._parts: list[bytes] = []
         self._part = new()
-        self._room = part_size
+        self._room = next(self._sizes)
 
     def update(self, chunk: bytes | memoryview) -> None:
         """Takes the next bytes, which may span parts."""
@@ -80,7 +81,7 @@ class Parts:
     def _end_part(self) -> None:
         self._parts.append(self._part.digest())
         self._part = self._new()
-        self._room = self._part_size
+        self._room = next(self._sizes)
 
     def digests(self) -> list[bytes]:
         """Of the parts so far; of no bytes at all there is one."""
@@ -93,7 +94,7 @@ class PartsMd5(Parts):
     Source: the ETag of a multipart upload, as Amazon S3 and Ceph compute it.
     """
 
-    def __init__(self, part_size: int) -> None:
+    def __init__(self, part_size: int | Iterable[int]) -> None:
         super().__init__(part_size, partial(hashlib.md5, usedforsecurity=False))
 
     def hexdigest(self) -> str:

@@ -198,15 +198,29 @@ class S3Source:
             return Check("size")
         if "-" not in obj.etag:
             return Check("md5", hashlib.md5(usedforsecurity=False), obj.etag)
-        parts = int(obj.etag.rpartition("-")[2])
-        first = self._first_part_size()
-        if first and -(-obj.size // first) == parts:
-            return Check("md5-of-parts", PartsMd5(first), obj.etag, part_size=first)
+        return self._check_by_parts(int(obj.etag.rpartition("-")[2]))
+
+    def _check_by_parts(self, count: int) -> Check:
+        """By the sizes that the service says its parts have; else by one that they may have."""
+        size, etag = self._obj.size, self._obj.etag
+        first = self._part_size(1)
+        last = rest = size - (count - 1) * first  # where all but the last are as large
+        if count > 2 and 0 < first < size:
+            last = self._part_size(count)
+        if 0 < last == rest <= first:
+
+            def equal() -> bool:
+                """Some between may be larger, and others smaller; they may be thousands."""
+                return all(self._part_size(number) in (first, 0) for number in range(2, count))
+
+            return Check("md5-of-parts", PartsMd5(first), etag, part_size=first, sure=equal)
+        if 0 < first < size and last:
+            sizes = [first, *map(self._part_size, range(2, count)), last]
+            if all(sizes) and sum(sizes) == size:
+                return Check("md5-of-parts", PartsMd5(sizes), etag)
         for guess in USUAL_PART_SIZES:
-            if -(-obj.size // guess) == parts:
-                return Check(
-                    "md5-of-parts", PartsMd5(guess), obj.etag, proof=False, part_size=guess
-                )
+            if -(-size // guess) == count:
+                return Check("md5-of-parts", PartsMd5(guess), etag, proof=False, part_size=guess)
         return Check("size")
 
     def _look(self) -> None:
@@ -216,14 +230,18 @@ class S3Source:
             raise StagingError(f"{self._where}: the answer has no ETag, so it is no object")
         self._first = answer
 
-    def _first_part_size(self) -> int:
-        """Bytes; all of it where the service ignores PartNumber (Ceph 16), 0 if refused."""
+    def _part_size(self, number: int) -> int:
+        """Bytes; of all where the service ignores PartNumber (Ceph 16), 0 if refused.
+
+        Args:
+            number: of the part, from 1.
+        """
         from botocore.exceptions import ClientError
 
         name = {"Bucket": self._name["Bucket"], "Key": self._name["Key"]}
         with self._errors():
             try:
-                answer = self._client.head_object(**name, PartNumber=1)
+                answer = self._client.head_object(**name, PartNumber=number)
             except ClientError:
                 return 0
         return int(answer.get("ContentLength", 0))

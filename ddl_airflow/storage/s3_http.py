@@ -3,7 +3,7 @@
 boto3 signs a URL for each bucket: it knows keys, roles, regions and how buckets are addressed. The
 other plain GETs of that bucket are signed by botocore's own class, without what a client of boto3
 does around it: 0.13 ms for each, and not 0.30. What is unusual (a proxy, a client's certificate, a
-bucket of another region) is left to boto3 altogether.
+bucket of another region, one that refuses signed URLs) is left to boto3 altogether.
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ _OPERATIONS = {
     "get_object": "GetObject",
     "put_object": "PutObject",
     "upload_part": "UploadPart",
+}
+# Refusals of signed URLs that requests of boto3 may not meet. Those are signed in a header, which a
+# policy may ask for (Source: Amazon S3's policy keys, s3:authType), and for the region of the
+# bucket, once that is known; a URL is signed for the region of the client all the same.
+_FOR_BOTO3 = {
+    "AccessDenied",
+    "AuthorizationHeaderMalformed",
+    "AuthorizationQueryParametersError",
+    "IllegalLocationConstraintException",
 }
 
 
@@ -93,6 +102,7 @@ class Connections:
         self._endpoint: str = client.meta.endpoint_url
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         self._signed: dict[str, _Signed | None] = {}
+        self._left: set[str] = set()  # buckets, to boto3
         weakref.finalize(self, _close_all, self._idle)
 
     @contextmanager
@@ -115,7 +125,7 @@ class Connections:
         headers = {**headers, **self._headers("get_object", name)}
         with self._answered("get_object", name, ask) as (connection, answer):
             if answer.status not in (200, 206):
-                raise self._refused(answer, "GetObject")
+                raise self._refused(answer, "GetObject", bucket)
             if answer.length is None:  # in chunks: it has no length to be compared
                 raise ByBoto3
             yield _read(answer), Body(answer, connection, self._endpoint)
@@ -148,7 +158,7 @@ class Connections:
 
         with self._answered(operation, parameters, ask) as (_, answer):
             if answer.status != 200 or "ETag" not in answer.headers:
-                raise self._refused(answer, operation)
+                raise self._refused(answer, operation, str(parameters["Bucket"]))
             with _errors(self._endpoint):
                 answer.read(_MOST_OF_AN_ERROR)
             return _read(answer)
@@ -173,10 +183,13 @@ class Connections:
                 )
         return headers
 
-    def _refused(self, answer: http.client.HTTPResponse, operation: str) -> Exception:
+    def _refused(self, answer: http.client.HTTPResponse, operation: str, bucket: str) -> Exception:
         with _errors(self._endpoint):
             text = answer.read(_MOST_OF_AN_ERROR)
-        return _meaning(answer.status, text, operation)
+        meant = _meaning(answer.status, text, operation)
+        if isinstance(meant, ByBoto3):
+            self._left.add(bucket)  # so that nothing else of it is asked for, or sent, twice
+        return meant
 
     @contextmanager
     def _answered(
@@ -186,6 +199,8 @@ class Connections:
         ask: Callable[[http.client.HTTPConnection, str], http.client.HTTPResponse],
     ) -> Iterator[tuple[http.client.HTTPConnection, http.client.HTTPResponse]]:
         """Yields the connection and the answer; keeps the one if the other was read to its end."""
+        if parameters["Bucket"] in self._left:
+            raise ByBoto3
         place, path = self._url(operation, parameters)
         idle = self._idle.setdefault(place, [])
         connection, answer = self._asked(place, idle, path, ask)
@@ -408,7 +423,7 @@ def _meaning(status: int, text: bytes, operation: str) -> Exception:
     with suppress(ElementTree.ParseError):
         for one in ElementTree.fromstring(text):  # noqa: S314  # of the service that has the data
             said[one.tag.rpartition("}")[2]] = one.text or ""
-    if status in (301, 302, 307, 308) or said.get("Code") == "AuthorizationHeaderMalformed":
+    if status in (301, 302, 307, 308) or said.get("Code") in _FOR_BOTO3:
         return ByBoto3()
     if status == 200:  # an error, say, that some proxy sends as success
         said.setdefault("Message", "the answer has no ETag, so nothing was stored")

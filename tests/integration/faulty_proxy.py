@@ -27,6 +27,8 @@ _CODES = {
     "500": (500, b"InternalError"),
     "503": (503, b"SlowDown"),
     "expired": (400, b"ExpiredToken"),
+    "location": (400, b"IllegalLocationConstraintException"),
+    "region": (400, b"AuthorizationQueryParametersError"),
     "skewed": (403, b"RequestTimeTooSkewed"),
 }
 
@@ -53,16 +55,17 @@ class FaultyProxy:
     Args:
         endpoint_url: of the service.
         faults: number of the request, from 0 -> fault: "301", "403", "500", "503", "expired",
-            "skewed", "reset" (in the middle of the body), "cut" (the same, in an orderly way),
-            "half" (of the body, answered as if it were all), "changed" (one byte of it), "error as
-            success" (a body of XML), "whole" (the range is ignored), or "stall 3" (seconds, in the
-            middle). Of what the client sends: "sent reset", "sent cut" and "sent stall 3" (in the
-            middle of the body, nothing is passed on), "sent changed" (one byte). Of what was passed
-            on and done: "done 500", "done reset", "done cut" (in the head of the answer), "done
-            stall 3" (before it). The key None is for all others.
+            "location", "region", "skewed", "reset" (in the middle of the body), "cut" (the same, in
+            an orderly way), "half" (of the body, answered as if it were all), "changed" (one byte
+            of it), "error as success" (a body of XML), "whole" (the range is ignored), or "stall 3"
+            (seconds, in the middle). Of what the client sends: "sent reset", "sent cut" and "sent
+            stall 3" (in the middle of the body, nothing is passed on), "sent changed" (one byte).
+            Of what was passed on and done: "done 500", "done reset", "done cut" (in the head of the
+            answer), "done stall 3" (before it). The key None is for all others.
         counted: whether a request counts, by method and path; what does not gets no fault.
         bytes_per_s: of each body; None: as fast as it goes.
         tls: with what clients are answered by https.
+        signed_urls: the fault of all requests that count and are signed in their URL.
     """
 
     def __init__(
@@ -72,11 +75,12 @@ class FaultyProxy:
         counted: Callable[[str, str], bool] = lambda method, path: method == "GET",
         bytes_per_s: float | None = None,
         tls: ssl.SSLContext | None = None,
+        signed_urls: str = "",
     ) -> None:
         self._ended: list[Asked] = []
         self._target = urlsplit(endpoint_url)
         self._faults, self._counted, self._bytes_per_s = faults, counted, bytes_per_s
-        self._tls = tls
+        self._tls, self._signed_urls = tls, signed_urls
         self._changed = threading.Condition()
         self._number = 0
         self._open = 0  # requests that count and have not ended
@@ -150,6 +154,8 @@ class FaultyProxy:
                 fault = self._faults.get(self._number, self._faults.get(None, ""))
                 self._number += 1
                 self._open += 1
+            if self._signed_urls and "X-Amz-Signature=" in url.query:
+                fault = self._signed_urls
         try:
             body = self._body(near, fault)
             if fault in _CODES:

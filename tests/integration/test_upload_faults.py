@@ -241,8 +241,9 @@ def test_a_fault_that_stays_is_named_with_its_object_and_nothing_is_left(
         assert type(caught.value) is error
         assert store.list() == [] and list(store.unfinished()) == []
         if error is AccessDenied:
-            at_once = len(PARTS) if index in PARTS else 1  # none is asked again
-            assert index < len(proxy.asked) <= index + at_once
+            at_once = len(PARTS) if index in PARTS else 1
+            tries = 2 if fault == "403" else 1  # boto3 may be let in where a URL is not
+            assert index < len(proxy.asked) <= index + at_once * tries
 
 
 @pytest.mark.parametrize("size", ["small", "large"])

@@ -43,6 +43,18 @@ def test_parts_md5_joins_the_digests_of_parts(count, chunk_size):
     assert digest.hexdigest() == f"{hashlib.md5(b''.join(parts)).hexdigest()}-{len(parts)}"
 
 
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+def test_parts_md5_is_of_parts_of_several_sizes(chunk_size):
+    sizes, content = [3, 1, 4, 2], bytes(range(10))
+    digest, parts, start = PartsMd5(sizes), [], 0
+    for at in range(0, len(content), chunk_size):
+        digest.update(content[at : at + chunk_size])
+    for size in sizes:
+        parts.append(hashlib.md5(content[start : start + size]).digest())
+        start += size
+    assert digest.hexdigest() == f"{hashlib.md5(b''.join(parts)).hexdigest()}-4"
+
+
 def test_file_sha256_gives_digest_and_size(tmp_path):
     (tmp_path / "f").write_bytes(b"abc")
     # Source: FIPS 180-4, example SHA-256 of "abc".

@@ -69,6 +69,42 @@ def test_object_of_odd_parts_is_checked_where_the_service_tells_the_part_size(cl
     assert (tmp_path / "f.part").read_bytes() == b"".join(parts)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "checked"),
+    [
+        ([8000, 6000, 4000], "md5-of-parts"),  # as many as there would be of 8000 each
+        ([4000, 8000], "md5-of-parts"),
+        ([7 * MIB, 6 * MIB, 5 * MIB, 5 * MIB], "md5-of-parts"),  # more than a piece
+        ([8000, 8000, 8000, 8000, 10], "md5-of-parts"),
+        ([8000, 6000, 10000, 4000], "size"),  # the last as if all others were of 8000
+    ],
+)
+def test_object_whose_parts_differ_in_size_is_not_taken_for_damaged(
+    client, tmp_path, monkeypatch, sizes, checked
+):
+    """s3fs writes such ones: a part for each flush."""
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    parts = [bytes([n]) * size for n, size in enumerate(sizes)]
+    upload_parts(client, "unequal/parts", parts)
+    store, read = S3Store(client, "bucket", "unequal"), []
+    (obj,) = store.list()
+    assert store.get(obj, tmp_path / "f.part", ignore).checked == checked
+    assert (tmp_path / "f.part").read_bytes() == b"".join(parts)
+    assert store.read(obj, read.append) == checked and b"".join(read) == b"".join(parts)
+    if checked == "size":
+        return
+    with FaultyProxy(
+        client.meta.endpoint_url,
+        {None: "changed"},
+        lambda method, path: method == "GET" and path.endswith("parts"),
+    ) as proxy:
+        damaging = s3_client(proxy.endpoint_url, "key", "secret", "us-east-1")
+        store = S3Store(damaging, "bucket", "unequal")
+        with pytest.raises(TransferCorrupt, match="unequal/parts at .*md5-of-parts is .* twice"):
+            store.get(obj, tmp_path / "g.part", ignore)
+        damaging.close()
+
+
 def test_object_encrypted_with_a_service_key_is_checked_by_size_or_our_digest(client, tmp_path):
     options = {"Bucket": "bucket", "ServerSideEncryption": "aws:kms", "Body": b"content"}
     client.put_object(Key="kms/foreign", **options)

@@ -5,6 +5,7 @@ What they do on a bad line is in tests/integration/test_staging_faults.py.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import ssl
 import subprocess
@@ -15,11 +16,11 @@ import pytest
 from botocore.credentials import Credentials
 from moto.server import ThreadedMotoServer
 
-from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.errors import AccessDenied, SourceMissing, StagingError
 from ddl_airflow.storage.s3 import S3Store
 from ddl_airflow.storage.s3_client import s3_client, s3_config
 from ddl_airflow.storage.s3_http import _split, connections_of
-from ddl_airflow.storage.store import StoredObject
+from ddl_airflow.storage.store import PIECE, StoredObject
 from tests.integration.faulty_proxy import FaultyProxy
 from tests.limits import until
 
@@ -181,6 +182,59 @@ def test_boto3_follows_where_the_service_sends_it(endpoint_url, opened, tmp_path
         store.get(obj, tmp_path / "f.part", ignore)
         assert (tmp_path / "f.part").read_bytes() == b"a"
         assert len(proxy.asked) == 2
+
+
+@pytest.mark.parametrize("fault", ["region", "location", "403", "301"])
+def test_a_bucket_whose_signed_urls_are_refused_is_left_to_boto3(
+    endpoint_url, opened, tmp_path, fault
+):
+    """One of another region; or a policy that wants signatures in headers."""
+
+    def of_objects(method, path):
+        return path.startswith("/bucket/p/") and method in ("GET", "PUT")
+
+    content, path = bytes(PIECE) + b"end", tmp_path / "f.part"
+    with FaultyProxy(endpoint_url, {}, of_objects, signed_urls=fault) as proxy:
+
+        def refused():
+            return sum("X-Amz-Signature=" in one.query for one in proxy.asked)
+
+        store, found = opened(proxy.endpoint_url), {}
+        for obj in store.list():
+            store.get(obj, path, ignore)
+            found[obj.key] = path.read_bytes()
+            path.unlink()
+        assert found == EXPECTED and refused() == 1
+        store.put_bytes("more/small", b"small")
+        assert store.read_bytes("more/small") == b"small" and refused() == 1
+        proxy.begin({})
+        path.write_bytes(content)
+        other = opened(proxy.endpoint_url)
+        obj = other.put(path, "more/large", hashlib.sha256(content).hexdigest(), ignore)
+        assert 1 <= refused() <= 2  # of parts that went at once
+        assert other.exists("more/large") and obj.size == len(content)
+        other.delete(["more/small", "more/large"])
+
+
+def test_what_boto3_is_refused_as_well_is_asked_for_twice_once(endpoint_url, opened, tmp_path):
+    def of_objects(method, path):
+        return path.startswith("/bucket/p/")
+
+    path = tmp_path / "f.part"
+    with FaultyProxy(endpoint_url, {None: "403"}, of_objects) as proxy:
+        store = opened(proxy.endpoint_url)
+        for number in range(3):
+            with pytest.raises(AccessDenied, match="s3://bucket/p/a at http.*AccessDenied"):
+                store.get(StoredObject("a", 1, "e"), path, ignore)
+            path.unlink()
+            with pytest.raises(AccessDenied, match="s3://bucket/p/b at http.*AccessDenied"):
+                store.put_bytes("b", b"b")
+            assert len(proxy.asked) == 3 + 2 * number
+    for fault, said in (("expired", "ExpiredToken"), ("skewed", "RequestTimeTooSkewed")):
+        with FaultyProxy(endpoint_url, {None: fault}, of_objects) as proxy:
+            with pytest.raises(AccessDenied, match=f"{said}.*this host's clock"):
+                opened(proxy.endpoint_url).put_bytes("b", b"b")
+            assert len(proxy.asked) == 1
 
 
 def test_what_is_unusual_is_left_to_boto3(opened, monkeypatch):
