@@ -103,7 +103,8 @@ def _of_workspace() -> Iterator[Finding]:
         return
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for how in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+                fcntl.flock(file, how | fcntl.LOCK_NB)
         except OSError as error:
             fix = "Mount it with locks, or set [ddl] workspace to a file system that has them."
             yield Finding(State.WRONG, "workspace", f"{folder} has no locks: {error.strerror}", fix)

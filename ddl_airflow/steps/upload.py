@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
+    AccessDenied,
     FileChanged,
     FileRefused,
     QualityTooLow,
@@ -34,7 +35,7 @@ from ddl_airflow.lineage.production import (
 from ddl_airflow.lineage.record import LINEAGE, assemble, model_digest, read_part
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.steps.checkpoints import drop_published
-from ddl_airflow.storage.filesystem import FolderStore, paths_below
+from ddl_airflow.storage.filesystem import FolderStore, paths_below, why_private
 from ddl_airflow.storage.store import SUCCESS, ObjectStore
 
 # Lines in a log, each of a file that is not published.
@@ -321,6 +322,9 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
 
     A training may leave links to whatever Airflow can read, also names of another's file (link(2)).
     Only those to files of the same folder are what they seem.
+
+    Raises:
+        AccessDenied: a file that may be of the model or a checkpoint, or a folder, may not be read.
     """
     files: dict[str, Path] = {}
     left: list[tuple[Path, str]] = []
@@ -328,7 +332,15 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
     for path in paths_below(folder) if folder.is_dir() else ():
         key = prefix + path.relative_to(folder).as_posix()
         target = Path(os.path.realpath(path))  # Path.resolve raises where links lead in a circle
-        if not target.is_relative_to(top) or not _belongs(target, top):
+        try:
+            belongs = target.is_relative_to(top) and _belongs(target, top)
+        except PermissionError:
+            why = why_private(target)
+            if _may_be_of_model(target, top):
+                raise AccessDenied(f"{str(target)!a}: {why}.") from None
+            left.append((path, why))
+            continue
+        if not belongs:
             if not os.path.lexists(path):
                 continue  # gone meanwhile
             why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
@@ -341,6 +353,14 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
         else:
             files[key] = target
     return files, left
+
+
+def _may_be_of_model(path: Path, top: Path) -> bool:
+    """Whether a model that is published without it might not be whole."""
+    from ddl_airflow.storage.snapshots import is_checkpoint  # no parse needs it
+
+    key = path.relative_to(top).as_posix()
+    return os.path.isdir(path) or key.startswith("model/") or is_checkpoint(key)
 
 
 def _belongs(path: Path, top: Path) -> bool:

@@ -157,11 +157,17 @@ class Cache:
         return found
 
     def used(self, blob: Path) -> float:
-        """When it was last used, give or take a day, in seconds since 1970."""
+        """When it was last used, give or take a day, in seconds since 1970.
+
+        By who had it staged here, read it, or sent it here for a job: ``eviction.make_room`` marks
+        it in its access time. Its time of change may be the sender's, of weeks before.
+        """
+        found = blob.stat()
         try:
-            return os.stat(self._facts_of(blob)).st_mtime
+            staged = os.stat(self._facts_of(blob)).st_mtime
         except FileNotFoundError:
-            return blob.stat().st_mtime
+            staged = found.st_mtime
+        return max(staged, found.st_atime)
 
     def evict(self, blob: Path) -> None:
         """Removes it, and what is known of it. Only for who is ``alone``."""
@@ -298,7 +304,8 @@ class Cache:
             yield self._took(lock, fcntl.LOCK_EX) is True
 
     def _in_use_lock(self) -> BinaryIO:
-        return open(self.root / ".in-use", "ab")
+        # For reading as well: the client of NFSv4 refuses LOCK_SH with EBADF on what is not.
+        return open(self.root / ".in-use", "a+b")
 
     @staticmethod
     def _took(lock: BinaryIO, how: int) -> bool | None:
@@ -538,11 +545,19 @@ def _remove(part: Path) -> None:
 def _is(blob: Path, facts: _Facts, piece: int) -> bool:
     """Whether a piece of the blob has its digest."""
     try:
-        with open(blob, "rb", buffering=0) as file:
+        with open(blob, "rb", buffering=0, opener=_unnoticed) as file:
             file.seek(piece * facts.piece_size)
             return _digest(file, facts) == facts.pieces[piece]
     except FileNotFoundError:
         return False
+
+
+def _unnoticed(path: str, flags: int) -> int:
+    """Opens a blob and leaves its access time: to compare it is no use of it."""
+    try:
+        return os.open(path, flags | os.O_NOATIME)
+    except PermissionError:  # another user's
+        return os.open(path, flags)
 
 
 def _digest(file: IO[bytes], facts: _Facts) -> str:

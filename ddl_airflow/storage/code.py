@@ -62,7 +62,7 @@ def snapshot(source: Path, destination: Path, leave_out: Iterable[Path] = ()) ->
     Raises:
         SourceMissing: no such folder, or no file in it.
         StagingError: more than 256 MiB: data lies among the scripts; or a folder among them cannot
-            be read.
+            be read; or a name is no text.
         NoSpace: the destination's disk is full.
     """
     if not source.is_dir():
@@ -164,7 +164,16 @@ def _scripts(source: Path, seen: set[Path]) -> tuple[list[str], list[str]]:
                 file, path.read_text("utf-8", "replace")
             ):
                 continue
-            names.append(path.relative_to(source).as_posix())
+            name = path.relative_to(source).as_posix()
+            try:
+                name.encode()
+            except UnicodeEncodeError:  # Python has other bytes as halves of a character
+                raise StagingError(
+                    f"code: {source}: the name {name!a} is no text in UTF-8. Rename it, or keep "
+                    "the file out of the folder of the scripts.",
+                    retryable=False,
+                ) from None
+            names.append(name)
     return sorted(names), sorted(left_out)
 
 

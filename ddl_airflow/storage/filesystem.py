@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -179,8 +180,9 @@ def _took_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
 def paths_below(folder: Path) -> Iterator[Path]:
     """All that is below a folder and is no folder itself, in the order of names.
 
-    No link is followed. Takes as many levels as a file system has, which ``Path.rglob`` and
-    ``os.walk`` do not: they recurse.
+    A folder that may not be read is there itself, in place of what is in it. No link is followed.
+    Takes as many levels as a file system has, which ``Path.rglob`` and ``os.walk`` do not: they
+    recurse.
     """
     waiting = [folder]
     while waiting:
@@ -190,10 +192,29 @@ def paths_below(folder: Path) -> Iterator[Path]:
                 entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
         except FileNotFoundError:
             continue  # it was here a moment ago
+        except PermissionError:
+            yield here
+            continue
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
                 yield here / entry.name
         waiting += [here / one.name for one in entries[::-1] if one.is_dir(follow_symlinks=False)]
+
+
+def why_private(path: Path) -> str:
+    """Why what a training left may not be read, and what to do: ranks of another user have made it
+    for themselves alone, as Python's ``tempfile`` does, whatever the umask.
+    """
+    try:
+        found = os.lstat(path)
+    except PermissionError:
+        return "its folder may not be entered. Let its group enter it (chmod g+x), or remove it"
+    try:
+        user = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        user = f"id {found.st_uid}"
+    right = "g+rx" if stat.S_ISDIR(found.st_mode) else "g+r"
+    return f"only user {user} may read it. Let its group read it (chmod {right}), or remove it"
 
 
 def free_bytes(path: Path) -> int:

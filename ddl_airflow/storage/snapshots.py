@@ -27,8 +27,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddl_airflow.core.beneath import open_beneath
-from ddl_airflow.core.errors import FileRefused, SourceMissing, StagingError, TransferCorrupt
-from ddl_airflow.storage.filesystem import os_errors, paths_below
+from ddl_airflow.core.errors import (
+    AccessDenied,
+    FileRefused,
+    SourceMissing,
+    StagingError,
+    TransferCorrupt,
+)
+from ddl_airflow.storage.filesystem import os_errors, paths_below, why_private
 from ddl_airflow.storage.marker import is_as_sealed, sealed
 from ddl_airflow.storage.store import PART_PREFIX, ObjectStore, check_keys
 
@@ -281,6 +287,8 @@ class Snapshots:
         path = self._folder / key
         try:
             descriptor = open_beneath(path, self._root)
+        except PermissionError:
+            raise AccessDenied(f"{path}: {why_private(path)}.") from None
         except (FileRefused, OSError):
             return None
         with open(descriptor, "rb") as file, os_errors(path):
@@ -392,7 +400,8 @@ def is_checkpoint(key: str) -> bool:
 def found_in(folder: Path, root: Path) -> dict[str, _Found]:
     """The files in a folder in which ranks write, by their keys.
 
-    Links, and what is not the folder's own, are left out, as they are when results are published.
+    Links, and what is not the folder's own, are left out, as they are when results are published;
+    and what may not be read, but for folders and what is called as checkpoints are.
     """
     found = {}
     for path in paths_below(folder) if folder.is_dir() else ():
@@ -400,15 +409,26 @@ def found_in(folder: Path, root: Path) -> dict[str, _Found]:
         if _LEFT_OUT.fullmatch(key):
             continue
         try:
-            descriptor = open_beneath(path, root)
+            now = _looked_at(path, root, key)
         except (FileRefused, OSError):
             continue
-        try:
-            now = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
         found[key] = _Found(now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino)
     return found
+
+
+def _looked_at(path: Path, root: Path, key: str) -> os.stat_result:
+    """Raises as ``open_beneath``."""
+    try:
+        descriptor = open_beneath(path, root)
+    except PermissionError:
+        now = os.lstat(path)
+        if stat.S_ISDIR(now.st_mode) or _CHECKPOINT.fullmatch(key):
+            return now
+        raise
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def newest_in(folder: Path, root: Path) -> float:

@@ -155,7 +155,7 @@ def stage(
         StagingError: keys that cannot be files of one folder, and all that ``ObjectStore`` raises.
     """
     objects, digest = listing or list_dataset(store)
-    check_keys([*(obj.key for obj in objects), *OWN_FILES], store.uri)
+    _check_keys(store, objects)
     checks = dict.fromkeys((obj.key for obj in objects), CACHED)
     nbytes = sum(obj.size for obj in objects)
     facts = {"uri": store.uri, "fingerprint": digest, "nbytes": nbytes}
@@ -239,8 +239,19 @@ def _names_folder(key: str) -> bool:
 
 def check_stageable(store: ObjectStore, cache: Cache, objects: Sequence[StoredObject]) -> None:
     """Whether these could be staged now. Raises as ``stage`` does, before it fetches anything."""
-    check_keys([*(obj.key for obj in objects), *OWN_FILES], store.uri)
+    _check_keys(store, objects)
     _check_room(cache, store, [obj for obj in objects if not cache.holds(store, obj)])
+
+
+def _check_keys(store: ObjectSource, objects: Sequence[StoredObject]) -> None:
+    keys = [obj.key for obj in objects]
+    if own := next((key for key in keys if key in OWN_FILES), None):
+        raise StagingError(
+            f"{store.uri}: key {own!r} has the name of a file of ours in the staged folder. Rename "
+            "or remove the object, or leave it out by training_data_reference.exclude.",
+            retryable=False,
+        )
+    check_keys([*keys, *OWN_FILES], store.uri)
 
 
 def _check_room(cache: Cache, store: ObjectSource, missing: Sequence[StoredObject]) -> None:

@@ -294,7 +294,11 @@ def check_keys(keys: Iterable[str], uri: str) -> None:
         parts = key.split("/")
         if any(part in ("", ".", "..") for part in parts) or "\0" in key:
             raise _unusable(uri, key, "is no path inside a folder")
-        if any(len(part.encode()) > 255 for part in parts):
+        try:
+            longest = max(len(part.encode()) for part in parts)
+        except UnicodeEncodeError:  # of a folder: Python has other bytes as halves of a character
+            raise _unusable(uri, key, "is no text in UTF-8") from None
+        if longest > 255:
             raise _unusable(uri, key, "has a part of over 255 bytes, too long for a file name")
         for depth in range(1, len(parts)):
             if (folder := "/".join(parts[:depth])) in files:

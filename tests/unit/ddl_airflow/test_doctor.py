@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 
@@ -95,6 +97,19 @@ def test_a_workspace_that_cannot_be_written_is_wrong(home, monkeypatch):
 def test_a_workspace_that_is_not_there_yet_is_left_so(home):
     assert found("workspace")[0] is State.OK
     assert [path.name for path in home.iterdir()] == []
+
+
+@pytest.mark.parametrize("refused", [fcntl.LOCK_SH, fcntl.LOCK_EX])
+def test_a_workspace_without_locks_is_wrong(home, monkeypatch, refused):
+    def flock(file, how):
+        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR  # as the cache's
+        if how & refused:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (home / "w").mkdir()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    state, said = found("workspace")
+    assert state is State.WRONG and f"{home}/w has no locks: No locks available" in said
 
 
 MANIFESTS = "ddl_airflow.bundle.ManifestBundle"

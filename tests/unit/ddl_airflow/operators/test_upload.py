@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import pwd
+import re
 import textwrap
 from dataclasses import replace
 from datetime import timedelta
@@ -284,6 +287,41 @@ def test_links_out_of_the_training_are_not_published(trained, tmp_path, capsys):
     assert not {path.name for path in published} & {"stolen", "key", "gone", "up", "pipe"}
     assert b"s3cret" not in b"".join(path.read_bytes() for path in published)
     assert capsys.readouterr().out.count("is not published: it leads out") == 5
+
+
+def test_what_the_ranks_user_keeps_private_is_named_and_what_may_be_of_the_model_not_left_out(
+    trained, tmp_path, monkeypatch, capsys
+):
+    """As ranks that run as another user leave what Python's tempfile made."""
+    dag, context, layout = trained
+    upload, private = dag.get_task("upload_results"), layout.result / "nothing"
+
+    def refusing(work):
+        def refuse(path, *words, **named):
+            if os.path.basename(path) == private.name:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+            return work(path, *words, **named)
+
+        return refuse
+
+    for name in ("open", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    only = f"only user {pwd.getpwuid(os.geteuid()).pw_name} may read it. Let its group read it"
+    for name in ("checkpoints/model-9", "best.keras", "model/variables/more", "folder/"):
+        private = layout.result / name
+        private.mkdir() if name[-1] == "/" else private.write_text("weights")
+        right = "chmod g+rx" if name[-1] == "/" else "chmod g+r"
+        said = re.escape(f"AccessDenied: '{private}': {only} ({right}), or remove it. (Not retried")
+        with pytest.raises(AirflowFailException, match=said):
+            upload.execute(context)
+        private.rmdir() if name[-1] == "/" else private.unlink()
+    private = layout.result / "tmpk3x9"
+    private.write_text("half")
+    places = upload.execute(context)
+    said = capsys.readouterr().out
+    assert f"tmpk3x9' is not published: {only} (chmod g+r), or remove it." in said
+    published = {path.name for path in Path(places["training"].removeprefix("file://")).iterdir()}
+    assert {"model", "_SUCCESS"} <= published and "tmpk3x9" not in published
 
 
 def test_nothing_is_published_without_a_model(trained, tmp_path):

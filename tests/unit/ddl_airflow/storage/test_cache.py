@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -123,6 +125,56 @@ def test_waiting_for_who_cleans_is_said_and_has_an_end(tmp_path, caplog):
     assert caplog.text.count(f"{cache.root} is being cleaned: waiting") == 1
     with cache.in_use(wait_s=0):
         pass
+
+
+def test_data_are_staged_on_nfs_version_4(tmp_path, monkeypatch):
+    """Its client lets nobody share a lock on a file that is not open for reading.
+
+    Source: nfs4_proc_lock in Linux's fs/nfs/nfs4proc.c.
+    """
+    flock, refused = fcntl.flock, {fcntl.LOCK_SH: os.O_WRONLY, fcntl.LOCK_EX: os.O_RDONLY}
+
+    def of_nfs(file, how):
+        access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == refused.get(how & ~fcntl.LOCK_NB):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    store.put_bytes("a", b"content")
+    assert stage(store, cache, tmp_path / "run").fetched == 1
+    with cache.in_use(), cache.alone() as alone:
+        assert not alone
+    with cache.alone() as alone:
+        assert alone
+
+
+def test_what_another_worker_sent_or_a_run_reads_is_used(tmp_path):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj, weeks_ago, now = store.put_bytes("a", b"content"), time.time() - 4e6, time.time()
+    cache.fetch(store, obj, ignore)
+    blob = cache.path(store, obj)
+    facts = Path(cache._facts_of(blob))
+    for path in (blob, facts):
+        os.utime(path, (weeks_ago, weeks_ago))
+    assert cache.used(blob) == pytest.approx(weeks_ago, abs=1)
+    os.utime(blob, (now, weeks_ago))  # by ``make_room`` of the other worker
+    assert cache.used(blob) == pytest.approx(now, abs=1)
+    facts.unlink()  # as rsync leaves one that it has just sent
+    assert cache.used(blob) == pytest.approx(now, abs=1)
+
+
+def test_to_compare_a_blob_with_its_digest_is_no_use_of_it(tmp_path):
+    store, cache = FolderStore(tmp_path / "data"), Cache(tmp_path / "cache")
+    obj, weeks_ago = store.put_bytes("a", b"content"), time.time() - 4e6
+    cache.fetch(store, obj, ignore)
+    blob = cache.path(store, obj)
+    mtime = blob.stat().st_mtime_ns
+    os.utime(blob, ns=(int(weeks_ago * 1e9), mtime))
+    os.utime(cache._facts_of(blob), (weeks_ago, weeks_ago))
+    assert list(cache.verify()) == []
+    assert cache.used(blob) == pytest.approx(weeks_ago, abs=1)
 
 
 class Shared(FolderStore):

@@ -166,7 +166,9 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
     stage(store, cache, layout.staged)
     for number in range(5):  # 4 was used last
         when = time.time() - (50 - number) * 86400
-        os.utime(cache._facts_of(cache.path(store, objects[f"{number}"])), (when, when))
+        blob = cache.path(store, objects[f"{number}"])
+        os.utime(cache._facts_of(blob), (when, when))
+        os.utime(blob, ns=(int(when * 1e9), blob.stat().st_mtime_ns))
 
     def held():
         return {key for key, obj in objects.items() if cache.path(store, obj).exists()}
@@ -185,6 +187,22 @@ def test_the_cache_keeps_to_its_budget_and_what_runs_use(run, tmp_path):
         cache.holds(store, obj)
     for key in held():  # who looks for it uses it
         assert time.time() - cache.used(cache.path(store, objects[key])) < 100
+
+
+def test_what_another_worker_has_just_sent_goes_last(tmp_path):
+    """Its job has no links yet; rsync gives it the time of change that the sender's has."""
+    store, cache = FolderStore(tmp_path / "input"), Cache(tmp_path / "cache")
+    staged, sent = store.put_bytes("staged", bytes(1000)), store.put_bytes("sent", bytes(1000))
+    cache.fetch(store, staged, lambda nbytes: None)
+    days_ago, weeks_ago = time.time() - 3 * 86400, time.time() - 30 * 86400
+    for path in (cache.path(store, staged), cache._facts_of(cache.path(store, staged))):
+        os.utime(path, (days_ago, days_ago))
+    blob = cache.path(store, sent)
+    blob.parent.mkdir(exist_ok=True)
+    blob.write_bytes(bytes(1000))
+    os.utime(blob, (time.time(), weeks_ago))
+    (gone,) = clean_workspace(tmp_path, Rules(cache_bytes=1000))
+    assert gone.place == str(cache.path(store, staged)) and blob.exists()
 
 
 def test_parts_of_an_object_stay_for_the_next_try_and_not_for_ever(tmp_path):

@@ -183,6 +183,18 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(source, tmp_path, monkeypa
     assert not (tmp_path / "copy").exists()
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9.txt", b"caf\xe9/a.txt"])
+def test_a_name_that_is_no_text_is_said(source, tmp_path, name):
+    path = os.path.join(os.fsencode(source), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb"):
+        pass
+    with pytest.raises(StagingError, match=r"scripts: the name 'caf\\udce9.*' is no") as caught:
+        snapshot(source, tmp_path / "copy")
+    assert not caught.value.retryable and str(caught.value).encode()
+    assert not (tmp_path / "copy").exists()
+
+
 def test_no_git_is_no_commit(source, tmp_path):
     taken = snapshot(source, tmp_path / "code")
     assert taken.commit == ""

@@ -18,7 +18,7 @@ from ddl_airflow.core.errors import (
     StagingError,
     TransferCorrupt,
 )
-from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors
+from ddl_airflow.storage.filesystem import FolderStore, alone_in, lock_of, os_errors, paths_below
 
 
 def ignore(nbytes):
@@ -404,6 +404,23 @@ def test_a_listing_does_without_what_goes_meanwhile(tmp_path, monkeypatch):
     kept.write_bytes(b"y")
     monkeypatch.setattr(Path, "stat", slow)
     assert [obj.key for obj in store.list()] == ["kept"]
+
+
+def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path, monkeypatch):
+    """As ranks of another user leave one that tempfile made."""
+    for name in ("a/one", "b/two", "c/three"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    scandir = os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) == "b":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    below = paths_below(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in below] == ["a/one", "b", "c/three"]
 
 
 def test_a_link_that_leads_nowhere_is_said(tmp_path):

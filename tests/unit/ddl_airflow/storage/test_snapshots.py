@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import shutil
 
 import pytest
 
-from ddl_airflow.core.errors import StagingError, TransferCorrupt
+from ddl_airflow.core.errors import AccessDenied, StagingError, TransferCorrupt
 from ddl_airflow.storage import snapshots
 from ddl_airflow.storage.filesystem import FolderStore
 from ddl_airflow.storage.snapshots import Snapshots, TryIsOver, newest_in
@@ -310,6 +311,34 @@ def test_links_and_what_is_half_written_is_left_out(store, folder, tmp_path):
     (folder / "checkpoints" / "m-9.index.tempstate123").write_text("half")
     (folder / "out").symlink_to(tmp_path)
     assert of(store, folder).save().files == 3
+
+
+@pytest.mark.parametrize("name", ["m-2.index", "tmpfolder", "tmpk3x9"])
+def test_a_checkpoint_that_may_not_be_read_is_not_left_out(store, folder, monkeypatch, name):
+    """As ranks of another user leave what tempfile made."""
+    write(folder, 1)
+    private = folder / "checkpoints" / name
+    private.mkdir() if name == "tmpfolder" else private.write_text("of its user alone")
+    os.utime(private, (1e6, 1e6))
+    opened, listed = os.open, os.scandir
+
+    def refusing(work):
+        def refuse(path, *words, **named):
+            if os.path.basename(path) == name:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return work(path, *words, **named)
+
+        return refuse
+
+    monkeypatch.setattr(os, "open", refusing(opened))
+    monkeypatch.setattr(os, "scandir", refusing(listed))
+    if name == "tmpk3x9":  # what it is nobody knows
+        assert of(store, folder).save().files == 3
+        return
+    with pytest.raises(AccessDenied, match=f"checkpoints/{name}: only user .* may read it"):
+        of(store, folder).save()
+    # A try that follows may read it.
+    assert newest_in(folder, folder.parent) == 1e6
 
 
 def test_an_earlier_try_that_still_runs_somewhere_stops(store, folder, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from ddl_airflow.core.errors import NoSpace, SourceMissing, StagingError
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import FolderStore
-from ddl_airflow.storage.staging import stage
+from ddl_airflow.storage.staging import check_stageable, stage
 from ddl_airflow.storage.store import CHUNK, StoredObject
 from tests.limits import within
 
@@ -153,14 +153,38 @@ def test_stage_leaves_out_folder_placeholders(tmp_path, cache):
         ({"a/": 1}, "is no path"),
         ({"a": 1, "a/b": 1}, "needs a folder"),
         ({"a": 1, ".complete/b": 1}, "needs a folder"),
+        ({"a": 1, ".complete": 1}, "'.complete' has the name of a file of ours.*exclude"),
+        ({"a": 1, ".ddl-listing": 0}, "'.ddl-listing' has the name of a file of ours"),
+        ({".ddl-failed": 1}, "'.ddl-failed' has the name of a file of ours"),
     ],
 )
 def test_stage_refuses_keys_before_it_writes(tmp_path, cache, keys, said):
     listing = [StoredObject(key, size, "e") for key, size in keys.items()]
     store = OddKeys(tmp_path / "source", listing)
-    with pytest.raises(StagingError, match=said):
-        stage(store, cache, tmp_path / "data")
+    for refused in (
+        lambda: stage(store, cache, tmp_path / "data"),
+        lambda: check_stageable(store, cache, listing),
+    ):
+        with pytest.raises(StagingError, match=f"{store.uri}.*{said}") as caught:
+            refused()
+        assert not caught.value.retryable
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_called_as_ours_is_so_only_at_the_top(tmp_path, cache):
+    source = FolderStore(tmp_path / "source")
+    source.put_bytes("day/.complete", b"of another tool")
+    stage(source, cache, tmp_path / "data")
+    assert (tmp_path / "data" / "day" / ".complete").read_bytes() == b"of another tool"
+
+
+def test_a_name_that_is_no_text_is_said(tmp_path, cache):
+    (tmp_path / "source").mkdir()
+    with open(os.fsencode(tmp_path) + b"/source/caf\xe9.txt", "wb"):
+        pass
+    with pytest.raises(StagingError, match=r"'caf\\udce9.txt' is no text in UTF-8") as caught:
+        stage(FolderStore(tmp_path / "source"), cache, tmp_path / "data")
+    assert not caught.value.retryable and str(caught.value).encode()
 
 
 def test_stage_of_nothing_is_source_missing(tmp_path, cache):

@@ -23,6 +23,8 @@ from ddl_airflow.storage.store import check_keys
         (["x/" + "é" * 128], "over 255 bytes"),
         (["a", "a/b"], "'a/b' needs a folder where 'a' is an object"),
         (["a/b", "a/b/c/d"], "'a/b/c/d' needs a folder where 'a/b'"),
+        # As Python has what is no UTF-8 in a folder.
+        (["a/caf\udce9"], r"'a/caf\\udce9' is no text in UTF-8. Rename or remove the object"),
     ],
 )
 def test_check_keys_refuses_what_cannot_be_files_of_one_folder(keys, said):
