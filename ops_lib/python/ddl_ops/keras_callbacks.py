@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras  # noqa: TID253
+import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
@@ -39,6 +40,27 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
 
     run()
     mark_equal(variables)
+
+
+def averaged_metrics(
+    logs: Mapping[str, Any], average: Callable[[tf.Tensor], Any]
+) -> dict[str, Any]:
+    """The metrics of `logs`, by name, averaged over the ranks. Collective.
+
+    Args:
+        logs: at least one number or array; every rank has the same names and shapes.
+        average: averages a float64 vector over the ranks, and returns it as NumPy.
+
+    Numbers become floats, arrays float64 arrays of the same shape.
+    """
+    names = sorted(logs)
+    values = [np.asarray(logs[name], np.float64) for name in names]
+    averages = average(tf.constant(np.concatenate([value.ravel() for value in values])))
+    parts = np.split(averages, np.cumsum([value.size for value in values])[:-1])
+    return {
+        name: part.reshape(value.shape) if value.ndim else float(part[0])
+        for name, value, part in zip(names, values, parts, strict=True)
+    }
 
 
 class BroadcastCallback(keras.callbacks.Callback):
@@ -123,16 +145,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """Averages the metrics of each epoch over the ranks, so that all ranks act on the same.
 
     Place it before callbacks that read metrics (EarlyStopping, ReduceLROnPlateau): a rank that
-    stops alone fails the others. Every rank must have the same metrics; ranks count equally.
+    stops alone fails the others. Every rank must have the same metrics; ranks count equally. A
+    metric may be an array, as of keras.metrics.F1Score(average=None): each element is averaged.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not PLACEMENT.launched or not logs:
             return
-        names = sorted(logs)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        (averages,) = allreduce_n([values], name=name_in_order("ddl_metrics"))
-        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+        def average(values: tf.Tensor) -> Any:
+            (averages,) = allreduce_n([values], name=name_in_order("ddl_metrics"))
+            return averages.numpy()
+
+        logs.update(averaged_metrics(logs, average))
 
 
 class CheckpointCallback(keras.callbacks.ModelCheckpoint):
@@ -185,6 +210,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
 class ProgressCallback(keras.callbacks.Callback):
     """Rank 0 appends progress lines to DDL_PROGRESS: step, steps, epoch, loss and all metrics.
 
+    Metrics that are arrays are left out: a line has numbers.
+
     Args:
         steps: steps of the whole training; None: epochs times steps of an epoch, where known.
         every: seconds between two lines; each epoch's end has its own line.
@@ -235,4 +262,5 @@ class ProgressCallback(keras.callbacks.Callback):
             rate = (self._step - self._written_step) / max(now - self._written_at, 1e-6)
             values["examples_per_s"] = rate * self._batch_size * PLACEMENT.size
         self._written_at, self._written_step = now, self._step
-        progress.append({**(logs or {}), **values}, source="keras")
+        numbers = {name: value for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        progress.append({**numbers, **values}, source="keras")

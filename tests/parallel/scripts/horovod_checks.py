@@ -505,6 +505,64 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
 
 
 @check
+def loss_scaling_of_keras_2_reduces_once() -> None:
+    if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
+        return
+    import tf_keras
+
+    def model_with(optimizer: object) -> tf_keras.Model:
+        layer = tf_keras.layers.Dense(1, use_bias=False, input_shape=(1,))
+        model = tf_keras.Sequential([layer])
+        model.compile(optimizer, lambda target, got: (RANK + 1.0) / 8 * got)
+        model.set_weights([np.zeros([1, 1])])
+        return model
+
+    scaled, one = tf_keras.mixed_precision.LossScaleOptimizer, np.ones([1, 1])
+    total = SIZE * MEAN / 8
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        for kinds in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+            optimizer = hvd_keras.DistributedOptimizer(kinds.SGD(1.0), op=hvd.Sum)
+            model = model_with(optimizer)  # which scales around it
+            assert isinstance(model.optimizer, scaled)
+            model.fit(one, one, verbose=0)
+            assert np.isclose(model.get_weights()[0], -total), (kinds, model.get_weights())
+            (weight,) = model.trainable_variables
+
+            def loss(model=model) -> tf.Tensor:
+                return (RANK + 1.0) / 8 * tf.cast(model(one)[0, 0], tf.float32)
+
+            model.optimizer.minimize(loss, [weight])
+            assert np.isclose(weight, -2 * total), (kinds, weight)
+            # By hand: what a tape has reduced, and what nobody has.
+            for tape in (
+                hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum),
+                tf.GradientTape(),
+            ):
+                before = weight.numpy()
+                with tape:
+                    large = model.optimizer.get_scaled_loss(loss())
+                gradients = tape.gradient(large, [weight])
+                gradients = model.optimizer.get_unscaled_gradients(gradients)
+                model.optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+                assert np.isclose(weight, before - total), (kinds, tape, weight)
+            # What overflows on one rank is skipped on all.
+            before, iterations = weight.numpy(), int(model.optimizer.iterations)
+            infinite = tf.constant([[np.inf if RANK else 1.0]])
+            model.optimizer.apply_gradients([(infinite, weight)])
+            assert np.array_equal(weight, before) and alike([model.optimizer.loss_scale])
+            assert int(model.optimizer.iterations) == iterations + 1
+            around = hvd_keras.DistributedOptimizer(
+                scaled(kinds.SGD(1.0)), backward_passes_per_step=2
+            )
+            refused = model_with(around)
+            said = raised(ValueError, lambda refused=refused: refused.fit(one, one, verbose=0))
+            assert "backward_passes_per_step" in said and "mixed_bfloat16" in said
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+
+
+@check
 def optimizers_and_hooks_of_tensorflow_1() -> None:
     with tf.Graph().as_default():
         v1.set_random_seed(RANK)
@@ -621,6 +679,69 @@ def states_are_committed_where_ranks_have_joined() -> None:
     start(train_last)
     assert hvd.allreduce(1.0, op=hvd.Sum) == SIZE
     os.environ["DDL_RECORD_DIR"] = records
+
+
+@check
+def keras_front_ends_return_tensors() -> None:
+    for front_end in (horovod.keras, hvd_keras):
+        results = [
+            front_end.allreduce(RANK + 1.0),
+            front_end.allgather([RANK]),
+            front_end.broadcast([RANK], 1),
+            front_end.reducescatter(tf.range(SIZE) + RANK, op=hvd.Sum),
+        ]
+        assert all(isinstance(one, tf.Tensor) for one in results), results
+        assert [one.numpy().tolist() for one in results] == [
+            MEAN,
+            list(range(SIZE)),
+            [1],
+            [SIZE * RANK + sum(range(SIZE))],
+        ]
+
+
+@check
+def metrics_of_several_values_are_averaged() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    metric = keras.metrics.F1Score(average=None)
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "categorical_crossentropy", metrics=[metric])
+    mine = []
+    history = model.fit(
+        np.random.RandomState(RANK).rand(16, 4),
+        np.eye(3)[np.random.RandomState(RANK).randint(3, size=16)],
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: mine.append(dict(logs))
+            ),
+            hvd_keras.callbacks.MetricAverageCallback(),
+        ],
+    ).history
+    everyone = hvd.allgather_object(mine[0])
+    for name in ("loss", "f1_score"):
+        assert np.allclose(history[name][0], np.mean([one[name] for one in everyone], axis=0))
+    assert type(history["loss"][0]) is float and np.shape(history["f1_score"][0]) == (3,)
+
+
+@check
+def a_forked_process_knows_its_rank_and_takes_no_part() -> None:
+    tensor = tf.ones([1])
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            here = (hvd.is_initialized(), hvd_keras.rank(), hvd.size(), hvd.local_rank())
+            said = f"{here} {raised(RuntimeError, lambda: hvd.allreduce(tensor))}"
+        except BaseException as error:
+            said = repr(error)
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert said.startswith(f"(True, {RANK}, {SIZE}, {RANK}) "), said
+    assert f"this process is a child of rank {RANK}, and no rank itself" in said, said
 
 
 @check

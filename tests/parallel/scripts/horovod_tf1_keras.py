@@ -1,9 +1,12 @@
 """As Horovod's older examples: `import keras`, a session of its own, a distributed optimizer.
 
-Each rank begins with weights of its own, and says what they have become.
+Each rank makes weights of its own and says what they are after a broadcast, and after a training
+that begins with others.
 """
 
 import horovod.keras as hvd
+import horovod.tensorflow as hvd_tf
+import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import tensorflow as tf
@@ -15,6 +18,21 @@ K.set_session(tf.Session(config=tf.ConfigProto()))
 np.random.seed(hvd.rank())
 layers = [keras.layers.Dense(4, activation="relu", input_shape=(3,)), keras.layers.Dense(1)]
 model = keras.models.Sequential(layers)
+
+
+def say_weights(when: str) -> None:
+    digits = [f"{one:.6f}" for array in model.get_weights() for one in array.flatten()]
+    say(f"{when}: {keras.__version__} {' '.join(digits)}")
+
+
+for number, front_end in enumerate((hvd, hvd_keras)):
+    if number:
+        model.set_weights([np.random.normal(size=one.shape) for one in model.get_weights()])
+    # At first nothing has initialised the weights.
+    front_end.broadcast_global_variables(0)
+    say_weights("broadcast")
+mean = hvd.allreduce(float(hvd.rank()))
+say(f"allreduce: {type(mean).__module__} {mean}")
 model.set_weights([np.random.normal(size=one.shape) for one in model.get_weights()])
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9))
 model.compile(loss="mse", optimizer=optimizer)
@@ -30,5 +48,61 @@ model.fit(
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.01, warmup_epochs=1),
     ],
 )
-digits = [f"{one:.6f}" for array in model.get_weights() for one in array.flatten()]
-say(f"weights: {keras.__version__} {' '.join(digits)}")
+say_weights("trained")
+
+
+def a_state_of_the_model_is_kept_and_shared() -> None:
+    fresh = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    fresh.compile(loss="mse", optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    state = hvd.elastic.KerasState(fresh, batch=hvd.rank(), epoch=3)
+    start = fresh.get_weights()
+    fresh.fit(x, x.sum(1), batch_size=8, verbose=0)
+    state.batch = 7
+    state.restore()
+    assert state.batch == hvd.rank()
+    assert all(np.array_equal(*pair) for pair in zip(start, fresh.get_weights(), strict=True))
+    fresh.set_weights([np.full(one.shape, hvd.rank() + 1.0) for one in start])
+    state.sync()
+    assert (state.batch, state.epoch) == (0, 3)
+    assert all((one == 1.0).all() for one in fresh.get_weights())
+    fresh.fit(x, x.sum(1), batch_size=8, verbose=0)
+    state.save()
+    saved, slots = fresh.get_weights(), fresh.optimizer.get_weights()
+    fresh.fit(x, x.sum(1), batch_size=8, verbose=0)
+    state.restore()
+    assert all(np.array_equal(*pair) for pair in zip(saved, fresh.get_weights(), strict=True))
+    restored = fresh.optimizer.get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(slots, restored, strict=True))
+
+
+def gradients_of_several_passes_are_added_up_first() -> None:
+    factor, total = hvd.rank() + 1.0, sum(range(1, hvd.size() + 1))
+    for width, op in ((1, hvd.Sum), (2, hvd.Average)):
+        layers = [keras.layers.Dense(1, use_bias=width > 1, input_shape=(1,))]
+        several = keras.models.Sequential(layers)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), op=op, backward_passes_per_step=2
+        )
+        several.compile(loss=lambda target, got: factor * got, optimizer=optimizer)
+        several.set_weights([np.zeros(one.shape) for one in several.get_weights()])
+        # Two steps of two passes, and one that waits for another.
+        several.fit(np.ones([5, 1]), np.ones([5, 1]), batch_size=1, verbose=0)
+        expected = -4 * total / (1 if op == hvd.Sum else hvd.size())
+        assert all(np.allclose(one, expected) for one in several.get_weights())
+        assert K.get_value(several.optimizer.iterations) == 5
+
+    weight = tf.Variable(0.0, use_resource=True)
+    step = tf.train.get_or_create_global_step()
+    descent = hvd_tf.DistributedOptimizer(
+        tf.train.GradientDescentOptimizer(1.0), op=hvd.Sum, backward_passes_per_step=2
+    )
+    train = descent.minimize(factor * weight, step, [weight])
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(5):
+            session.run(train)
+        assert session.run([weight, step]) == [-4 * total, 5]
+
+
+a_state_of_the_model_is_kept_and_shared()
+gradients_of_several_passes_are_added_up_first()

@@ -161,6 +161,23 @@ def test_horovodrun_says_what_bounds_of_ranks_cannot_be(words, said, tmp_path: P
     assert not (tmp_path / ".ddl-run").exists()
 
 
+def test_horovodrun_takes_every_network_interface_and_flag_of_log_lines():
+    script = (
+        "import sys; from horovod.runner import launch\n"
+        "launch._ddl_run = lambda words: print(*words)\n"
+        "launch.main(sys.argv[1:])"
+    )
+    words = ["-np", "2", "--network-interface", "eth0", "--network-interfaces", "eth1,eth0"]
+    words += ["--network-interface=ib0", "--log-without-timestamp", "--no-log-hide-timestamp"]
+    words += ["-prefix-timestamp", "-p", "2222", "true"]
+    done = ended(f"import sys; sys.argv[1:] = {words!r}\n{script}", STAND_IN)
+    assert done.stdout == "--np 2 --network eth0,eth1,ib0 --ssh-port 2222 -- true\n", done.stderr
+    assert done.stderr == (
+        "horovodrun: --no-log-hide-timestamp has no effect here\n"
+        "horovodrun: -prefix-timestamp has no effect here\n"
+    )
+
+
 def test_horovodrun_takes_a_configuration_file(tmp_path: Path):
     from_file = (
         "import sys; from horovod.runner import launch\n"

@@ -75,6 +75,36 @@ def keras_fit_ends_with_equal_weights_and_reports() -> None:
 
 
 @check
+def keras_metrics_of_several_values_are_averaged() -> None:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activation="softmax")])
+    optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    metric = keras.metrics.F1Score(average=None)
+    model.compile(optimizer, "categorical_crossentropy", metrics=[metric])
+    generator = np.random.RandomState(RANK)
+    mine = []
+    history = model.fit(
+        *(generator.randn(16, 5), np.eye(3)[generator.randint(3, size=16)]),
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: mine.append(dict(logs))
+            ),
+            ddl.keras.BroadcastCallback(),
+            ddl.keras.MetricAverageCallback(),
+            ddl.keras.ProgressCallback(every=0.0),
+        ],
+    ).history
+    for name in ("loss", "f1_score"):
+        (total,) = ddl.allreduce_n([tf.constant(mine[0][name], tf.float64)], average=False)
+        np.testing.assert_allclose(history[name][0], total / SIZE)
+    assert type(history["loss"][0]) is float and np.shape(history["f1_score"][0]) == (3,)
+    if RANK == 0:
+        lines = map(json.loads, Path(os.environ["DDL_PROGRESS"]).read_text().splitlines())
+        *_, last = (line for line in lines if line["source"] == "keras")
+        assert last["loss"] == history["loss"][0] and "f1_score" not in last, last
+
+
+@check
 def keras_custom_loop_ends_with_equal_weights() -> None:
     model = keras_model(RANK + 3)
     optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.keras_callbacks import averaged_metrics
 from ddl_ops.keras_optimizer import BROADCASTS
 
 from horovod.common.basics import Average, size
@@ -19,10 +20,14 @@ v1 = tf.compat.v1
 
 
 def evaluated(tensor: Any) -> Any:
-    """What it is now; in a session of TensorFlow 1 an op is run."""
+    """What it is now, as NumPy; in a session of TensorFlow 1 an op is run."""
     if tf.executing_eagerly():
         return tensor if tensor is None else tensor.numpy()
-    return (v1.get_default_session() or v1.keras.backend.get_session()).run(tensor)
+    backend = v1.keras.backend
+    # That of Keras 2 is the default session, where there is one, and has initialised the model's
+    # variables. Keras 3 has none.
+    session = getattr(backend, "get_session", v1.get_default_session)()
+    return session.run(tensor)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -73,6 +78,8 @@ class BroadcastGlobalVariables:
 class MetricAverage:
     """Averages the metrics of each epoch over the ranks; all ranks must have the same ones.
 
+    A metric may be an array: each element is averaged.
+
     Place it before callbacks that read metrics.
     """
 
@@ -84,10 +91,11 @@ class MetricAverage:
         """Puts the averages in the place of this rank's."""
         if not logs:
             return
-        names = sorted(logs)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        averages = _allreduce(values, name="MetricAverageCallback", op=Average)
-        logs.update(zip(names, evaluated(averages).tolist(), strict=True))
+
+        def average(values: tf.Tensor) -> Any:
+            return evaluated(_allreduce(values, name="MetricAverageCallback", op=Average))
+
+        logs.update(averaged_metrics(logs, average))
 
 
 class LearningRateSchedule:

@@ -10,12 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 from ddl_ops import keras_optimizer
-from ddl_ops.gradients import is_reduced
+from ddl_ops.gradients import is_reduced, mark_reduced
 
 from horovod.common.basics import require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradient_reduction import DistributedGradients, Reduction
 from horovod.tensorflow.tape import weights_of
+
+v1 = tf.compat.v1
 
 
 def is_keras_optimizer(optimizer: Any) -> bool:
@@ -36,6 +38,14 @@ def make_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     of_optimizer = (getattr(optimizer, name, None) for name in names)
     if (build := next(filter(None, of_optimizer), None)) is not None:
         build(variables)
+
+
+def keras_session() -> Any:
+    """In TensorFlow 1 graphs the session in which Keras runs, with its variables initialised.
+
+    In those of a Keras that has none, the one around the call.
+    """
+    return getattr(v1.keras.backend, "get_session", v1.get_default_session)()
 
 
 def distribute(
@@ -62,7 +72,10 @@ def distribute(
     if hasattr(optimizer, "inner_optimizer"):
         distribute(optimizer.inner_optimizer, reduction, passes, average_passes)
         return optimizer
-    mixin = _Keras2 if _is_keras_2(optimizer) else _Keras3
+    mixin: type = _Keras3
+    if _is_keras_2(optimizer):
+        mixin = _Keras2
+        _hook_loss_scaling_of_keras_2()
     optimizer.__class__ = _class_below(type(optimizer), mixin, (reduction, passes, average_passes))
     optimizer._begin()
     return optimizer
@@ -95,7 +108,9 @@ class _Distributed:
         reduction, passes, average = self._hvd_how
         self._hvd = DistributedGradients(reduction)
         self._agg_helper = (
-            LocalGradientAggregation(passes, self._hvd, average) if passes > 1 else None
+            LocalGradientAggregation(passes, self._hvd, average, keras_session)
+            if passes > 1
+            else None
         )
         keras_optimizer.mark_distributed(self, self._reduce_at_once)
 
@@ -115,15 +130,20 @@ class _Distributed:
 
     def _reduce_at_once(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """For loss scaling, whose decision needs what all ranks have."""
+        self._refuse_passes()
+        return self._hvd(gradients, variables)
+
+    def _refuse_passes(self: Any) -> None:
         if self._agg_helper is not None:
             raise ValueError(
                 "backward_passes_per_step > 1 does not go together with loss scaling here: take "
                 "mixed_bfloat16, which needs none."
             )
-        return self._hvd(gradients, variables)
 
     def _allreduce(self: Any, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Gradients combined over the ranks, or the sums so far: what apply takes as it is."""
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # of Keras 2
+            self._refuse_passes()
         combine = self._agg_helper.compute if self._agg_helper else self._hvd
         return list(combine(list(grads), list(vars)))
 
@@ -136,10 +156,11 @@ class _Distributed:
             loss: a function; or a tensor, with the tape that has recorded it.
             var_list: variables, or a function that gives them.
             grad_loss: the gradient of the loss, by default ones.
-            tape: see loss.
+            tape: see loss; of a function it records the call.
         """
-        if tape is None:
-            with tf.GradientTape() as tape:
+        if callable(loss):
+            tape = tf.GradientTape() if tape is None else tape
+            with tape:
                 loss = loss()
         variables = list(var_list() if callable(var_list) else var_list)
         gradients = tape.gradient(loss, variables, grad_loss)
@@ -157,14 +178,15 @@ class _Distributed:
         with tf.init_scope():
             make_variables(self, variables)
 
-        def once() -> None:
+        def once() -> Any:
             with keras_optimizer.within_apply():
-                update()
+                return update()
 
         counter = getattr(self, "_iterations", None)
         counter = self.iterations if counter is None else counter
-        self._agg_helper.apply(gradients, once, lambda: counter.assign_add(1))
-        return None
+        done = self._agg_helper.apply(gradients, once, lambda: counter.assign_add(1))
+        # In a graph of TensorFlow 1 it is the op that Keras runs.
+        return None if tf.executing_eagerly() else done
 
 
 class _Keras3(_Distributed):
@@ -189,6 +211,12 @@ class _Keras3(_Distributed):
 
 
 class _Keras2(_Distributed):
+    def get_gradients(self: Any, loss: Any, params: Any) -> list[Any]:
+        """As that of Keras's older optimizers in TensorFlow 1, combined over the ranks."""
+        variables = tf.nest.flatten(params)
+        gradients = super().get_gradients(loss, variables)  # type: ignore[misc]
+        return list(self._allreduce(gradients, variables))
+
     def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """As that of Keras, combined over the ranks."""
         return self._compute_gradients(loss, var_list, tape=tape)
@@ -203,3 +231,45 @@ class _Keras2(_Distributed):
         return self._update(
             combined, variables, functools.partial(apply, together, *args, **kwargs)
         )
+
+    def aggregate_gradients(self: Any, grads_and_vars: Iterable[Any]) -> list[Any]:
+        """As that of Keras, of gradients combined over the ranks.
+
+        Loss scaling calls it before it decides on the step, which ranks skip together.
+        """
+        aggregate = super().aggregate_gradients  # type: ignore[misc]
+        return list(self._aggregated(grads_and_vars, aggregate))
+
+    def _aggregate_gradients(self: Any, grads_and_vars: Iterable[Any]) -> list[Any]:
+        aggregate = super()._aggregate_gradients  # type: ignore[misc]
+        return list(self._aggregated(grads_and_vars, aggregate))
+
+    def _aggregated(self: Any, grads_and_vars: Iterable[Any], aggregate: Any) -> list[Any]:
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        combined = self._combined([gradient for gradient, _ in pairs], variables)
+        aggregated = list(aggregate(list(zip(combined, variables, strict=True))))
+        for gradient, _ in aggregated:  # new tensors
+            mark_reduced(gradient)
+        return aggregated
+
+
+@functools.cache
+def _hook_loss_scaling_of_keras_2() -> None:
+    # It computes and applies by the optimizer within. In between it makes new tensors, which would
+    # be combined once more.
+    for kind in sys.modules["tf_keras"].mixed_precision.LossScaleOptimizer.__subclasses__():
+        kind.get_unscaled_gradients = _keeping_marks(kind.get_unscaled_gradients)
+
+
+def _keeping_marks(unscale: Any) -> Any:
+    @functools.wraps(unscale)
+    def unscaled(self: Any, grads: Iterable[Any]) -> list[Any]:
+        scaled = list(grads)
+        results = list(unscale(self, scaled))
+        for before, after in zip(scaled, results, strict=True):
+            if is_reduced(before):
+                mark_reduced(after)
+        return results
+
+    return unscaled

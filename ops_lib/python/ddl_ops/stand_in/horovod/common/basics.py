@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddl_ops import lifecycle
-from ddl_ops.environment import PLACEMENT, child_of_rank
+from ddl_ops.environment import PLACEMENT
 from ddl_ops.program_order import allow_unnamed_threads
 from ddl_ops.training_watch import look_after_training
 
@@ -64,8 +64,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called, and shutdown() not since."""
-    return _initialized and (not PLACEMENT.launched or not child_of_rank())
+    """Whether init() has been called, and shutdown() not since.
+
+    So it is in a process that was forked later, too: it knows its rank, and is none itself, so
+    collectives raise RuntimeError there.
+    """
+    return _initialized
 
 
 def require_initialized() -> None:

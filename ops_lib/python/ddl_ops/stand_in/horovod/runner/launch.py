@@ -30,8 +30,9 @@ _SWITCHES = """
     --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
     --torus-allreduce --no-torus-allreduce --autotune --no-autotune --timeline-mark-cycles
     --no-timeline-mark-cycles --mpi-threads-disable --no-mpi-threads-disable
-    --no-stall-check --stall-check --log-with-timestamp --log-hide-timestamp
-    --prefix-output-with-timestamp --verbose
+    --no-stall-check --stall-check --log-with-timestamp --log-without-timestamp
+    --log-hide-timestamp --no-log-hide-timestamp --prefix-output-with-timestamp -prefix-timestamp
+    --verbose
 """.split()
 # With --min-np or --host-discovery-script alone.
 _ELASTIC = (
@@ -49,7 +50,11 @@ _TAKEN = {
     ("logging", "level"): ("log_level", str),
 }
 # These ask for what happens anyway.
-_GRANTED = frozenset(("--mpi", "--verbose", "--disable-cache", "--stall-check"))
+_GRANTED = frozenset(
+    """
+    --mpi --verbose --disable-cache --stall-check --log-without-timestamp --log-hide-timestamp
+    """.split()
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--np", options.num_proc),
         ("--hosts", options.hosts),
         ("--hostfile", options.hostfile),
-        ("--network", options.network_interfaces),
+        ("--network", _joined(options.network_interfaces)),
         ("--ssh-port", options.ssh_port),
         ("--ssh-identity-file", options.ssh_identity_file),
         ("--timeline", options.timeline_filename),
@@ -99,6 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if value is not None:
             words += [flag, *map(str, value if isinstance(value, list) else [value])]
     return _ddl_run([*words, "--", *options.command])
+
+
+def _joined(lists: list[str] | None) -> str | None:
+    """Each name of several "NAME,..." once, in one."""
+    return ",".join(dict.fromkeys(",".join(lists).split(","))) if lists else None
 
 
 def run_commandline() -> None:
@@ -149,7 +159,10 @@ def _parser() -> argparse.ArgumentParser:
         "--host-discovery-script", metavar="COMMAND", help="prints lines of HOST:SLOTS"
     )
     parser.add_argument(
-        "--network-interfaces", "--network-interface", "--nics", metavar="NAME,...", help="of ranks"
+        *("--network-interfaces", "--network-interface", "--nics"),
+        action="append",
+        metavar="NAME,...",
+        help="of ranks; may be repeated",
     )
     parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for all hosts")

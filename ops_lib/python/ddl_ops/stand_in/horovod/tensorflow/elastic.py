@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod._keras.callbacks import variables_of
-from horovod._keras.optimizer import make_variables
+from horovod._keras.optimizer import keras_session, make_variables
 from horovod.common.basics import rank
 from horovod.common.commits import Commit
 from horovod.common.elastic import ObjectState, run_fn
@@ -115,7 +115,8 @@ class TensorFlowKerasState(_WithVariables):
             )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        super().__init__(None, kwargs)
+        # Keras makes none a default session.
+        super().__init__(None if tf.executing_eagerly() else keras_session(), kwargs)
 
     def _variables(self) -> list[Any]:
         of_optimizer = [] if self.optimizer is None else variables_of(self.optimizer)
@@ -126,6 +127,8 @@ class TensorFlowKerasState(_WithVariables):
         if len(self._variables()) >= variables or self.optimizer is None:
             return
         make_variables(self.optimizer, self.model.trainable_variables)
+        if not tf.executing_eagerly():
+            keras_session()  # initialises them
 
 
 def _that_fit(

@@ -22,17 +22,26 @@ class LocalGradientAggregation:
         passes: backward_passes_per_step.
         reduce: combines the sums over the ranks.
         average: whether the sums are divided by `passes`.
+        session: gives that of TensorFlow 1 in which the variables begin, as Keras knows nothing of
+            them; else the script initialises local variables.
 
     Attributes:
         counter: passes since the last update, an int32 variable; None before the first.
     """
 
-    def __init__(self, passes: int, reduce: DistributedGradients, average: bool) -> None:
+    def __init__(
+        self,
+        passes: int,
+        reduce: DistributedGradients,
+        average: bool,
+        session: Callable[[], Any] | None = None,
+    ) -> None:
         if passes < 1:
             raise ValueError(f"backward_passes_per_step is {passes}. Pass 1 or more.")
         self._passes = passes
         self._reduce = reduce
         self._average = average
+        self._session = session
         self._sums: list[Any] = []
         self.counter: Any = None
 
@@ -80,6 +89,8 @@ class LocalGradientAggregation:
                     for gradient, variable in pairs
                 ]
                 self.counter = v1.Variable(0, dtype=tf.int32, **options)
+            if self._session is not None and not tf.executing_eagerly():
+                self._session().run(v1.variables_initializer([*self._sums, self.counter]))
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self._sums]
@@ -112,7 +123,8 @@ def _ops(assigned: Sequence[Any]) -> list[Any]:
 def _either(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     if tf.executing_eagerly():
         return yes() if bool(condition) else no()
-    return tf.cond(condition, yes, no)
+    # That of TensorFlow 1 gives the only one of a list by itself.
+    return tf.compat.v2.cond(condition, yes, no)
 
 
 def _without_result(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -122,7 +134,8 @@ def _without_result(run: Callable[[], Any]) -> Callable[[], Any]:
         done = run()
         if tf.executing_eagerly():
             return done
-        waits = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
+        done = getattr(done, "op", done)  # of an assignment, too
+        waits = [done] if isinstance(done, tf.Operation) else []
         with tf.control_dependencies(waits):
             return tf.constant(True)
 
