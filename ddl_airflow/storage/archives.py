@@ -192,8 +192,6 @@ def _checked(name: str, where: str) -> str:
         check_keys([name], where)
     except StagingError as error:
         raise ArchiveRefused(f"{where}: cannot be unpacked: {error}") from error
-    except UnicodeEncodeError as error:
-        raise _refused(where, name, "has a name that is no text") from error
     return name
 
 
