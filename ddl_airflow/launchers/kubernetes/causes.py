@@ -453,7 +453,7 @@ def _of_pod(pod: _Object, events: Sequence[_Object], cleaned: bool) -> Verdict |
 
 def _evicted(pod: _Object, message: str) -> Verdict:
     # More than its own limit, or than it had asked for while the node had too little; that in the
-    # words of kubelets before and from 1.26 on.
+    # words of older and of newer kubelets.
     too_much = re.search(
         r"exceeds the (total )?limit|exceeded its|exceeds its request|has larger consumption of",
         message,

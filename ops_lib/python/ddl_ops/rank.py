@@ -230,7 +230,7 @@ def _signal(child: subprocess.Popen[bytes], signum: int, *, shell: bool) -> None
             have a handler, so that a script that saves keeps the ``tee`` that it prints to; all, if
             none has.
     """
-    if not shell:
+    if not shell or child.poll() is not None:  # whose number may be another's by now
         child.send_signal(signum)
         return
     found = [child.pid]
