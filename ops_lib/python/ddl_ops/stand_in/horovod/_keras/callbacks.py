@@ -11,6 +11,7 @@ from ddl_ops.environment import PLACEMENT
 from ddl_ops.keras_callbacks import averaged_metrics
 from ddl_ops.keras_optimizer import BROADCASTS
 
+from horovod._keras.optimizer import keras_session
 from horovod.common.basics import Average, size
 from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.mpi_ops import _allreduce
@@ -23,11 +24,7 @@ def evaluated(tensor: Any) -> Any:
     """What it is now, as NumPy; in a session of TensorFlow 1 an op is run."""
     if tf.executing_eagerly():
         return tensor if tensor is None else tensor.numpy()
-    backend = v1.keras.backend
-    # That of Keras 2 is the default session, where there is one, and has initialised the model's
-    # variables. Keras 3 has none.
-    session = getattr(backend, "get_session", v1.get_default_session)()
-    return session.run(tensor)
+    return keras_session().run(tensor)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
