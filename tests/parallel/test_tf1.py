@@ -44,6 +44,18 @@ def test_keras_of_those_days_trains_one_model_by_horovods_interface(ddl_run):
     assert first == second and first[0] != first[1]
 
 
+def test_keras_of_those_days_trains_one_model_by_ibms_examples(ddl_run):
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+    script = SCRIPTS / "ibm_keras.py"
+    ended = ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
+    assert ended.returncode == 0, ended.output[-5000:]
+    first, second = (ended.lines_of(rank) for rank in range(2))
+    own = ["tf.train", "callbacks", "loss", *["own"] * 4, "own again"]
+    assert [line.partition(":")[0] for line in first] == [*own, *own, "loop"]
+    assert first == second, ended.output[-5000:]
+
+
 @pytest.fixture(scope="module")
 def mpi_collectives(mpirun, ddl_run):
     script = SCRIPTS / "mpi_collectives.py"

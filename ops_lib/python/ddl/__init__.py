@@ -1,9 +1,10 @@
 """Data-parallel training with TensorFlow: import it, and the script trains on all ranks.
 
 With DDL_OPTIONS in the environment (ddl-run sets it), `import ddl` starts communication and hooks
-the optimizers of tf.compat.v1.train, the variable initialisers and the choice of GPU. Without it, a
-script calls ddl.init() and the functions here. Outside mpirun there is one rank, and what needs
-others raises RuntimeError. For Keras 3 see ddl.keras, for files of data that still come ddl.data.
+the optimizers of tf.compat.v1.train, those of Keras 2 in TensorFlow 1 mode, the variable
+initialisers and the choice of GPU. Without it, a script calls ddl.init() and the functions here.
+Outside mpirun there is one rank, and what needs others raises RuntimeError. For Keras 3 see
+ddl.keras, for files of data that still come ddl.data.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ddl_ops import (
     preemption,
     progress,
     tf1_hooks,
+    tf1_keras,
     weight_notes,
 )
 from ddl_ops.environment import PLACEMENT, child_of_rank, require_launched
@@ -30,6 +32,8 @@ from ddl_ops.training_watch import look_after_training
 from ddl import data
 
 __all__ = [
+    "DDLCallback",
+    "DDLGlobalVariablesCallback",
     "EpochHook",
     "PreemptionHook",
     "allgather",
@@ -51,6 +55,8 @@ __all__ = [
     "size",
 ]
 
+DDLCallback = tf1_keras.DDLCallback
+DDLGlobalVariablesCallback = tf1_keras.DDLGlobalVariablesCallback
 EpochHook = tf1_hooks.EpochHook
 PreemptionHook = tf1_hooks.PreemptionHook
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ _COMPRESSED = (tf.float32, tf.float64)
 _REDUCED = "_ddl_reduced"
 # More elements than metrics that are averaged in one tensor.
 _FEW = 8
+# More gradients that are None than these are compared by a checksum.
+_NAMED = 20
 # Of the gradients that were computed; None is one whose rank nobody knows.
 _shapes: set[tuple[int | None, ...] | None] = set()
 # Graphs in which the script itself has averaged gradients, and by what.
@@ -97,6 +100,21 @@ def is_reduced(gradient: Any) -> bool:
     return hasattr(gradient, _REDUCED)
 
 
+def keeping_marks(change: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that makes other gradients of a list of them, as loss scaling does: as marked."""
+
+    @functools.wraps(change)
+    def changed(self: Any, grads: Iterable[Any]) -> list[Any]:
+        before = list(grads)
+        after = list(change(self, before))
+        for one, other in zip(before, after, strict=True):
+            if is_reduced(one):
+                mark_reduced(other)
+        return after
+
+    return changed
+
+
 def note_explicit_averages(what: str) -> None:
     """The script averages gradients of the current graph by calling `what`."""
     averaging.averaged_by_script()
@@ -140,6 +158,18 @@ def split_into_groups(counts: Sequence[int], limit: int | None) -> list[list[int
     return groups
 
 
+def which_are_none(gradients: Sequence[Any], dtype: tf.DType) -> tf.Tensor:
+    """An empty tensor that ranks compare by its shape: [0, 0, gradients, numbers of the None].
+
+    To be reduced with the others, at no cost: else those of two variables of one shape would be
+    averaged where ranks have None for different ones. ddl_ops.own_errors reads it.
+    """
+    numbers = [i for i, gradient in enumerate(gradients) if gradient is None]
+    if len(numbers) > _NAMED:
+        numbers[_NAMED:] = [zlib.crc32(repr(numbers).encode())]
+    return tf.zeros([0, 0, len(gradients), *numbers], dtype)
+
+
 def reduce_gradients(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     average: bool = True,
@@ -151,7 +181,7 @@ def reduce_gradients(
     """Averages (or sums) gradients over the ranks; returns them in order.
 
     Args:
-        gradients: None stays None, and must be None on every rank.
+        gradients: None stays None, and must be None on every rank (else InvalidArgumentError).
         average: over the ranks, else the sum.
         name: of the ops, with a number after it.
         sparse_as_dense: whether IndexedSlices become dense tensors before they are reduced, or stay
@@ -199,18 +229,26 @@ def reduce_gradients(
         by_dtype.setdefault(dense[i].dtype, []).append(i)
     if present:
         averaging.averaged()
+    absent = sum(gradient is None for gradient in gradients)
+    # Where all others were reduced before, these were compared then.
+    compares = absent > 0 and (bool(present) or absent == len(gradients))
+    if compares and not by_dtype:
+        by_dtype[tf.float32] = []
     previous: list[tf.Tensor] = []
     number = 0
-    for members in by_dtype.values():
+    for dtype, members in by_dtype.items():
         counts = [dense[i].shape.num_elements() or 0 for i in members]
-        for group in split_into_groups(counts, group_size()):
+        for group in split_into_groups(counts, group_size()) or [[]]:
             indices = [members[position] for position in group]
+            tensors = [dense[i] for i in indices]
+            if compares and number == 0:
+                tensors.append(which_are_none(gradients, dtype))
             with tf.control_dependencies(previous):
                 place = name_in_order(f"{name}_{number}")
-                sums = reduce_n([dense[i] for i in indices], average, place)
+                sums = reduce_n(tensors, average, place)
             previous = sums[:1]
             number += 1
-            for i, total in zip(indices, sums, strict=True):
+            for i, total in zip(indices, sums, strict=False):
                 reduced[i] = tf.cast(total, own_dtypes[i])
     for i in sparse:
         with tf.control_dependencies(previous):

@@ -135,6 +135,7 @@ class _DistributedConfig(dict[str, Any]):
 def _redirect(optimizer: Any) -> None:
     # On the object, not in a subclass: Keras writes an optimizer's class into saved models.
     apply, clip, get_config = optimizer.apply, optimizer._clip_gradients, optimizer.get_config
+    accumulated: list[bool] = []  # of each gradient of a call, whether it is one
 
     @functools.wraps(apply)
     def apply_reduced(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
@@ -146,13 +147,16 @@ def _redirect(optimizer: Any) -> None:
             # clip_reduced() reduces what is accumulated. Some are no gradients but new values
             # (those of float8), which are assigned in each call.
             variables = list(trainable_variables or optimizer._trainable_variables)
-            values = _reduced(
-                optimizer,
-                [
-                    grad if optimizer._overwrite_variable_with_gradient(variable) else None
-                    for grad, variable in zip(grads, variables, strict=True)
-                ],
-            )
+            values = [
+                grad if optimizer._overwrite_variable_with_gradient(variable) else None
+                for grad, variable in zip(grads, variables, strict=True)
+            ]
+            if any(value is not None for value in values):
+                values = _reduced(optimizer, values)
+            accumulated[:] = [
+                grad is not None and value is None
+                for grad, value in zip(grads, values, strict=True)
+            ]
             grads = [
                 grad if value is None else value for grad, value in zip(grads, values, strict=True)
             ]
@@ -165,7 +169,10 @@ def _redirect(optimizer: Any) -> None:
     def clip_reduced(grads: Sequence[Any]) -> Any:
         # The first that Keras does with accumulated gradients, and only when it applies them.
         if optimizer.gradient_accumulation_steps and not hasattr(optimizer, _REDUCED_OUTSIDE):
-            grads = _reduced(optimizer, grads)
+            # Keras has left out those that are None, on which the ranks have to agree.
+            given = iter(grads)
+            reduced = _reduced(optimizer, [next(given) if one else None for one in accumulated])
+            grads = [grad for grad in reduced if grad is not None]
         return clip(grads)
 
     def copied(memo: dict[int, Any]) -> Any:

@@ -30,6 +30,15 @@ _METRICS = r'AllReduceN "[^"]*ddl_metrics[^"]*"'
 # What TensorFlow puts behind what an op says that did not run in a graph.
 _EAGER = re.compile(r" \[Op:\w+\](?: name: \S+)?\Z")
 _SENT = re.compile(r"rank (\d+) sent (\w+\[[^\]]*\]) as tensor \d+, rank (\d+) (\w+\[[^\]]*\])")
+# An empty tensor as one of these, whose shape says what is None (ddl_ops.gradients).
+_NONE = re.compile(r"\w+\[0,0,(\d+)((?:,\d+)+)\]")
+_COUNTS = re.compile(rf"{_GRADIENTS}: rank \d+ sent \d+ tensors, rank \d+ \d+\.")
+# More of them are not named.
+_NAMED = 5
+_GIVE_ZEROS = (
+    "Give zeros where the loss of a rank does not depend on a variable, as with "
+    "tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
+)
 # What to do where models differ.
 BUILD_ALIKE = (
     "Build the same layers, in the same order, on all ranks: a number of classes or words has to "
@@ -87,6 +96,13 @@ def _sentence_of(error: BaseException) -> str | None:
 def _in_words(said: str) -> str:
     """Without the names of ops where they are those of the optimizer and of Keras's callbacks."""
     said = _EAGER.sub("", said)
+    if (sent := _SENT.search(said)) and (_NONE.match(sent[2]) or _NONE.match(sent[4])):
+        return _of_none(*sent.groups())
+    if _COUNTS.match(said):
+        return (
+            "The ranks have different numbers of gradients. If one is None, it has to be None on "
+            f"all ranks. {_GIVE_ZEROS} Else they built different models. {BUILD_ALIKE}"
+        )
     if found := re.match(rf"{_WEIGHTS}: ", said):
         said = _of_weights(found[1], said[found.end() :])
     elif found := re.match(rf"{_METRICS}: ", said):
@@ -100,6 +116,27 @@ def _in_words(said: str) -> str:
     if "averages gradients" in said and "averages the metrics" in said:
         said = f"{said.partition('. ')[0]}: {_SAME_BATCHES}"
     return said[:1].upper() + said[1:]
+
+
+def _of_none(rank: str, theirs: str, other: str, ours: str) -> str:
+    """Of gradients, of which other ones are None on another rank."""
+
+    def on(rank: str, shape: str) -> str:
+        if (found := _NONE.match(shape)) is None:
+            return f"rank {rank} has others"
+        numbers = found[2].strip(",").split(",")
+        if len(numbers) == 1:
+            return f"on rank {rank} number {numbers[0]} of the {found[1]} is None"
+        if len(numbers) > _NAMED:
+            named = ", ".join([*numbers[:_NAMED], "…"])
+        else:
+            named = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+        return f"on rank {rank} numbers {named} of the {found[1]} are None"
+
+    return (
+        f"The ranks have gradients of different variables: {on(rank, theirs)}, {on(other, ours)}, "
+        f"counted from 0. {_GIVE_ZEROS}"
+    )
 
 
 def _of_weights(name: str, said: str) -> str:

@@ -20,7 +20,7 @@ from tensorflow.python.training.experimental import (  # noqa: TID253
     loss_scale_optimizer as loss_scale_module,
 )
 
-from ddl_ops import lifecycle, preemption, weight_notes
+from ddl_ops import lifecycle, preemption, tf1_keras, weight_notes
 from ddl_ops.collectives import barrier, bcast
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.gradients import averaged_by_both, grads_reduce, note_gradients
@@ -40,6 +40,7 @@ def install() -> None:
         return
     _installed = True
     _hook_optimizers()
+    tf1_keras.hook_optimizers()
     hook_initialisers()
     use_one_gpu()
     _hook_runs()

@@ -278,6 +278,47 @@ def a_tape_averages_but_what_stays_local() -> None:
 
 
 @check
+def gradients_that_are_none_on_another_rank_are_an_error() -> None:
+    """And never combined with those of another variable, which may have the same shape."""
+
+    def by_a_tape() -> None:
+        variables = [tf.Variable(1.0), tf.Variable(1.0)]
+        with tf.GradientTape() as tape:
+            loss = 2.0 * variables[RANK]
+        hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    def by_keras(passes: int) -> None:
+        optimizer = keras.optimizers.SGD(1.0)
+        hvd_keras.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+        variables = [keras.Variable(1.0), keras.Variable(1.0)]
+        mine = [tf.constant(1.0) if i == RANK else None for i in range(2)]
+        for _ in range(passes):
+            optimizer.apply(mine, variables)
+
+    def in_a_graph(**options: object) -> None:
+        with tf.Graph().as_default(), v1.Session() as session:
+            variables = [v1.get_variable(name, initializer=1.0) for name in "ab"]
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            train = hvd.DistributedOptimizer(optimizer, **options).minimize(
+                2.0 * variables[RANK], var_list=variables
+            )
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            for _ in range(options.get("backward_passes_per_step", 1)):
+                session.run(train)
+
+    for combines in (
+        by_a_tape,
+        lambda: by_keras(1),
+        lambda: by_keras(2),
+        in_a_graph,
+        lambda: in_a_graph(backward_passes_per_step=2),
+        lambda: in_a_graph(op=hvd.Adasum),
+    ):
+        said = raised(tf.errors.FailedPreconditionError, combines)
+        assert "rank 1 sent float32[0,0,2,0]" in said and "rank 0 float32[0,0,2,1]" in said, said
+
+
+@check
 def averages_are_over_the_ranks_that_have_not_joined() -> None:
     embedded, weight = tf.Variable(tf.zeros([3, 1])), tf.Variable(0.0)
 

@@ -160,6 +160,53 @@ def test_what_keras_waits_for_is_said_in_its_words(message, said):
     assert str(shortened(error, error.__traceback__)[0]) == said
 
 
+SAME_SHAPE = "Shape, dtype and kind of device must agree on all ranks."
+GIVE_ZEROS = (
+    "Give zeros where the loss of a rank does not depend on a variable, as with "
+    "tape.gradient(..., unconnected_gradients=tf.UnconnectedGradients.ZERO)."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            'AllReduceN "ddl_gradients_0": rank 1 sent float32[0,0,3,1] as tensor 2, rank 0 '
+            f"float32[0,0,3,0,2]. {SAME_SHAPE} [Op:AllReduceN] name: ddl_gradients_0",
+            "The ranks have gradients of different variables: on rank 1 number 1 of the 3 is None, "
+            f"on rank 0 numbers 0 and 2 of the 3 are None, counted from 0. {GIVE_ZEROS}",
+        ),
+        (
+            'TeamGradients "dl_comm_gradients_0": rank 2 sent bfloat16[0,0,9,1,2,3,4,5,6,7] as '
+            f"tensor 2, rank 0 bfloat16[5,3]. {SAME_SHAPE}",
+            "The ranks have gradients of different variables: on rank 2 numbers 1, 2, 3, 4, 5, … "
+            f"of the 9 are None, rank 0 has others, counted from 0. {GIVE_ZEROS}",
+        ),
+        (
+            'AllReduceAtStep "DistributedGradients_0": rank 1 sent float32[3] as tensor 0, rank 0 '
+            f"float32[0,0,2,1] on a GPU. {SAME_SHAPE}",
+            "The ranks have gradients of different variables: rank 1 has others, on rank 0 number "
+            f"1 of the 2 is None, counted from 0. {GIVE_ZEROS}",
+        ),
+        (
+            'AllReduceAtStep "s/ddl_gradients_0": rank 1 sent 3 tensors, rank 0 2. All ranks must '
+            "pass the same number of tensors.",
+            "The ranks have different numbers of gradients. If one is None, it has to be None on "
+            f"all ranks. {GIVE_ZEROS} Else they built different models. {BUILD_ALIKE}",
+        ),
+        (
+            'AllReduceN "mine": rank 1 sent 3 tensors, rank 0 2. All ranks must pass the same '
+            "number of tensors.",
+            'AllReduceN "mine": rank 1 sent 3 tensors, rank 0 2. All ranks must pass the same '
+            "number of tensors.",
+        ),
+    ],
+)
+def test_gradients_that_are_none_on_some_ranks_are_named(message, said):
+    error = invalid(message)
+    assert str(shortened(error, error.__traceback__)[0]) == said
+
+
 def test_early_stopping_is_advised_only_where_training_had_begun():
     def fit_together(message: str) -> BaseException:  # as of ddl_ops.keras_optimizer
         try:

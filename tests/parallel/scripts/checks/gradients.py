@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections.abc import Callable
+from concurrent import futures
 
 import ddl
 import dl_comm
+import keras
 import numpy as np
 import tensorflow as tf
 from ddl.keras import MetricAverageCallback, broadcast_variables
@@ -222,6 +226,81 @@ def gradients_of_dl_comm_need_a_graph_and_take_arrays_anywhere() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         (average,) = mc.gradients([tf.constant([RANK, 4.0])], 0)
         assert session.run(average).tolist() == [(SIZE - 1) / 2, 4]
+        second, none = mc.gradients([tf.constant([RANK, 4.0]), None], 0)
+        assert session.run(second).tolist() == [(SIZE - 1) / 2, 4] and none is None
+        if SIZE > 1:
+            mine = [tf.constant([1.0, 2.0]), None]
+            differing = mc.gradients(mine[::-1] if RANK == 1 else mine, 0)
+            message = mismatch(lambda: session.run(differing[RANK == 1]))
+            assert "rank 1 sent float32[0,0,2,0]" in message, message
+
+
+def _one_is_none(where: int, sparse: bool = False) -> list[tf.Tensor | tf.IndexedSlices | None]:
+    """Three gradients of one shape, without that one; all hold the rank's number."""
+    value = tf.fill([2], float(RANK))
+    made = tf.IndexedSlices(value[None], tf.constant([RANK]), tf.constant([9, 2]))
+    return [None if i == where else made if sparse else value for i in range(3)]
+
+
+@check
+def gradients_that_are_none_on_another_rank_are_an_error() -> None:
+    """And never averaged with those of another variable, which may have the same shape."""
+    variables = [tf.Variable([0.0, 0.0]) for _ in range(3)]
+
+    def reduced(where: int, sparse: bool = False) -> list[tf.Tensor]:
+        pairs = ddl.grads_reduce(
+            zip(_one_is_none(where, sparse), variables, strict=True), sparse_as_dense=False
+        )
+        assert pairs[where][0] is None
+        return [tf.convert_to_tensor(gradient) for gradient, _ in pairs if gradient is not None]
+
+    def in_a_graph(where: int) -> list[np.ndarray]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            return session.run(reduced(where))
+
+    def in_a_thread(where: int) -> list[tf.Tensor]:
+        found: futures.Future[list[tf.Tensor]] = futures.Future()
+
+        def run() -> None:
+            try:
+                found.set_result(reduced(where))
+            except tf.errors.OpError as error:
+                found.set_exception(error)
+
+        threading.Thread(target=run, name="trains").start()
+        return found.result()
+
+    def keras_applies(where: int, **options: int) -> list[tf.Tensor]:
+        optimizer = keras.optimizers.SGD(-1.0, **options)
+        optimizer = ddl.keras.DistributedOptimizer(optimizer)
+        mine = [keras.Variable([0.0, 0.0]) for _ in range(3)]
+        for _ in range(options.get("gradient_accumulation_steps", 1)):
+            optimizer.apply(_one_is_none(where), mine)
+        return [variable.value for i, variable in enumerate(mine) if i != where]
+
+    def all_none(where: int) -> object:
+        return ddl.grads_reduce([(None, None)] * where + [(tf.ones([2]), None)] * (3 - where))
+
+    differing = min(RANK, 1)
+    for reduce in (
+        reduced,
+        tf.function(reduced),
+        in_a_graph,
+        in_a_thread,
+        lambda where: reduced(where, sparse=True),
+        keras_applies,
+        lambda where: keras_applies(where, gradient_accumulation_steps=2),
+    ):
+        if SIZE > 1:
+            message = mismatch(lambda reduce=reduce: reduce(1 + differing))
+            assert re.search(r"rank 1 sent float32\[0,0,3,2\] .*rank 0 float32\[0,0,3,1\]", message)
+        for got in reduce(1):
+            np.testing.assert_allclose(np.max(got), (SIZE - 1) / (SIZE if np.size(got) > 2 else 2))
+    if SIZE > 1:
+        mismatch(lambda: all_none(2 + differing))  # on some all are
+        mismatch(lambda: all_none(differing))  # on some none is
+    for got, _ in ddl.grads_reduce([(tf.fill([2], float(RANK)), None)]):
+        np.testing.assert_allclose(got, (SIZE - 1) / 2)
 
 
 @check

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from ddl_ops import keras_optimizer
-from ddl_ops.gradients import is_reduced, mark_reduced
+from ddl_ops.gradients import is_reduced, keeping_marks, mark_reduced
 
 from horovod.common.basics import require_initialized
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregation
@@ -259,17 +259,4 @@ def _hook_loss_scaling_of_keras_2() -> None:
     # It computes and applies by the optimizer within. In between it makes new tensors, which would
     # be combined once more.
     for kind in sys.modules["tf_keras"].mixed_precision.LossScaleOptimizer.__subclasses__():
-        kind.get_unscaled_gradients = _keeping_marks(kind.get_unscaled_gradients)
-
-
-def _keeping_marks(unscale: Any) -> Any:
-    @functools.wraps(unscale)
-    def unscaled(self: Any, grads: Iterable[Any]) -> list[Any]:
-        scaled = list(grads)
-        results = list(unscale(self, scaled))
-        for before, after in zip(scaled, results, strict=True):
-            if is_reduced(before):
-                mark_reduced(after)
-        return results
-
-    return unscaled
+        kind.get_unscaled_gradients = keeping_marks(kind.get_unscaled_gradients)

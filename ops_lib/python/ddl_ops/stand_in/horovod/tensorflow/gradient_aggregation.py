@@ -70,7 +70,7 @@ class LocalGradientAggregation:
         with tf.control_dependencies(_ops([counted])):
             results = _either(
                 tf.equal(self.counter.read_value(), self._passes),
-                lambda: self._reduced([variables[i] for i in present]),
+                lambda: self._reduced(variables, present),
                 lambda: [total.read_value() for total in self._sums],
             )
         for i, one in zip(present, results, strict=True):
@@ -92,9 +92,12 @@ class LocalGradientAggregation:
             if self._session is not None and not tf.executing_eagerly():
                 self._session().run(v1.variables_initializer([*self._sums, self.counter]))
 
-    def _reduced(self, variables: Sequence[Any]) -> list[Any]:
-        sums = [total.read_value() for total in self._sums]
-        reduced = self._reduce(sums, variables)
+    def _reduced(self, variables: Sequence[Any], present: Sequence[int]) -> list[Any]:
+        sums: list[Any] = [None] * len(variables)  # where there is none, ranks must agree on that
+        for total, i in zip(self._sums, present, strict=True):
+            sums[i] = total.read_value()
+        combined = self._reduce(sums, variables)
+        reduced = [combined[i] for i in present]
         with tf.control_dependencies(reduced if not tf.executing_eagerly() else []):
             cleared = [total.assign(tf.zeros_like(total)) for total in self._sums]
             cleared.append(self.counter.assign(0))

@@ -72,7 +72,8 @@ class Reduction:
         """Gradients combined over the ranks, in order.
 
         Args:
-            gradients: None stays None; one that was reduced before stays what it is.
+            gradients: None stays None, and must be None on every rank, else it is
+                FailedPreconditionError; one that was reduced before stays what it is.
             variables: whose they are; only needed with `local`.
             local: keys (key_of) of variables whose gradients stay on their ranks.
 
@@ -93,7 +94,7 @@ class Reduction:
                 mark_reduced(reduced[i])
         if not PLACEMENT.launched or not self.process_set.included():
             return reduced
-        others = [i for i in range(len(reduced)) if i not in at_home and reduced[i] is not None]
+        others = [i for i in range(len(reduced)) if i not in at_home]
         sparse = [
             i
             for i in others

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from ddl_ops.gradients import mark_reduced, note_explicit_averages
+from ddl_ops.gradients import mark_reduced, note_explicit_averages, which_are_none
 
 from horovod.common.basics import Adasum, Average
 from horovod.tensorflow.compression import Compression
@@ -130,6 +130,8 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
                 one.read_value() - start.read_value()
                 for one, start in zip(variables, starts, strict=True)
             ]
+            if len(variables) < len(pairs):
+                deltas.append(which_are_none([one for one, _ in pairs], deltas[0].dtype))
             combined = grouped_allreduce(
                 deltas,
                 compression=self._compression,
@@ -138,7 +140,7 @@ class _DistributedAdasumOptimizer(v1.train.Optimizer):
                 name=self._name,
             )
             done = []
-            for one, start, delta in zip(variables, starts, combined, strict=True):
+            for one, start, delta in zip(variables, starts, combined, strict=False):
                 new = start.read_value() + delta
                 done += [start.assign(new), one.assign(new)]
             return tf.group(*_operations(done))
