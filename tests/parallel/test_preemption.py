@@ -120,6 +120,16 @@ def test_keras_goes_on_in_the_middle_of_an_epoch(compared):
     assert not list((training.folder / "checkpoints").glob("*preempted*"))
 
 
+def test_a_model_with_optimizers_of_its_own(compared):
+    # Nothing but these tells how far it is: compile()'s own is never used.
+    preempted, training = compared(2, "gan", 21, "step=4@1", "shim=14@0")
+    assert preempted == [4, 14], training.said
+    logs = [
+        (training.folder.parent / name / "logs").read_text() for name in ("asked", "undisturbed")
+    ]
+    assert logs[0] == logs[1]
+
+
 def test_a_session_of_tensorflow_1(compared):
     preempted, training = compared(2, "tf1", 9, "step=3@1")
     assert preempted == [3], training.said

@@ -14,7 +14,9 @@ import os
 from pathlib import Path
 
 from ddl_ops import mid_epoch
+from ddl_ops.arrays import say
 from ddl_ops.checkpoints import newest_model
+from ddl_ops.environment import PLACEMENT
 from ddl_ops.keras_callbacks import (
     BroadcastCallback,
     CheckpointCallback,
@@ -43,7 +45,10 @@ hook_fit()  # which a script that imports ddl before keras has not had yet
 
 
 def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Path | None, int]:
-    """The newest model-<epoch>.keras to go on from, and its epoch; None and 0 in the first try.
+    """The newest model to go on from, and how many epochs are done; None and 0 in the first try.
+
+    That is a file of CheckpointCallback, or any model-<epoch>.keras. Rank 0 says which newer ones
+    are passed over, since nobody can tell their epochs.
 
     The optimizer of a model that is loaded has to be distributed again. Where PreemptionCallback
     has saved in the middle of a later epoch, the epoch is that one, from whose middle it goes on.
@@ -53,7 +58,13 @@ def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> tuple[Pat
     """
     if not (folder := folder or os.getenv("CHECKPOINT_DIR")):
         return None, 0
-    found = newest_model(Path(folder))
+    found, passed_over = newest_model(Path(folder))
+    if passed_over and PLACEMENT.rank == 0:
+        say(
+            f"WARNING: the training does not go on from {passed_over[0]}, which does not tell how "
+            "many epochs are done. Save by ddl.keras.CheckpointCallback, which notes them in the "
+            "file, or as model-<epoch>.keras."
+        )
     path, done = (found.path, found.step or 0) if found else (None, 0)
     middle = mid_epoch.newest(Path(folder))
     return path, max(done, middle[1].epoch) if middle else done

@@ -30,6 +30,8 @@ _TROUBLE = frozenset(
         errno.EMFILE,
     )
 )
+# In the comment of a .keras file, which is an archive: Keras reads all entries, and no comment.
+_EPOCHS_DONE = "ddl_epochs_done"
 
 
 class TransformError(RuntimeError):
@@ -50,7 +52,8 @@ class Checkpoint:
 
     Attributes:
         path: the ``.keras`` file, or TensorFlow's prefix: the path without ``.index``.
-        step: the number in the name: a step, for Keras an epoch; None when there is none.
+        step: the number in the name, of steps, or for Keras of epochs, unless the epochs are noted
+            in the file; None when there is neither.
     """
 
     path: Path
@@ -122,15 +125,31 @@ def choose(leftovers: Leftovers, wanted: str) -> Sequence[Checkpoint]:
     return found[:1]
 
 
-def newest_model(folder: Path) -> Checkpoint | None:
-    """The newest ``.keras`` file with a number in its name; None if there is none.
+def note_epochs(path: Path | str, epochs: int) -> None:
+    """Notes in a ``.keras`` file how many epochs of its training are done, for newest_model()."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = json.dumps({_EPOCHS_DONE: epochs}).encode()
+
+
+def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest ``.keras`` file that tells how many epochs are done; None if there is none.
+
+    By a note of note_epochs(), or as ``model-<epoch>.keras``: the number in another name may be of
+    steps, or a part of a loss, and who took it for epochs would leave out some. Also returns the
+    newer files that have such a number.
 
     By time of writing, as in find(). It is whole where a launcher of ours has started the ranks:
     ddl_ops.resume has put damaged ones aside.
     """
     models = [path for path in folder.glob("*.keras") if not path.name.startswith(".")]
-    numbered = [found for found in _keras_newest_first(models) if found.step is not None]
-    return numbered[0] if numbered else None
+    passed_over = []
+    for found in _keras_newest_first(models):
+        name = found.path.name
+        if _noted_epochs(found.path) is not None or re.fullmatch(r"model-\d+\.keras", name):
+            return found, passed_over
+        if re.search(r"\d\.keras$", name):
+            passed_over.append(found.path)
+    return None, passed_over
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
@@ -200,7 +219,7 @@ def _graph_and_checkpoints(
 
 def _keras_newest_first(models: Sequence[Path]) -> list[Checkpoint]:
     """By time of writing; the number in the name decides between files of one instant."""
-    numbered = {path: int(m[1]) for path in models if (m := re.search(r"(\d+)\.keras$", path.name))}
+    numbered = {path: step for path in models if (step := _step_of(path)) is not None}
     # The final model usually carries no number. Where its weights are, byte for byte, those of a
     # numbered checkpoint, that checkpoint's number is its number.
     number_of = {crc: numbered[path] for path in numbered if (crc := _weights_crc(path))}
@@ -211,6 +230,24 @@ def _keras_newest_first(models: Sequence[Path]) -> list[Checkpoint]:
             step = number_of.get(crc)
         found.append((path.stat().st_mtime_ns, step or 0, path not in numbered, path, step))
     return [Checkpoint(path, step) for *_, path, step in sorted(found, reverse=True)]
+
+
+def _step_of(path: Path) -> int | None:
+    """The epochs that are noted in a Keras file, else the number in its name."""
+    if (noted := _noted_epochs(path)) is not None:
+        return noted
+    # Not the decimals of a metric, as in model.01-0.16.keras.
+    match = re.search(r"(?<!\d)(?<!\d\.)(\d+)\.keras$", path.name)
+    return int(match[1]) if match else None
+
+
+def _noted_epochs(path: Path) -> int | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            noted = json.loads(archive.comment)
+    except (zipfile.BadZipFile, EOFError, ValueError):
+        return None
+    return noted.get(_EPOCHS_DONE) if isinstance(noted, dict) else None
 
 
 def _weights_crc(path: Path) -> int | None:

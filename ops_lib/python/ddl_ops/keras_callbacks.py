@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf  # noqa: TID253
 
 from ddl_ops import progress
+from ddl_ops.checkpoints import note_epochs
 from ddl_ops.collectives import allreduce_n, barrier, bcast, join
 from ddl_ops.environment import PLACEMENT
 from ddl_ops.equal_weights import mark_equal, require_equal
@@ -40,6 +42,24 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
 
     run()
     mark_equal(variables)
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """compile()'s optimizer, and those that are attributes of the model and its parts, as a GAN's.
+
+    In the same order on all ranks. One within loss scaling is a part of that, and not named.
+    """
+    found: dict[int, keras.optimizers.Optimizer] = {}
+    kept = [model.optimizer]
+    for part in model._flatten_layers():
+        for value in vars(part).values():
+            many = value.values() if isinstance(value, dict) else value
+            kept += many if isinstance(value, (dict, list, tuple)) else [value]
+    for one in kept:
+        if isinstance(one, keras.optimizers.Optimizer):
+            found[id(one)] = one
+    within = {id(getattr(one, "inner_optimizer", None)) for one in found.values()}
+    return [one for key, one in found.items() if key not in within]
 
 
 def averaged_metrics(
@@ -88,10 +108,14 @@ class BroadcastCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not PLACEMENT.launched:
             return
-        if not self.model.built:
+        # Nobody calls a model as a whole that only has others as its parts, as a GAN.
+        unbuilt = [part.name for part in self.model._flatten_layers(False) if not part.built]
+        if not self.model.built and (unbuilt or not self.model.weights):
+            missing = f": its layer {unbuilt[0]!r} is not built" if unbuilt else ""
             raise RuntimeError(
-                "BroadcastCallback: the model has no weights yet. Give its first layer an input "
-                "shape (keras.Input), or call the model once before fit()."
+                f"BroadcastCallback: the model has no weights yet{missing}. Give its first layer "
+                "an input shape (keras.Input), or call the model, or each of its parts, once "
+                "before fit()."
             )
         own_step = averages_by_itself(self.model)
         if PLACEMENT.size > 1 and not own_step and not is_distributed(self.model.optimizer):
@@ -125,7 +149,8 @@ class BroadcastCallback(keras.callbacks.Callback):
                 require_equal(self.model.trainable_variables)
 
     def _broadcast(self, root: int) -> None:
-        broadcast_variables([*self.model.weights, *self.model.optimizer.variables], root)
+        states = [one for each in optimizers_of(self.model) for one in each.variables]
+        broadcast_variables([*self.model.weights, *states], root)
 
 
 class JoinCallback(BroadcastCallback):
@@ -145,19 +170,64 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """Averages the metrics of each epoch over the ranks, so that all ranks act on the same.
 
     Place it before callbacks that read metrics (EarlyStopping, ReduceLROnPlateau): a rank that
-    stops alone fails the others. Every rank must have the same metrics; ranks count equally. A
-    metric may be an array, as of keras.metrics.F1Score(average=None): each element is averaged.
+    stops alone fails the others. Every rank must have the same metrics; ranks count equally, but
+    one that had no batch in an epoch counts for validation alone, and is given the averages of the
+    others. A metric may be an array, as of keras.metrics.F1Score(average=None): each element is
+    averaged.
     """
 
+    async_safe = True  # as BroadcastCallback
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._trained = False
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._trained = True
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not PLACEMENT.launched or not logs:
+        if not PLACEMENT.launched or logs is None:
             return
+        trained, shapes = self._trained, {name: np.shape(logs[name]) for name in logs}
+        text = json.dumps(shapes).encode() if trained else b""
+        lengths = np.zeros(PLACEMENT.size, np.int64)
+        lengths[PLACEMENT.rank] = len(text)
+        (lengths,) = _sums([tf.constant(lengths)])
+        if lengths.any() and not lengths.all():
+            root = int(np.flatnonzero(lengths)[0])
+            text = text if PLACEMENT.rank == root else bytes(lengths[root])
+            told = tf.constant(np.frombuffer(text, np.uint8))
+            text = bcast(told, name_in_order("ddl_metrics_names"), root).numpy().tobytes()
+            if not trained:
+                shapes = {name: tuple(shape) for name, shape in json.loads(text).items()}
+        else:
+            trained = True  # all have; or none, as where a loop of the script's own calls this
+        if not shapes:
+            return
+        # Keras has zeros for a metric that no batch has updated. Validation needs none.
+        counts = {
+            name: (trained or name.startswith("val_")) and np.shape(logs.get(name)) == shape
+            for name, shape in shapes.items()
+        }
+        values = {
+            name: logs[name] if counts[name] else np.zeros(shape) for name, shape in shapes.items()
+        }
 
         def average(values: tf.Tensor) -> Any:
-            (averages,) = allreduce_n([values], name=name_in_order("ddl_metrics"))
-            return averages.numpy()
+            sizes = [np.full(shapes[name], counts[name]).ravel() for name in sorted(shapes)]
+            total, ranks = _sums([values, tf.constant(np.concatenate(sizes), tf.float64)])
+            return total / ranks
 
-        logs.update(averaged_metrics(logs, average))
+        logs.update(averaged_metrics(values, average))
+
+
+def _sums(values: Sequence[tf.Tensor]) -> list[Any]:
+    """Sums over the ranks of what belongs to the metrics of an epoch, as NumPy."""
+    name = name_in_order("ddl_metrics")
+    return [total.numpy() for total in allreduce_n(values, average=False, name=name)]
 
 
 class CheckpointCallback(keras.callbacks.ModelCheckpoint):
@@ -166,8 +236,12 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
     A file is written under another name, `.partial-…`, and renamed: whoever is killed meanwhile
     leaves the one before as it was. Place it after MetricAverageCallback if it monitors a metric.
 
+    Each `.keras` file notes how many epochs are done, for ddl.keras.newest_checkpoint(): its name
+    may be any.
+
     Args:
-        filepath: as ModelCheckpoint's; by default `model-{epoch}.keras`, or
+        filepath: as ModelCheckpoint's, but that `{epoch}` counts the epochs that are done, also
+            where `save_freq` saves in the middle of one; by default `model-{epoch}.keras`, or
             `model-{epoch}.weights.h5` with save_weights_only, in $CHECKPOINT_DIR: where the train
             task looks for checkpoints to go on from, and for the model.
         options: as ModelCheckpoint's.
@@ -193,7 +267,9 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
     def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any] | None) -> None:
         if PLACEMENT.rank != 0:
             return
-        path = self._get_file_path(epoch, batch, logs or {})
+        # Keras counts the epoch that it is in; a try that goes on would leave out the rest of it.
+        done = epoch + (batch is None or batch + 1 == (self.params or {}).get("steps"))
+        path = self._get_file_path(done - 1, batch, logs or {})
         if not self._should_save_model(epoch, batch, logs, path):
             return
         folder, name = os.path.split(path)
@@ -202,6 +278,8 @@ class CheckpointCallback(keras.callbacks.ModelCheckpoint):
         partial = os.path.join(folder, f".partial-{name}")
         save = self.model.save_weights if self.save_weights_only else self.model.save
         save(partial, overwrite=True)
+        if partial.endswith(".keras"):
+            note_epochs(partial, done)
         os.replace(partial, path)
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved {path}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import keras  # noqa: TID253
 
 from ddl_ops import mid_epoch, preemption
-from ddl_ops.arrays import barrier
+from ddl_ops.arrays import barrier, have_joined
 from ddl_ops.environment import PLACEMENT
+from ddl_ops.keras_callbacks import optimizers_of
 from ddl_ops.lifecycle import initialised
 
 # Of a rank that is at another step than the others.
@@ -24,12 +26,13 @@ _ONE_STEP = (
 class PreemptionCallback(keras.callbacks.Callback):
     """Saves after the step at which any rank was asked to end, ends all ranks, and goes on there.
 
-    The next try takes weights, optimizer, the ranks' random generators of Keras, and metrics of the
-    epoch as they were, and passes over the batches of the epoch that are done: the input is read,
-    and nothing is trained. So each step is done once. The weights are those of a training that
-    nobody interrupted, bit for bit, if an epoch's batches are the same whenever it begins: files in
-    their order, ``shuffle=False``, or an order that depends on seed and epoch. Not kept is what
-    other callbacks count (EarlyStopping, ReduceLROnPlateau), and generators that are not Keras's.
+    The next try takes weights, optimizers (compile()'s, and attributes of the model), the ranks'
+    random generators of Keras, and metrics of the epoch as they were, and passes over the batches
+    of the epoch that are done: the input is read, and nothing is trained. So each step is done
+    once. The weights are those of a training that nobody interrupted, bit for bit, if an epoch's
+    batches are the same whenever it begins: files in their order, ``shuffle=False``, or an order
+    that depends on seed and epoch. Not kept is what other callbacks count (EarlyStopping,
+    ReduceLROnPlateau), and generators that are not Keras's.
 
     Pass ``initial_epoch`` to fit() as ``ddl.keras.newest_checkpoint()`` gives it. For one fit() in
     a script.
@@ -58,12 +61,19 @@ class PreemptionCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._first = True
-        self._saved = 0
+        self._saved = self._batch = self._step_before_epoch = 0
         preemption.save_by(self._save)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch, self._batch = epoch, 0
-        self._step_before_epoch = int(self.model.optimizer.iterations)
+        # Not what an optimizer counts: a GAN has several, and loss scaling leaves out steps.
+        done = max(self._step_before_epoch + self._batch, self._saved)
+        if self._first:
+            per_epoch = (self.params or {}).get("steps") or 0
+            counted = int(getattr(self.model.optimizer, "iterations", 0))
+            done = max(counted, epoch * per_epoch)
+        if self._first or have_joined():
+            done = preemption.furthest(done)
+        self._epoch, self._batch, self._step_before_epoch = epoch, 0, done
         if self._first:
             self._first = False
             self._go_on(epoch)
@@ -90,8 +100,43 @@ class PreemptionCallback(keras.callbacks.Callback):
         known = {id(one) for one in others}
         return others + [one for one in self.model.metrics_variables if id(one) not in known]
 
-    def _common(self) -> list[Any]:
-        return [*self.model.weights, *self.model.optimizer.variables]
+    def _trained(self) -> mid_epoch.Trained:
+        """Of each optimizer the numbers of the weights that it trains; None before its first."""
+        numbers = {id(weight): number for number, weight in enumerate(self.model.weights)}
+        trained: mid_epoch.Trained = []
+        for optimizer in optimizers_of(self.model):
+            inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
+            weights = inner._trainable_variables if optimizer.built else None
+            trained.append(weights and [numbers.get(id(weight)) for weight in weights])
+        return trained
+
+    def _common(self, path: Path | None = None) -> list[Any]:
+        """Weights, and the state of the optimizers that have one; that had one in ``path``."""
+        weights, optimizers = self.model.weights, optimizers_of(self.model)
+        trained = mid_epoch.read_optimizers(path) if path else self._trained()
+        if trained is None:  # of an earlier release, which kept no other
+            optimizers = [self.model.optimizer]
+            known = {id(one) for one in self.model.trainable_variables}
+            trained = [[number for number, one in enumerate(weights) if id(one) in known]]
+        if len(trained) != len(optimizers):
+            raise ValueError(
+                f"{path} is of a model with {len(trained)} optimizers, and this one has "
+                f"{len(optimizers)}. Remove it to go on from a checkpoint."
+            )
+        variables = list(weights)
+        for optimizer, numbers in zip(optimizers, trained, strict=True):
+            if numbers is None:
+                continue
+            if not optimizer.built:
+                if None in numbers:
+                    raise ValueError(
+                        f"{path}: the optimizer {optimizer.name!r} trains variables that are not "
+                        "the model's weights. Call its build() with them before fit()."
+                    )
+                with contextlib.suppress(IndexError):  # of another model, which is found below
+                    optimizer.build([weights[number] for number in numbers if number is not None])
+            variables += optimizer.variables
+        return variables
 
     def _trains(self) -> None:
         """From here on batches are trained with, also where there were fewer than had been done."""
@@ -106,7 +151,7 @@ class PreemptionCallback(keras.callbacks.Callback):
         partial = mid_epoch.begin(self._folder, step)
         if PLACEMENT.rank == saver:
             place = mid_epoch.Place(step, self._epoch, self._batch, PLACEMENT.size)
-            mid_epoch.write_model(partial, place, self._common())
+            mid_epoch.write_model(partial, place, self._common(), self._trained())
         mid_epoch.write_own(partial, PLACEMENT.rank, self._batch, self._own())
         if PLACEMENT.size > 1 and initialised():
             barrier(f"all have written in {partial.name}")
@@ -118,17 +163,16 @@ class PreemptionCallback(keras.callbacks.Callback):
         if (found := mid_epoch.newest(self._folder)) is None:
             return
         path, place = found
-        if place.epoch < epoch:
-            return  # a checkpoint of a later epoch is there
+        if place.epoch < epoch:  # a checkpoint of a later epoch is there
+            self._step_before_epoch = max(self._step_before_epoch, place.step)
+            return
         if place.epoch > epoch:
             raise RuntimeError(
                 f"fit() begins with epoch {epoch + 1}, and {path.name} has epoch {place.epoch} "
                 "done. Give fit() the epoch: "
                 "path, done = ddl.keras.newest_checkpoint(); model.fit(initial_epoch=done)."
             )
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
-        mid_epoch.read_model(path, self._common())
+        mid_epoch.read_model(path, self._common(path))
         self._step_before_epoch = place.step - place.batch
         if place.size != PLACEMENT.size:
             if PLACEMENT.rank == 0:

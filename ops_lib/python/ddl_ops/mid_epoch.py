@@ -1,9 +1,14 @@
 """Where a Keras training was when its ranks were asked to end: all that the next try goes on from.
 
 A folder ``preempted-<step>`` beside the checkpoints has ``place.json`` (epochs and batches done,
-number of ranks), ``model.npz`` with the weights and the optimizer's state, the same for all ranks,
-and of each rank ``rank-<n>.npz`` with its random generators, its metrics of the epoch so far, and
-the batches of it that this rank has done. It has that name when all of it is there.
+number of ranks), ``model.npz`` with the weights and the optimizers' states, the same for all
+ranks, ``optimizers.json``, and of each rank ``rank-<n>.npz`` with its random generators, its
+metrics of the epoch so far, and the batches of it that this rank has done. It has that name when
+all of it is there.
+
+``optimizers.json`` has for each optimizer of the model the numbers of the weights that it trains,
+null for a variable that is no weight; or null for an optimizer that has trained nothing, of which
+``model.npz`` has nothing. Folders of earlier releases lack it: they have that of compile() alone.
 
 No Keras and no TensorFlow: variables are what has ``value``, ``shape``, ``dtype`` and ``assign``.
 """
@@ -22,8 +27,11 @@ from typing import Any
 import numpy as np
 
 _NAME = "preempted-"
-_PLACE, _MODEL = "place.json", "model.npz"
+_PLACE, _MODEL, _OPTIMIZERS = "place.json", "model.npz", "optimizers.json"
 _BATCH = "batch"  # beside a rank's variables, which are numbered
+
+# What optimizers.json has.
+Trained = list[list[int | None] | None]
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,11 @@ def begin(folder: Path, step: int) -> Path:
     return folder / f".partial-{_NAME}{step}"
 
 
-def write_model(partial: Path, place: Place, variables: Sequence[Any]) -> None:
+def write_model(partial: Path, place: Place, variables: Sequence[Any], optimizers: Trained) -> None:
     """What one rank writes for all."""
     partial.mkdir(parents=True, exist_ok=True)
     _write(partial / _MODEL, variables)
+    (partial / _OPTIMIZERS).write_text(json.dumps(optimizers), "utf-8")
     (partial / _PLACE).write_text(json.dumps(asdict(place)), "utf-8")
 
 
@@ -78,10 +87,7 @@ def write_own(partial: Path, rank: int, batch: int, variables: Sequence[Any]) ->
 def finish(partial: Path, folder: Path, step: int) -> None:
     """Gives it its name, and removes older ones. By one rank, when all have written."""
     final = folder / f"{_NAME}{step}"
-    if final.exists():  # asked to end again, with no step done meanwhile
-        shutil.rmtree(partial)
-    else:
-        os.replace(partial, final)
+    os.replace(partial, final)
     remove(folder, but=final)
 
 
@@ -95,6 +101,12 @@ def remove(folder: Path, but: Path | None = None) -> None:
 def read_model(path: Path, variables: Sequence[Any]) -> None:
     """Gives variables the values that they had. Raises ValueError if they are others."""
     _read(path / _MODEL, variables)
+
+
+def read_optimizers(path: Path) -> Trained | None:
+    """Which weights each optimizer had trained; None for what an earlier release saved."""
+    file = path / _OPTIMIZERS
+    return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
 def read_own(path: Path, rank: int, variables: Sequence[Any]) -> None:

@@ -142,6 +142,16 @@ def wanted(step: int, cure: str) -> bool:
     return True
 
 
+def furthest(step: int) -> int:
+    """The most steps that any rank has done. Collective, where no rank has joined."""
+    if not _together():
+        return step
+    steps = np.zeros(PLACEMENT.size, np.int64)
+    steps[PLACEMENT.rank] = step
+    _add("how many steps are done", steps)
+    return int(steps.max())
+
+
 def end(step: int) -> NoReturn:
     """After ``wanted`` was true: saves, and ends this process with the others, by SystemExit."""
     saver = 0
@@ -189,8 +199,13 @@ def _of_step(step: int) -> list[int]:
 def _sums(flag: int, step: int) -> list[int]:
     """Sums over the ranks that have not joined: how many they are, flags, numbers of the step."""
     values = np.array([1, flag, *_of_step(step)], np.int64)
+    _add("whether the ranks are to end", values)
+    return [int(one) for one in values]
+
+
+def _add(what: str, values: np.ndarray[Any, Any]) -> None:
     try:
-        arrays.add("whether the ranks are to end", values)
+        arrays.add(what, values)
     except RuntimeError as error:
         if "tensorflow" not in sys.modules:
             raise
@@ -198,7 +213,6 @@ def _sums(flag: int, step: int) -> list[int]:
         raise sys.modules["tensorflow"].errors.FailedPreconditionError(
             None, None, str(error)
         ) from None
-    return [int(one) for one in values]
 
 
 def _hear(_signum: int, _frame: FrameType | None) -> None:

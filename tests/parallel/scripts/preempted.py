@@ -1,8 +1,9 @@
 """A training that can be asked to end, in one of the ways; the same steps whenever it goes on.
 
-Arguments: WAY (loop, joins, keras or tf1) FOLDER STEPS [PLACE=STEP@RANK ...]. One rank appends each
-step that it has done to FOLDER/steps, and rank 0 leaves FOLDER/final.npz at the end. At a step, in
-the named place, a rank (or `all`) asks itself to end: see `ask`. `slowly=SECONDS` of a step.
+Arguments: WAY (loop, joins, keras, gan or tf1) FOLDER STEPS [PLACE=STEP@RANK ...]. One rank appends
+each step that it has done to FOLDER/steps, and rank 0 leaves FOLDER/final.npz at the end. At a
+step, in the named place, a rank (or `all`) asks itself to end: see `ask`. `slowly=SECONDS` of a
+step.
 """
 
 from __future__ import annotations
@@ -91,7 +92,63 @@ def loop(joins: bool) -> None:
         np.savez(FOLDER / "final.npz", w=weights.numpy(), m=moment.numpy())
 
 
-def by_keras() -> None:
+def gan():
+    """As in Keras's examples: optimizers of its own, and nothing that calls it as a whole."""
+    import ddl.keras
+    import keras
+    import tensorflow as tf
+
+    class Gan(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)]
+            self.critic = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+            self.maker = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+            self.noise = keras.random.SeedGenerator(17)
+            self.loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+            self.losses_seen = keras.metrics.Mean(name="both")
+
+        def compile(self) -> None:
+            super().compile()
+            self.own = {
+                part.name: ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01))
+                for part in (self.critic, self.maker)
+            }
+
+        @property
+        def metrics(self):
+            return [self.losses_seen]
+
+        def made(self):
+            return self.maker(keras.random.normal((BATCH, 2), seed=self.noise))
+
+        def train(self, part, loss_now):
+            with tf.GradientTape() as tape:
+                loss = loss_now()
+            variables = part.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.own[part.name].apply_gradients(zip(gradients, variables, strict=True))
+            self.losses_seen.update_state(loss)
+
+        def train_step(self, data):
+            real, _ = data
+            halves = tf.repeat([[0.0], [1.0]], BATCH, 0)
+
+            def told_apart():
+                both = tf.concat([real, self.made()], 0)
+                return self.loss_of(halves, self.critic(both, training=True))
+
+            self.train(self.critic, told_apart)
+            zeros = tf.zeros([BATCH, 1])
+            self.train(self.maker, lambda: self.loss_of(zeros, self.critic(self.made())))
+            return {"both": self.losses_seen.result()}
+
+    model = Gan()
+    model.compile()
+    return model
+
+
+def by_keras(of_several: bool) -> None:
     import ddl
     import ddl.keras
     import keras
@@ -116,10 +173,10 @@ def by_keras() -> None:
             data.epoch = epoch
 
         def on_train_batch_begin(self, batch, logs=None):
-            self.before = int(self.model.optimizer.iterations)
+            self.before = int(optimizers[0].iterations)
 
         def on_train_batch_end(self, batch, logs=None):
-            step = int(self.model.optimizer.iterations)
+            step = int(optimizers[0].iterations)
             if step != self.before and ddl.rank() == 0:
                 done(step)
             ask("step", step, ddl.rank())
@@ -128,32 +185,37 @@ def by_keras() -> None:
         def on_epoch_end(self, epoch, logs=None):
             if ddl.rank() == 0:
                 with (FOLDER / "logs").open("a") as file:
-                    file.write(f"{epoch} {logs['loss']!r}\n")
+                    file.write(f"{epoch} {sorted(logs.items())}\n")
 
     keras.utils.set_random_seed(5 + ddl.rank())
     data = Rows()
     path, epoch = ddl.keras.newest_checkpoint()
-    if path:
-        model = keras.models.load_model(path)
-        optimizer = model.optimizer
+    if of_several:
+        model = gan()
+        optimizers = list(model.own.values())
     else:
-        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((3,)), *layers])
-        optimizer = keras.optimizers.Adam(0.01)
-    model.compile(ddl.keras.DistributedOptimizer(optimizer), "mse")
+        if path:
+            model = keras.models.load_model(path)
+            optimizer = model.optimizer
+        else:
+            layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)]
+            model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+            optimizer = keras.optimizers.Adam(0.01)
+        optimizers = [ddl.keras.DistributedOptimizer(optimizer)]
+        model.compile(*optimizers, "mse")
     callbacks = [
         ddl.keras.BroadcastCallback(),
         ddl.keras.MetricAverageCallback(),
         Watch(),
-        ddl.keras.CheckpointCallback(),
+        *([] if of_several else [ddl.keras.CheckpointCallback()]),
         ddl.keras.PreemptionCallback(),
     ]
     epochs = STEPS // PER_EPOCH
     fitted = {"epochs": epochs, "initial_epoch": epoch, "callbacks": callbacks, "verbose": 0}
     model.fit(data, shuffle=False, **fitted)
     if ddl.rank() == 0:
-        values = [np.asarray(v) for v in [*model.weights, *model.optimizer.variables]]
-        np.savez(FOLDER / "final.npz", *values)
+        states = [variable for optimizer in optimizers for variable in optimizer.variables]
+        np.savez(FOLDER / "final.npz", *map(np.asarray, [*model.weights, *states]))
 
 
 def by_hook() -> None:
@@ -193,4 +255,10 @@ def by_hook() -> None:
         np.savez(FOLDER / "final.npz", *final)
 
 
-{"loop": lambda: loop(False), "joins": lambda: loop(True), "keras": by_keras, "tf1": by_hook}[WAY]()
+{
+    "loop": lambda: loop(False),
+    "joins": lambda: loop(True),
+    "keras": lambda: by_keras(False),
+    "gan": lambda: by_keras(True),
+    "tf1": by_hook,
+}[WAY]()

@@ -83,6 +83,38 @@ def test_final_keras_model_has_the_number_of_the_checkpoint_with_its_weights(tmp
     assert checkpoints.find(tmp_path).checkpoints[0].step is None
 
 
+def names(paths) -> list[str]:
+    return [path.name for path in paths]
+
+
+def test_to_go_on_from_is_only_what_tells_its_epochs(tmp_path):
+    assert checkpoints.newest_model(tmp_path) == (None, [])
+    keras_file(tmp_path / "model-03.keras", b"three", 1000)  # as all releases name them
+    keras_file(tmp_path / "model.04-0.16.keras", b"four", 2000)
+    keras_file(tmp_path / "step-120.keras", b"and more", 3000)
+    keras_file(tmp_path / "best.keras", b"best", 4000)
+    found, passed_over = checkpoints.newest_model(tmp_path)
+    assert found == checkpoints.Checkpoint(tmp_path / "model-03.keras", 3)
+    assert names(passed_over) == ["step-120.keras", "model.04-0.16.keras"]
+    for name, epochs in (("model.04-0.16.keras", 4), ("best.keras", 5), ("step-120.keras", 0)):
+        checkpoints.note_epochs(tmp_path / name, epochs)
+        os.utime(tmp_path / name, (5000 + epochs, 5000 + epochs))
+    assert checkpoints.newest_model(tmp_path)[0].step == 5
+    (tmp_path / "best.keras").unlink()
+    assert checkpoints.newest_model(tmp_path)[0].step == 4
+
+
+def test_noted_epochs_come_before_the_number_in_the_name(tmp_path):
+    keras_file(tmp_path / "model.02-0.31.keras", b"two", 1000)
+    assert checkpoints.find(tmp_path).steps == []  # 31 is no number of anything
+    checkpoints.note_epochs(tmp_path / "model.02-0.31.keras", 2)
+    keras_file(tmp_path / "step-40.keras", b"two and some", 2000)
+    assert checkpoints.find(tmp_path).steps == [2, 40]
+    checkpoints.note_epochs(tmp_path / "step-40.keras", 2)
+    assert checkpoints.find(tmp_path).steps == [2]
+    checkpoints.require_whole(checkpoints.Checkpoint(tmp_path / "step-40.keras", 2))
+
+
 def test_hidden_files_are_left_alone(tmp_path):
     keras_file(tmp_path / ".partial.keras", b"half", 9000)
     keras_file(tmp_path / "model-1.keras", b"one", 1000)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import ddl
@@ -16,7 +17,7 @@ import ddl.keras
 import keras
 import numpy as np
 import tensorflow as tf
-from ddl_ops import arrays, checkpoints, preemption
+from ddl_ops import arrays, checkpoints, mid_epoch, preemption
 from ddl_ops.equal_weights import WeightsDifferError
 from speech import RANK, SIZE
 from threads import in_threads
@@ -102,6 +103,45 @@ def keras_metrics_of_several_values_are_averaged() -> None:
         lines = map(json.loads, Path(os.environ["DDL_PROGRESS"]).read_text().splitlines())
         *_, last = (line for line in lines if line["source"] == "keras")
         assert last["loss"] == history["loss"][0] and "f1_score" not in last, last
+
+
+@check
+def keras_ranks_without_a_batch_have_the_metrics_of_the_others() -> None:
+    """Also one that has had some in the epoch before, and knows its metrics, which are zeros."""
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(3, 5).astype("float32"), generator.randn(3, 3)
+    for without in range(SIZE):
+        model = keras_model(RANK + 1)
+        optimizer = ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse", metrics=["mae"])
+        # In each epoch, so many batches. At least one rank always has some.
+        counts = [0, 0] if without == RANK and SIZE > 1 else [3, 3]
+        if SIZE == 3 and (without + 1) % SIZE == RANK:
+            counts = [3, 0]
+        coming = iter(counts)
+
+        def batches(coming: Iterator[int] = coming) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            yield from ((x[n : n + 1], y[n : n + 1]) for n in range(next(coming)))
+
+        like = [tf.TensorSpec((1, 5), tf.float32), tf.TensorSpec((1, 3), tf.float64)]
+        mine: list[dict[str, float]] = []
+        noted = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, mine=mine: mine.append(dict(logs))
+        )
+        history = model.fit(
+            tf.data.Dataset.from_generator(batches, output_signature=tuple(like)),
+            epochs=2,
+            verbose=0,
+            validation_data=(x, y),
+            callbacks=[noted, ddl.keras.JoinCallback(), ddl.keras.MetricAverageCallback()],
+        ).history
+        for epoch, (before, count) in enumerate(zip(mine, counts, strict=True)):
+            known = [before.get(name, 0.0) * (count > 0) for name in ("loss", "mae")]
+            sums = [*known, before["val_loss"], count > 0]
+            (totals,) = ddl.allreduce_n([tf.cast(tf.stack(sums), tf.float64)], average=False)
+            wanted = [totals[0] / totals[3], totals[1] / totals[3], totals[2] / SIZE]
+            found = [history[name][epoch] for name in ("loss", "mae", "val_loss")]
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
 @check
@@ -704,6 +744,60 @@ def keras_checkpoints_are_saved_on_rank_0_and_whole() -> None:
 
 
 @check
+def keras_a_try_that_goes_on_trains_all_epochs_that_are_left() -> None:
+    """Also where the last number in a name is no epoch, and where one was saved in the middle."""
+    folder = Path(os.environ["DDL_PROGRESS"]).parent
+    x, y = map(my_part, whole_batch())
+    steps, epochs = len(x), 3
+
+    class Killed(keras.callbacks.Callback):
+        def __init__(self, after: int) -> None:
+            super().__init__()
+            self._after = after
+
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if int(self.model.optimizer.iterations) == self._after:
+                raise InterruptedError("as one that was killed")
+
+    for number, (name, freq, killed, done) in enumerate(
+        [
+            ("model.{epoch:02d}-{loss:.2f}.keras", "epoch", steps + 2, 1),
+            ("model-{epoch}.keras", 2, steps - 1, 0),
+            ("model-{epoch}.keras", 2, steps + 2, 1),
+            ("model-{epoch}.keras", steps, steps + 2, 1),
+            ("step-{batch}.keras", 2, steps - 1, 0),
+        ]
+    ):
+        place = folder / f"{SIZE} ranks, names {number}"
+
+        def fit(*more: keras.callbacks.Callback, model: keras.Model, done: int = 0) -> list[float]:
+            callbacks = [
+                ddl.keras.BroadcastCallback(),
+                ddl.keras.CheckpointCallback(place / name, save_freq=freq),  # noqa: B023
+                *more,
+            ]
+            options = {"batch_size": 1, "verbose": 0, "initial_epoch": done, "epochs": epochs}
+            return model.fit(x, y, callbacks=callbacks, **options).history["loss"]
+
+        model = keras_model(1)
+        model.compile(ddl.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        try:
+            fit(Killed(killed), model=model)
+        except InterruptedError:
+            pass
+        else:
+            raise AssertionError("no end")
+        if SIZE > 1:
+            ddl.barrier("saved")
+        path, found = ddl.keras.newest_checkpoint(place)
+        assert path is not None and found == done, (name, freq, path, found)
+        assert checkpoints.find(place).checkpoints[0].step == done, (name, freq)
+        model = keras.models.load_model(path)
+        model.compile(ddl.keras.DistributedOptimizer(model.optimizer), "mse")
+        assert len(fit(model=model, done=found)) == epochs - done, (name, freq)
+
+
+@check
 def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left() -> None:
     """Asked when some have joined, and again while batches that are done are passed over."""
     batches = 4 + 2 * RANK
@@ -758,3 +852,91 @@ def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left(
     )
     assert all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
     assert int(model.optimizer.iterations) == 2 * most
+
+
+@check
+def keras_steps_that_loss_scaling_skips_are_steps_to_go_on_after() -> None:
+    """The optimizer counts none of them: its number says less than what is done."""
+    batches, lost = 4, 2
+    generator = np.random.RandomState(RANK)
+    x, y = generator.randn(batches, 5).astype("float32"), generator.randn(batches, 3)
+    x[:lost] = np.inf
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} scaled"
+
+    class AsksAtStep(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            if self.model.epoch * batches + batch == self.model.asked_at:
+                os.kill(os.getpid(), signal.SIGURG)
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            self.model.epoch = epoch
+
+    def fit(folder: Path, asked_at: int) -> keras.Model:
+        """As in a process of its own."""
+        preemption._forget()
+        model = keras_model(1)
+        model.asked_at = asked_at
+        inner = ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+        _, done = ddl.keras.newest_checkpoint(folder)
+        callbacks = [
+            ddl.keras.BroadcastCallback(),
+            AsksAtStep(),
+            ddl.keras.PreemptionCallback(folder),
+        ]
+        options = {"batch_size": 1, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+        model.fit(x, y, epochs=3, initial_epoch=done, **options)
+        preemption._forget()
+        return model
+
+    undisturbed = fit(folder / "none", -1)
+    for asked_at in (batches - 1, batches + 1, 2 * batches):
+        try:
+            fit(folder, asked_at)
+        except SystemExit as end:
+            assert end.code == 0
+        else:
+            raise AssertionError("no end")
+        assert os.listdir(folder) == [f"preempted-{asked_at + 1}"], os.listdir(folder)
+        if SIZE > 1:
+            ddl.barrier("all have looked")
+    model = fit(folder, -1)
+    assert int(model.optimizer.iterations) == 3 * (batches - lost)
+    pairs = zip(
+        [*model.weights, *model.optimizer.variables],
+        [*undisturbed.weights, *undisturbed.optimizer.variables],
+        strict=True,
+    )
+    assert all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
+
+
+@check
+def keras_states_that_an_earlier_release_saved_are_gone_on_from() -> None:
+    """Which knew of no other optimizer than compile()'s, and kept no note of what it trains."""
+    x, y = (part.astype("float32") for part in map(my_part, whole_batch()))
+    folder = Path(os.environ["DDL_PROGRESS"]).parent / f"{SIZE} earlier"
+
+    def model(seed: int) -> keras.Model:
+        made = keras_model(seed)
+        made.compile(ddl.keras.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        return made
+
+    before, after = model(1), model(2)
+    before.train_on_batch(x, y)
+    saved = [*before.weights, *before.optimizer.variables]
+    if RANK == 0:
+        partial = mid_epoch.begin(folder, 7)
+        mid_epoch.write_model(partial, mid_epoch.Place(7, 2, 0, SIZE), saved, [])
+        (partial / "optimizers.json").unlink()
+        mid_epoch.finish(partial, folder, 7)
+    if SIZE > 1:
+        ddl.barrier("saved")
+    callback = ddl.keras.PreemptionCallback(folder)
+    callback.set_model(after)
+    callback.set_params({"steps": 4})
+    callback.on_train_begin()
+    callback.on_epoch_begin(2)
+    preemption._forget()
+    restored = [*after.weights, *after.optimizer.variables]
+    for one, other in zip(restored, saved, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other)), one.path
