@@ -64,7 +64,12 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
     try:
         try:
             exported = serving_export.export(
-                leftovers, chosen, dict(arguments.input), dict(arguments.output), partial
+                leftovers,
+                chosen,
+                dict(arguments.input),
+                dict(arguments.output),
+                partial,
+                _folders(arguments),
             )
         except (OSError, tf.errors.OpError) as error:
             free = shutil.disk_usage(partial.parent).free
@@ -76,6 +81,7 @@ def _transformed(arguments: argparse.Namespace, leftovers: checkpoints.Leftovers
             f"{checkpoint.path.name} was skipped: {why}; used {exported.checkpoint.path.name}"
             for checkpoint, why in exported.skipped
         ]
+        warnings += exported.warnings
         seen, found_wanting = serving_trial.run(
             partial, sample, sample_was_named=bool(arguments.sample), steps=leftovers.steps
         )
@@ -119,9 +125,13 @@ def try_written(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _folders(arguments: argparse.Namespace) -> list[Path]:
+    """Where files of the training may lie."""
+    return [folder for folder in (arguments.data_dir, arguments.result_dir) if folder]
+
+
 def _sample(arguments: argparse.Namespace) -> samples.Sample | None:
-    folders = [folder for folder in (arguments.data_dir, arguments.result_dir) if folder]
-    path = samples.find(arguments.sample, folders)
+    path = samples.find(arguments.sample, _folders(arguments))
     return samples.read(path) if path else None
 
 

@@ -14,8 +14,9 @@ TensorFlow is imported inside the functions: importing this module costs nothing
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,17 @@ SERVE_INPUT = "inputs"
 
 @dataclass(frozen=True)
 class Exported:
-    """Which checkpoint went into the model, and which newer ones could not be read, with why."""
+    """What went into the model.
+
+    Attributes:
+        checkpoint: whose weights.
+        skipped: newer ones that could not be read, with why.
+        warnings: for whoever trains.
+    """
 
     checkpoint: Checkpoint
     skipped: tuple[tuple[Checkpoint, str], ...]
+    warnings: tuple[str, ...] = ()
 
 
 def export(
@@ -50,6 +58,7 @@ def export(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     folder: Path,
+    among: Sequence[Path],
 ) -> Exported:
     """Writes the SavedModel.
 
@@ -61,13 +70,16 @@ def export(
         outputs: the same for outputs (Keras: names of layers). Empty: the only float [n, k] at
             the end of the graph.
         folder: where to; must not exist.
+        among: folders in which a file that the graph reads is looked for, such as a vocabulary, if
+            it is not where the training had it.
 
     Raises:
         CheckpointMissing: none of the checkpoints can be read.
         TransformError: the graph or the names do not allow it.
     """
-    write = _export_keras if leftovers.base_graph is None else _export_graph
-    return write(leftovers, checkpoints, inputs, outputs, folder)
+    if leftovers.base_graph is None:
+        return _export_keras(checkpoints, inputs, outputs, folder)
+    return _export_graph(leftovers.base_graph, checkpoints, inputs, outputs, folder, among)
 
 
 def _first_readable(
@@ -87,9 +99,7 @@ def _first_readable(
     )
 
 
-def _heads(
-    outputs: Mapping[str, Any], named: bool, ends_in_probabilities: bool
-) -> tuple[dict[str, Any], dict[str, Any], bool]:
+def _heads(outputs: Mapping[str, Any], named: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Outputs of the two signatures, and whether this is a classifier."""
     import tensorflow as tf
 
@@ -105,12 +115,34 @@ def _heads(
             f"transform.outputs: {CLASS_INDEX} is the name of the class that the model predicts. "
             f"Call the output logits."
         )
+    ends_in_probabilities = _is_probability(tensor)
     classes = tf.argmax(tensor, axis=1, output_type=tf.int64)
     scores = tensor if ends_in_probabilities else tf.nn.softmax(tensor)
     predicted = {CLASS_INDEX: classes, SCORES: scores}
     if named or not ends_in_probabilities:
         predicted[name] = tensor
     return predicted, {CLASSES: classes, SCORES: scores}, True
+
+
+def _is_probability(tensor: Any) -> bool:
+    """Whether each row of a graph's tensor [n, k] is a softmax, or its values are sigmoids."""
+    import tensorflow as tf
+
+    end = tensor
+    while True:
+        op = end.op
+        if op.type in ("Identity", "Cast", "Reshape", "Squeeze"):
+            end = op.inputs[0]
+        elif op.type == "SelectV2" and _are_zeros(tf.get_static_value(op.inputs[2])):
+            end = op.inputs[1]  # a softmax with a mask
+        else:
+            # Reshaped rows are the same rows where their size is the same.
+            rows = op.type == "Softmax" and end.shape[-1:] == tensor.shape[-1:]
+            return rows or op.type == "Sigmoid"
+
+
+def _are_zeros(value: Any) -> bool:
+    return value is not None and not value.any()
 
 
 def _default_output_name(tensor: Any) -> str:
@@ -121,25 +153,24 @@ def _default_output_name(tensor: Any) -> str:
 
 
 def _export_graph(
-    leftovers: Leftovers,
+    path: Path,
     checkpoints: Sequence[Checkpoint],
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     folder: Path,
+    among: Sequence[Path],
 ) -> Exported:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    path = leftovers.base_graph
-    assert path is not None
     meta = _read_meta_graph(path)
+    assets, warnings = _find_assets(meta, path, among)
     with tf.Graph().as_default() as graph:
         restorer = v1.train.import_meta_graph(meta, clear_devices=True)
         if restorer is None:
             raise TransformError(f"{path}: the graph has no variables, so there is nothing to load")
         feeds, fetches = _ports(graph, path, inputs, outputs)
-        (last, *_) = fetches.values()
-        predicted, served, is_classifier = _heads(fetches, bool(outputs), _is_probability(last.op))
+        predicted, served, is_classifier = _heads(fetches, bool(outputs))
 
         constants = tf.saved_model
         serve_feeds = {SERVE_INPUT: next(iter(feeds.values()))} if len(feeds) == 1 else feeds
@@ -160,12 +191,13 @@ def _export_graph(
                 session,
                 [constants.SERVING],
                 signature_def_map=signatures,
+                assets_collection=[graph.get_tensor_by_name(f"{name}:0") for name in assets],
                 main_op=v1.tables_initializer(),
                 clear_devices=True,
                 strip_default_attrs=True,
             )
             builder.save()
-    return exported
+    return replace(exported, warnings=tuple(warnings))
 
 
 def _read_meta_graph(path: Path) -> Any:
@@ -200,6 +232,61 @@ def _read_meta_graph(path: Path) -> Any:
             f"before `import ddl` and before the optimizer is made."
         )
     return meta
+
+
+def _find_assets(
+    meta: Any, path: Path, among: Sequence[Path]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Nodes of the graph that name files which it reads when it is loaded, and warnings.
+
+    A file that is not where the training had it is looked for in the folders ``among``; the node is
+    set to what is found there.
+    """
+    import tensorflow as tf
+
+    nodes = {node.name: node for node in meta.graph_def.node}
+    # Not by the collection alone: who exports a graph may leave it out.
+    listed = meta.collection_def.get(tf.compat.v1.GraphKeys.ASSET_FILEPATHS)
+    tensors = list(listed.node_list.value) if listed else []
+    tensors += [
+        node.input[1]
+        for node in nodes.values()
+        if node.op in ("InitializeTableFromTextFile", "InitializeTableFromTextFileV2")
+    ]
+    found, warnings = [], []
+    for name in dict.fromkeys(tensor.partition(":")[0] for tensor in tensors):
+        node = nodes[name]
+        while node.op == "Identity":
+            node = nodes[node.input[0].partition(":")[0]]
+        if node.op != "Const":
+            raise TransformError(
+                f"{path}: {node.op} computes the name of a file that the graph reads, so the file "
+                f"cannot go with the model. Give its path as a Python string."
+            )
+        (file,) = node.attr["value"].tensor.string_val
+        there = file.decode("utf-8", "surrogateescape")
+        if not tf.io.gfile.exists(there):
+            here = _same_file(there, among)
+            if here is None:
+                raise TransformError(
+                    f"{path}: reads {there}, which is not here, so it cannot go with the model. "
+                    f"Let the script read it from $DATA_DIR or $RESULT_DIR when it exports the "
+                    f"base graph."
+                )
+            node.attr["value"].tensor.string_val[0] = str(here).encode("utf-8", "surrogateescape")
+            warnings.append(
+                f"{path.name} reads {there}, which is not here: took {here} in its place"
+            )
+        found.append(node.name)
+    return list(dict.fromkeys(found)), warnings
+
+
+def _same_file(there: str, among: Sequence[Path]) -> Path | None:
+    """The file in one of the folders whose path has the longest end in common with ``there``."""
+    parts = Path(there).parts
+    ends = (Path(*parts[start:]) for start in range(len(parts)))
+    found = (folder / end for end in ends for folder in among)
+    return next((path for path in found if path.is_file()), None)
 
 
 def _restore(restorer: Any, session: Any, checkpoint: Checkpoint, base_graph: Path) -> None:
@@ -322,12 +409,6 @@ def _ancestors(tensors: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _is_probability(op: Any) -> bool:
-    while op.type == "Identity":
-        op = op.inputs[0].op
-    return op.type in ("Softmax", "Sigmoid")
-
-
 def _shape_text(tensor: Any) -> str:
     if tensor.shape.rank is None:
         return "[unknown]"
@@ -349,7 +430,6 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any], method: st
 
 
 def _export_keras(
-    _leftovers: Leftovers,
     checkpoints: Sequence[Checkpoint],
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
@@ -367,13 +447,12 @@ def _export_keras(
     output_names = list(getattr(model, "output_names", None) or [model.layers[-1].name])
     feeds = _renamed(path, "inputs", inputs, input_names, "images")
     fetches = _renamed(path, "outputs", outputs, output_names, None)
-    ends_in_probabilities = _ends_in_probabilities(model)
 
     def call(tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         results = model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
         by_name = dict(zip(output_names, tf.nest.flatten(results), strict=True))
         found = {name or _default_output_name(by_name[own]): by_name[own] for name, own in fetches}
-        predicted, served, _ = _heads(found, bool(outputs), ends_in_probabilities)
+        predicted, served, _ = _heads(found, bool(outputs))
         return predicted, served
 
     def specs(names: Sequence[str]) -> list[Any]:
@@ -384,19 +463,73 @@ def _export_keras(
 
     signature_name = {own: name or own for name, own in feeds}
     names = [signature_name[own] for own in input_names]
-    predict = tf.function(lambda *tensors: call(tensors)[0])
-    serve = tf.function(lambda *tensors: call(tensors)[1])
-    holder = tf.Module()
-    holder.weights = [variable.value for variable in model.variables]
-    tf.saved_model.save(
-        holder,
-        str(folder),
-        signatures={
+    # Without AutoGraph: errors are what was raised, and Keras needs none of it.
+    predict = tf.function(lambda *tensors: call(tensors)[0], autograph=False)
+    serve = tf.function(lambda *tensors: call(tensors)[1], autograph=False)
+    try:
+        signatures = {
             PREDICT: predict.get_concrete_function(*specs(names)),
             SERVE: serve.get_concrete_function(*specs([SERVE_INPUT] if len(names) == 1 else names)),
-        },
-    )
+        }
+        holder = tf.Module()
+        holder.resources = _resources(path, model, signatures.values())
+        tf.saved_model.save(holder, str(folder), signatures=signatures)
+    except (TransformError, OSError, tf.errors.OpError):
+        raise
+    except Exception as error:  # whatever a layer raises that no graph can call, or save
+        raise TransformError(
+            f"{path}: TensorFlow cannot make a SavedModel of it ({_reason(error)}). Build the "
+            f"model from Keras' own layers, or write the SavedModel to $RESULT_DIR/model by a "
+            f"second command in execution.command."
+        ) from error
     return exported
+
+
+def _resources(path: Path, model: Any, functions: Iterable[Any]) -> list[Any]:
+    """The variables and lookup tables of the model that the functions use."""
+    import tensorflow as tf
+
+    kinds = (tf.Variable, tf.saved_model.experimental.TrackableResource)
+    own = [
+        found for found in tf.train.TrackableView(model).descendants() if isinstance(found, kinds)
+    ]
+    own += [variable.value for variable in model.variables]
+    by_handle = {
+        id(one.handle if isinstance(one, tf.Variable) else one.resource_handle): one for one in own
+    }
+    used = {}
+    for function in functions:
+        for outside, inside in function.graph.captures:
+            if outside.dtype != tf.resource:
+                continue
+            if id(outside) not in by_handle:
+                raise TransformError(
+                    f"{path}: layer {_layer_of(model, inside)} uses a table or variable that is no "
+                    f"attribute of it, so it cannot go with the model. Set it as an attribute of "
+                    f"the layer."
+                )
+            used[id(outside)] = by_handle[id(outside)]
+    return list(used.values())
+
+
+def _layer_of(model: Any, tensor: Any) -> str:
+    """The name of the innermost layer that reads the tensor."""
+    names = set()
+    waiting = [model]
+    while waiting:
+        layer = waiting.pop()
+        names.add(layer.name)
+        waiting.extend(getattr(layer, "layers", ()))
+    scopes = tensor.consumers()[0].name.split("/")
+    # Keras opens a layer's scope more than once, and TensorFlow then adds a number to its name.
+    found = (re.sub(r"_\d+$", "", scope) for scope in reversed(scopes))
+    return next((name for name in found if name in names), "/".join(scopes))
+
+
+def _reason(error: Exception) -> str:
+    """An error of Keras in a line: which layer it came from, and why, without colours."""
+    lines = re.sub("\x1b\\[[0-9;]*m", "", str(error)).splitlines()
+    return " ".join([line for line in lines if line.strip()][:2])[:300] or type(error).__name__
 
 
 def _load_keras(checkpoint: Checkpoint) -> Any:
@@ -427,13 +560,3 @@ def _renamed(
             f"{', '.join(own)}. Leave transform.{field} out, or name these."
         )
     return list(wanted.items())
-
-
-def _ends_in_probabilities(model: Any) -> bool:
-    import keras
-
-    last = model.layers[-1]
-    activations = (keras.activations.softmax, keras.activations.sigmoid)
-    return isinstance(last, keras.layers.Softmax) or (
-        getattr(last, "activation", None) in activations
-    )

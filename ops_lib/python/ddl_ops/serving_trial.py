@@ -160,7 +160,11 @@ def _has_both(signatures: Mapping[str, Any]) -> bool:
 def first_line(error: BaseException) -> str:
     """The part of a TensorFlow or system error that a person can use."""
     message = getattr(error, "message", None) or str(error) or type(error).__name__
-    return next((line for line in message.splitlines() if line.strip()), message)[:300]
+    lines = [line for line in message.splitlines() if line.strip()]
+    if lines and lines[0] == "Graph execution error:":
+        # Where the node was made comes next, indented, and what is wrong with it last.
+        lines = [one for one in lines[1:] if not one.startswith((" ", "\t", "Detected"))] or lines
+    return (lines[0] if lines else message)[:300]
 
 
 def _feeds(sample: samples.Sample | None, specs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -186,6 +190,8 @@ def _feeds(sample: samples.Sample | None, specs: Mapping[str, Any]) -> dict[str,
                 f"it holds {', '.join(filter(None, arrays)) or 'one array'}; no {name}"
             )
         array = arrays[name] if name in arrays else next(iter(arrays.values()))
+        if dtype.kind == "O" and array.dtype.kind not in "SU":
+            raise ValueError(f"it holds values of {array.dtype}, and {name} takes strings")
         feeds[name] = samples.fit(array, spec.shape.as_list(), dtype)
     return feeds
 

@@ -412,6 +412,119 @@ def test_a_fixed_batch_is_filled(empty: Bench, tf: Any) -> None:
     np.testing.assert_allclose(report["prediction"]["logits"], logits(100)[:8], rtol=1e-4)
 
 
+# --- files that the graph reads ----------------------------------------------------------------
+
+
+def reads_words(path: str, computed: bool = False) -> Callable[[Any], None]:
+    """A graph that looks words up in a file of one word a line, with one row of weights each."""
+
+    def build(v1: Any) -> None:
+        name = v1.strings.join([path]) if computed else path
+        words = v1.placeholder(v1.string, [None], name="words")
+        initializer = v1.lookup.TextFileInitializer(
+            *(name, v1.string, v1.lookup.TextFileIndex.WHOLE_LINE),
+            *(v1.int64, v1.lookup.TextFileIndex.LINE_NUMBER),
+        )
+        rows = v1.lookup.StaticVocabularyTable(initializer, 1).lookup(words)
+        kernel = v1.get_variable("kernel", [FEATURES, CLASSES], use_resource=False)
+        v1.gather(kernel, rows, name="pRes")
+
+    return build
+
+
+WORDS = ("cat", "dog", "cow", "hen", "pig")
+
+
+def write_words(path: Path) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(WORDS) + "\n")
+    return path.read_bytes()
+
+
+def assert_knows_words(tf: Any, bench: Bench) -> None:
+    """Elsewhere, where neither data nor results of the training are."""
+    elsewhere = bench.result.parent / "elsewhere"
+    bench.model.rename(elsewhere)
+    shutil.rmtree(bench.data)
+    shutil.rmtree(bench.result)
+    served = tf.saved_model.load(str(elsewhere)).signatures["predict_images"]
+    found = served(images=tf.constant(["unheard", *WORDS]))["logits"].numpy()
+    np.testing.assert_allclose(found, weights(100)[[5, 0, 1, 2, 3, 4]])
+
+
+def test_a_vocabulary_goes_with_the_model(empty: Bench, tf: Any) -> None:
+    vocabulary = empty.data / "en" / "words.txt"
+    content = write_words(empty.data / "of_the_cache")
+    vocabulary.parent.mkdir()
+    vocabulary.symlink_to("../of_the_cache")  # as staged data is
+    save_graph(tf, empty.result, reads_words(str(vocabulary)), CLASSIFIER_VALUES)
+    np.save(empty.data / "sample.npy", np.array(["dog", "unheard"]))
+    report = empty.succeed()
+    assert report["warnings"] == []
+    np.testing.assert_allclose(report["prediction"]["logits"], weights(100)[[1, 5]])
+    listed = {file["path"]: file["sha256"] for file in report["files"]}
+    assert listed["assets/words.txt"] == hashlib.sha256(content).hexdigest()
+    assert not (empty.model / "assets" / "words.txt").is_symlink()
+    assert_knows_words(tf, empty)
+
+
+def test_two_vocabularies_of_one_name_go_with_the_model(empty: Bench, tf: Any) -> None:
+    write_words(empty.data / "en" / "words.txt")
+    (empty.data / "de").mkdir()
+    (empty.data / "de" / "words.txt").write_text("Kuh\n")
+
+    def build(v1: Any) -> None:
+        reads_words(str(empty.data / "en" / "words.txt"))(v1)
+        with v1.variable_scope("other"):
+            reads_words(str(empty.data / "de" / "words.txt"))(v1)
+
+    save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
+    report = empty.succeed("--output", "logits=pRes:0")
+    assert sum(file["path"].startswith("assets/") for file in report["files"]) == 2
+    assert_knows_words(tf, empty)
+
+
+def test_a_vocabulary_is_found_where_the_data_is_now(empty: Bench, tf: Any) -> None:
+    there = "/of/another/host/data/en/words.txt"
+    save_graph(tf, empty.result, reads_words(there), CLASSIFIER_VALUES)
+    (empty.data / "words.txt").write_text("of another language\n")
+    write_words(empty.data / "en" / "words.txt")
+    report = empty.succeed()
+    assert report["warnings"][0] == (
+        f"m_basegraph.meta reads {there}, which is not here: took "
+        f"{empty.data / 'en' / 'words.txt'} in its place"
+    )
+    assert_knows_words(tf, empty)
+
+
+def test_a_vocabulary_that_is_gone_is_named(empty: Bench, tf: Any) -> None:
+    gone = "/of/another/host/data/en/words.txt"
+    save_graph(tf, empty.result, reads_words(gone), CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert f"m_basegraph.meta: reads {gone}, which is not here" in error
+    assert "$DATA_DIR or $RESULT_DIR" in error
+
+
+def test_a_vocabulary_whose_name_is_computed_is_refused(empty: Bench, tf: Any) -> None:
+    path = empty.data / "words.txt"
+    write_words(path)
+    save_graph(tf, empty.result, reads_words(str(path), computed=True), CLASSIFIER_VALUES)
+    error = empty.fail("TransformError")
+    assert "m_basegraph.meta: StringJoin computes the name of a file" in error
+    assert "as a Python string" in error
+
+
+def test_a_vocabulary_that_no_collection_lists_goes_with_the_model(empty: Bench, tf: Any) -> None:
+    write_words(empty.data / "words.txt")
+    save_graph(tf, empty.result, reads_words(str(empty.data / "words.txt")), CLASSIFIER_VALUES)
+    meta = empty.result / "m_basegraph.meta"
+    text = meta.read_text()
+    assert 'key: "asset_filepaths"' in text
+    meta.write_text(text.replace('key: "asset_filepaths"', 'key: "of_no_use"'))
+    empty.succeed()
+    assert_knows_words(tf, empty)
+
+
 # --- models that must not be published ---------------------------------------------------------
 
 
@@ -446,7 +559,7 @@ def test_a_model_that_fails_on_the_sample_is_rejected(empty: Bench, tf: Any) -> 
     save_graph(tf, empty.result, build, CLASSIFIER_VALUES)
     empty.add_sample()
     error = empty.fail("ModelRejected")
-    assert "the reloaded model fails on t10k-images-idx3-ubyte: " in error
+    assert "the reloaded model fails on t10k-images-idx3-ubyte: assertion failed: [too sm" in error
 
 
 def test_a_file_that_is_no_meta_graph(bench: Bench) -> None:
@@ -612,6 +725,203 @@ def test_keras_names_of_the_manifest(empty: Bench) -> None:
     assert "transform.inputs names x:0; the model has pixels" in error
 
 
+def ends_of_keras_models() -> list[Any]:
+    """Functions from logits [n, 3] to a model's end, and which of its values are its scores: all of
+    them as they are, or their softmax.
+    """
+    as_they_are, softmax_of_them = True, False
+
+    def layers(make: Callable[[Any], list[Any]]) -> Callable[[Any, Any], Any]:
+        def end(keras: Any, x: Any) -> Any:
+            for layer in make(keras):
+                x = layer(x)
+            return x
+
+        return end
+
+    def nested(keras: Any, x: Any) -> Any:
+        inner = keras.Sequential([keras.Input([CLASSES]), keras.layers.Softmax()])
+        return keras.Sequential([keras.Input([CLASSES]), keras.layers.Dropout(0.5), inner])(x)
+
+    return [
+        pytest.param(end, kept, id=name)
+        for name, kept, end in (
+            ("nested", as_they_are, nested),
+            ("op", as_they_are, lambda keras, x: keras.ops.softmax(x)),
+            ("op of sigmoid", as_they_are, lambda keras, x: keras.ops.sigmoid(x)),
+            ("Softmax", as_they_are, layers(lambda k: [k.layers.Softmax()])),
+            (
+                "masked",
+                as_they_are,
+                lambda keras, x: keras.layers.Softmax()(x, mask=x > keras.ops.min(x, 1, True)),
+            ),
+            ("softmax", as_they_are, layers(lambda k: [k.layers.Activation("softmax")])),
+            ("sigmoid", as_they_are, layers(lambda k: [k.layers.Activation("sigmoid")])),
+            (
+                "float16",
+                as_they_are,
+                layers(
+                    lambda k: [
+                        k.layers.Activation("softmax", dtype="float16"),
+                        k.layers.Activation("linear", dtype="float32"),
+                    ]
+                ),
+            ),
+            (
+                "reshaped",
+                as_they_are,
+                layers(
+                    lambda k: [
+                        k.layers.Reshape([1, CLASSES]),
+                        k.layers.Softmax(),
+                        k.layers.Dropout(0.5),
+                        k.layers.Reshape([CLASSES]),
+                    ]
+                ),
+            ),
+            (
+                "of other rows",
+                softmax_of_them,
+                layers(
+                    lambda k: [
+                        k.layers.RepeatVector(2),
+                        k.layers.Softmax(),
+                        k.layers.Flatten(),
+                    ]
+                ),
+            ),
+            ("over rows", softmax_of_them, layers(lambda k: [k.layers.Softmax(axis=0)])),
+            ("op after softmax", softmax_of_them, lambda keras, x: keras.ops.softmax(x) * 9.0),
+            ("nothing", softmax_of_them, lambda keras, x: x),
+        )
+    ]
+
+
+@pytest.mark.parametrize(("end", "as_they_are"), ends_of_keras_models())
+def test_scores_of_keras_models_are_a_softmax_once(
+    empty: Bench, end: Callable[[Any, Any], Any], as_they_are: bool
+) -> None:
+    import keras
+
+    x = keras.Input([FEATURES])
+    model = keras.Model(x, end(keras, keras.layers.Dense(CLASSES)(x)))
+    model.set_weights([weights(1), BIAS])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.add_sample()
+    prediction = empty.succeed()["prediction"]
+    values = model.predict(PIXELS.reshape(ROWS, FEATURES).astype(np.float32)[:8] / 255, verbose=0)
+    expected = values if as_they_are else softmax(values)
+    np.testing.assert_allclose(prediction["scores"], expected, rtol=1e-3)
+    assert set(prediction) - {"class_index", "scores"} == (set() if as_they_are else {"logits"})
+
+
+def test_scores_are_those_of_the_output_that_the_manifest_names(empty: Bench) -> None:
+    import keras
+
+    x = keras.Input([FEATURES])
+    votes = keras.layers.Dense(CLASSES, name="votes")
+    chances = keras.layers.Dense(CLASSES, "softmax", name="chances")
+    model = keras.Model(x, [votes(x), chances(x)])
+    model.set_weights([weights(1), BIAS, weights(2), BIAS])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.add_sample()
+    prediction = empty.succeed("--output", "raw=votes")["prediction"]
+    np.testing.assert_allclose(prediction["raw"], logits(1)[:8], rtol=1e-4)
+    np.testing.assert_allclose(prediction["scores"], softmax(logits(1))[:8], rtol=1e-4)
+    prediction = empty.succeed("--output", "own=chances")["prediction"]
+    np.testing.assert_allclose(prediction["own"], softmax(logits(2))[:8], rtol=1e-4)
+    np.testing.assert_allclose(prediction["scores"], softmax(logits(2))[:8], rtol=1e-4)
+    assert set(empty.succeed()["prediction"]) == {"votes", "chances"}
+
+
+WORDS_FRESH = """
+import json
+import sys
+import tensorflow as tf
+
+model = tf.saved_model.load(sys.argv[1])
+words = tf.constant(json.loads(sys.argv[2]))
+images = model.signatures["predict_images"](images=words)
+inputs = model.signatures["serving_default"](inputs=words)
+(name,) = set(images) & {"scores", "outputs"}
+values = [signature[name].numpy() for signature in (images, inputs)]
+print(json.dumps([(v.astype(str) if v.dtype == object else v).tolist() for v in values]))
+"""
+
+
+def of_lookup(keras: Any, vocabulary: Path) -> Any:
+    """Inside another model, with the words in a file that is gone when the model serves."""
+    lookup = keras.layers.StringLookup(vocabulary=str(vocabulary), output_mode="one_hot")
+    inner = keras.Sequential([keras.Input([1], dtype="string"), lookup])
+    words = keras.Input([1], dtype="string", name="words")
+    return keras.Model(words, keras.layers.Dense(CLASSES, "softmax")(inner(words)))
+
+
+def of_text(keras: Any, vocabulary: Path) -> Any:
+    text = keras.layers.TextVectorization(output_mode="tf_idf")
+    text.adapt(vocabulary.read_text().splitlines())
+    layers = [keras.Input([1], dtype="string"), text, keras.layers.Dense(CLASSES, "softmax")]
+    return keras.Sequential(layers)
+
+
+def of_numbers(keras: Any, _vocabulary: Path) -> Any:
+    """Words to their numbers, and back."""
+    words = keras.Input([1], dtype="string", name="words")
+    numbers = keras.layers.StringLookup(vocabulary=list(WORDS))(words)
+    back = keras.layers.StringLookup(vocabulary=list(WORDS), invert=True)(numbers)
+    return keras.Model(words, back)
+
+
+@pytest.mark.parametrize("build", [of_lookup, of_text, of_numbers])
+def test_keras_layers_that_look_words_up(empty: Bench, build: Callable[[Any, Path], Any]) -> None:
+    import keras
+    import tensorflow as tf
+
+    write_words(vocabulary := empty.data / "words.txt")
+    model = build(keras, vocabulary)
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    rows = ["dog", "unheard", "pig"]
+    expected = model(tf.constant([[row] for row in rows])).numpy()
+    expected = expected.astype(str) if expected.dtype.kind == "O" else expected
+    np.save(empty.data / "sample.npy", np.array(rows))
+    report = empty.succeed()
+    assert (report["sample"], report["rows"], report["warnings"]) == ("sample.npy", 3, [])
+    name = "scores" if "scores" in report["prediction"] else "outputs"
+    assert_same(report["prediction"][name], expected)
+
+    elsewhere = empty.result.parent / "elsewhere"
+    empty.model.rename(elsewhere)
+    shutil.rmtree(empty.data)
+    shutil.rmtree(empty.result)
+    done = subprocess.run(
+        [sys.executable, "-c", WORDS_FRESH, elsewhere, json.dumps([[row] for row in rows])],
+        capture_output=True,
+        text=True,
+        timeout=within(120),
+    )
+    assert done.returncode == 0, done.stderr
+    for served in json.loads(done.stdout):
+        assert_same(served, expected)
+
+
+def test_numbers_are_no_sample_of_words(empty: Bench) -> None:
+    import keras
+
+    write_words(vocabulary := empty.data / "words.txt")
+    save_keras(empty.result / "model-1.keras", of_lookup(keras, vocabulary), 1000)
+    np.save(empty.data / "sample.npy", np.arange(3.0))
+    report = empty.succeed()
+    assert report["sample"] is None
+    assert "holds values of float64, and images takes strings" in report["warnings"][0]
+
+
+def assert_same(found: Any, expected: np.ndarray) -> None:
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_keras_model_that_needs_the_script(empty: Bench, tf: Any) -> None:
     import keras
 
@@ -623,6 +933,54 @@ def test_keras_model_that_needs_the_script(empty: Bench, tf: Any) -> None:
     save_keras(empty.result / "model-1.keras", model, 1000)
     error = empty.fail("TransformError")
     assert "model-1.keras: Keras cannot load it without the training script" in error
+
+
+@pytest.fixture
+def registered(tf: Any) -> Iterator[Callable[..., Any]]:
+    """registered(**methods) -> a layer "mine", of a class that Keras finds when it loads one."""
+    import keras
+
+    def make(**methods: Callable[[Any, Any], Any]) -> Any:
+        of_a_package = type("OfAPackage", (keras.layers.Layer,), methods)
+        keras.saving.register_keras_serializable("test")(of_a_package)
+        return of_a_package(name="mine")
+
+    yield make
+    keras.saving.get_custom_objects().pop("test>OfAPackage")
+
+
+def test_a_layer_that_hides_its_table_is_named(
+    empty: Bench, tf: Any, registered: Callable[..., Any]
+) -> None:
+    import keras
+
+    content = tf.lookup.KeyValueTensorInitializer(["cat"], [1.0])
+    table = tf.lookup.StaticHashTable(content, 0.0)
+    layer = registered(call=lambda _self, words: table.lookup(words))
+    inner = keras.Sequential([keras.Input([1], dtype="string"), layer])
+    model = keras.Sequential([keras.Input([1], dtype="string"), inner])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    error = empty.fail("TransformError")
+    assert "model-1.keras: layer mine uses a table or variable that is no attribute of it" in error
+
+
+def test_a_layer_that_no_graph_can_call_is_named(
+    empty: Bench, tf: Any, registered: Callable[..., Any]
+) -> None:
+    import keras
+
+    layer = registered(
+        call=lambda _self, x: tf.constant(x.numpy()),
+        compute_output_shape=lambda _self, shape: shape,
+    )
+    model = keras.Sequential([keras.Input([2]), layer])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    error = empty.fail("TransformError")
+    assert (
+        "model-1.keras: TensorFlow cannot make a SavedModel of it (Exception encountered" in error
+    )
+    assert "calling OfAPackage.call(). " in error and "numpy" in error
+    assert "\x1b" not in error and "$RESULT_DIR/model" in error
 
 
 # --- models that a script wrote itself -----------------------------------------------------------
