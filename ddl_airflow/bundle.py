@@ -12,6 +12,7 @@ changes and then only, so that Airflow parses at once what changed, and nothing 
         versions/<version>/       the same as they were; made for a task, deleted by Airflow
         listings/<version>.json   which manifest had which text
         manifests/<sha256>        the texts
+        shown/<sha256>.yml        the texts without keys, by the digests of those with them
 
 A version is the digest of its listing. Versions are what lets a run finish with the manifest that
 it began with. A text with keys written out is kept for a day after its change, others for a month.
@@ -43,7 +44,6 @@ from ddl_airflow.airflow_internals import held_back, with_open_runs
 from ddl_airflow.core.errors import ManifestError
 from ddl_airflow.core.manifest.folder import (
     KEYS_FORGOTTEN,
-    REDACTED,
     label,
     read_manifest,
     state_of,
@@ -182,11 +182,17 @@ class ManifestBundle(BaseDagBundle):
 
     def _known(self) -> _Listing:
         """The manifests as they were found last, also by an earlier process."""
-        listings = [*(self.base_dir / "listings").glob("*.json")]
-        if self._latest is None and listings:
-            newest = max(listings, key=lambda path: path.stat().st_mtime_ns)
-            return self._read_listing(newest.stem) or {}
-        return (self._latest and self._read_listing(self._latest)) or {}
+        version = self._newest()
+        return (version and self._read_listing(version)) or {}
+
+    def _newest(self) -> str | None:
+        """The version that was made last, also by an earlier process; None if there is none."""
+        if self._latest is not None:
+            return self._latest
+        listings = (self.base_dir / "listings").glob("*.json")
+        by_age = sorted(listings, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        found = (path.stem for path in by_age if self._read_listing(path.stem) is not None)
+        return next(found, None)
 
     def _list(self, *, hold: bool) -> _Listing:
         kept = self._known()
@@ -264,8 +270,8 @@ class ManifestBundle(BaseDagBundle):
         if isinstance(content, OSError):
             return _Entry("", unreadable=str(content.strerror)), None
         text = hashlib.sha256(content).hexdigest()
-        if not self._kept(text).exists():
-            _write(self._kept(text), content, path.stat().st_mode & 0o777)
+        if _digest(self._kept(text)) != text:  # or a host was lost while it was written
+            _write_kept(self._kept(text), content, path.stat().st_mode & 0o777)
         return self._of_text(text, name)
 
     def _of_text(self, text: str, name: str) -> tuple[_Entry, str | None]:
@@ -292,9 +298,13 @@ class ManifestBundle(BaseDagBundle):
         for name, entry in sorted(listing.items(), key=lambda item: item[0].startswith(_GONE)):
             place = folder / (entry.place or _place_of(name))
             files[place.with_name(f"{place.name}.py")][name] = entry
-        copies = {_copy_of(stub, name) for stub, entries in files.items() for name in entries}
-        redacted = {copy.with_name(f"{copy.name}{REDACTED}") for copy in copies}
-        wanted = copies | redacted | files.keys()
+        copies = {
+            _copy_of(stub, name)
+            for stub, entries in files.items()
+            for name, entry in entries.items()
+            if entry.text
+        }
+        wanted = copies | files.keys()
         for parent, folders, found in os.walk(folder, topdown=False):
             for name in found:
                 if (path := Path(parent, name)) not in wanted:
@@ -314,6 +324,7 @@ class ManifestBundle(BaseDagBundle):
                 "path": entry.was or name,
                 "was": bool(entry.was),
                 "copy": _copy_of(stub, name).name,
+                "shown": str(self._shown(entry.text)) if entry.text else "",
                 "alone": len(entries) == 1,
             }
             arguments = ", ".join(f"{key}={ascii(value)}" for key, value in fields.items() if value)
@@ -322,7 +333,9 @@ class ManifestBundle(BaseDagBundle):
         content = "".join(lines).encode("ascii")
         copies = {_copy_of(stub, name): entry.text for name, entry in entries.items() if entry.text}
         # A copy may be of a manifest whose stub could not be written any more.
-        there = all(_digest(copy) == text for copy, text in copies.items())
+        there = all(
+            _digest(copy) == text and self._shown(text).exists() for copy, text in copies.items()
+        )
         if there and stub.exists() and stub.read_bytes() == content:
             return False
         for copy, text in copies.items():
@@ -331,12 +344,11 @@ class ManifestBundle(BaseDagBundle):
         return True
 
     def _write_copy(self, copy: Path, text: str) -> None:
-        content = self._kept(text).read_bytes()
-        _write(copy, content, self._kept(text).stat().st_mode & 0o777)
-        redacted = copy.with_name(f"{copy.name}{REDACTED}")
-        redacted.unlink(missing_ok=True)
-        if (shown := without_keys(content)) != content:
-            _write(redacted, shown, 0o644)
+        content, mode = self._kept(text).read_bytes(), self._kept(text).stat().st_mode & 0o777
+        # Airflow reads it after the parse, when there may be another copy.
+        if not self._shown(text).exists():
+            _write_kept(self._shown(text), without_keys(content), mode)
+        _write(copy, content, mode)
 
     def _make_version(self, version: str) -> None:
         listing = self._read_listing(version)
@@ -351,9 +363,7 @@ class ManifestBundle(BaseDagBundle):
                 )
             self._write_listing(version, listing)
             self._forget_keys()
-        for name, entry in listing.items():
-            if entry.text and not self._kept(entry.text).exists():
-                listing = {**listing, name: _Entry("", unreadable=KEYS_FORGOTTEN)}
+        listing = self._with_what_is_kept(listing)
         self.versions_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=self.versions_dir) as folder:
             new = Path(folder, "version")
@@ -365,26 +375,44 @@ class ManifestBundle(BaseDagBundle):
     def _kept(self, text: str) -> Path:
         return self.base_dir / "manifests" / text
 
+    def _shown(self, text: str) -> Path:
+        return self.base_dir / "shown" / f"{text}.yml"
+
+    def _with_what_is_kept(self, listing: _Listing) -> _Listing:
+        """The listing, with texts that are gone as manifests that cannot be read."""
+        gone = _Entry("", unreadable=KEYS_FORGOTTEN)
+        return {
+            name: entry if not entry.text or self._kept(entry.text).exists() else gone
+            for name, entry in listing.items()
+        }
+
+    def _listing_of(self, version: str) -> Path:
+        return self.base_dir / "listings" / f"{version}.json"
+
     def _write_listing(self, version: str, listing: _Listing) -> None:
-        content = json.dumps(listing).encode()
-        _write(self.base_dir / "listings" / f"{version}.json", content, 0o644)
+        _write_kept(self._listing_of(version), json.dumps(listing).encode(), 0o644)
 
     def _read_listing(self, version: str) -> _Listing | None:
-        path = self.base_dir / "listings" / f"{version}.json"
-        if not path.exists():
+        """None also for one that was being written when the host was lost."""
+        try:
+            entries = json.loads(self._listing_of(version).read_bytes())
+        except (FileNotFoundError, ValueError):
             return None
-        entries = json.loads(path.read_bytes())
         return {n: _Entry(text, why, tuple(c), *was) for n, (text, why, c, *was) in entries.items()}
 
     def _note_changed(self, listing: _Listing) -> None:
-        """Has the texts that no manifest has any more begin to age."""
+        """Has the version that is no longer the newest, and its other texts, begin to age."""
+        if (version := self._newest()) is not None:
+            # The clock of files is coarse, and the newest is found by it.
+            with suppress(FileNotFoundError):
+                os.utime(self._listing_of(version), (time.time() - 1,) * 2)
         now = {entry.text for entry in listing.values()}
         for text in {entry.text for entry in self._known().values()} - now - {""}:
             with suppress(FileNotFoundError):
                 os.utime(self._kept(text))
 
     def _forget_keys(self) -> None:
-        """Deletes texts with keys that no manifest has had for a day."""
+        """Deletes texts with keys that no manifest has had for a day, in all versions."""
         now = {entry.text for entry in self._known().values()}
         folder = self.base_dir / "manifests"
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -392,6 +420,10 @@ class ManifestBundle(BaseDagBundle):
                 continue
             if without_keys(content := path.read_bytes()) != content:
                 path.unlink()
+        for made in self.versions_dir.iterdir() if self.versions_dir.is_dir() else ():
+            listing = self._read_listing(made.name) or {}
+            if (left := self._with_what_is_kept(listing)) != listing:
+                self._write_stubs(made, left)
 
     def _forget_old(self) -> None:
         """Deletes listings of a month ago and the texts that no other one has."""
@@ -406,9 +438,10 @@ class ManifestBundle(BaseDagBundle):
             else:
                 listing = self._read_listing(path.stem) or {}
                 wanted |= {entry.text for entry in listing.values()}
-        for path in (self.base_dir / "manifests").iterdir():
-            if path.name not in wanted:
-                path.unlink()
+        for folder in (self.base_dir / "manifests", self.base_dir / "shown"):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.stem not in wanted:
+                    path.unlink()
 
 
 def check_mounted(folder: Path, bundle: str, known: int) -> None:
@@ -473,7 +506,12 @@ def _stored_every() -> float:
     return conf.getfloat("core", "min_serialized_dag_update_interval")
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def _write_kept(path: Path, content: bytes, mode: int) -> None:
+    """Writes a file that cannot be made again of others: whole also where the host is lost."""
+    _write(path, content, mode, True)
+
+
+def _write(path: Path, content: bytes, mode: int, synced: bool = False) -> None:
     """Writes a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
@@ -482,4 +520,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)
         file.write(content)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     new.replace(path)

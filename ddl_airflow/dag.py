@@ -20,8 +20,7 @@ from airflow.sdk import DAG, get_parsing_context
 from ddl_airflow.airflow_internals import DagThatIsNotStored
 from ddl_airflow.core.collector import without_collector
 from ddl_airflow.core.errors import ManifestError
-from ddl_airflow.core.manifest.folder import REDACTED, label, manifests_in, may_have_dag_id
-from ddl_airflow.core.manifest.load import redacted_text
+from ddl_airflow.core.manifest.folder import label, manifests_in, may_have_dag_id
 from ddl_airflow.manifest_dag import ManifestDag, Settings
 from ddl_airflow.manifest_file import ManifestFile
 
@@ -89,9 +88,8 @@ def dags_from(folder: str | Path) -> dict[str, DAG]:
             continue
         (claim,) = claims
         try:
-            # A loader has no file without keys to show as code, so then it is the loader itself.
-            without_keys = redacted_text(claim.text) == claim.text
-            dag = _built(claim, claim.path if without_keys else None)
+            # The manifest may have got keys when Airflow reads the code, some time after the parse.
+            dag = _built(claim, None)
         except ManifestError as refusal:
             broken.append(refusal)
             continue
@@ -117,6 +115,7 @@ def dag_of_stub(
     unreadable: str = "",
     was: bool = False,
     copy: str = "",
+    shown: str = "",
     alone: bool = False,
 ) -> DAG:
     """The DAG of one manifest in a version of a bundle, or a DAG that says why there is none.
@@ -130,6 +129,8 @@ def dag_of_stub(
         unreadable: why there is no copy of the manifest.
         was: whether the manifest is gone, and the DAG is there for its open runs alone.
         copy: name of the manifest's copy, beside the stub.
+        shown: the file to show as code, without keys; one that has been shown never changes. By
+            default, as in stubs of earlier releases, it is the stub.
         alone: whether this is the stub's only DAG. An error of the stub itself would have Airflow
             leave the others alone too, so then it is filed under the manifest.
     """
@@ -143,8 +144,7 @@ def dag_of_stub(
             file = replace(file, manifest=manual)
         if claimed_by:
             raise file.claimed_by(claimed_by)
-        redacted = place.with_name(f"{place.name}{REDACTED}")
-        dag = _built(file, redacted if redacted.exists() else place)
+        dag = _built(file, Path(shown) if shown and Path(shown).exists() else None)
     except ManifestError as error:
         return BrokenManifest(error, None if alone else source)
     if was:

@@ -11,7 +11,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow.configuration import conf
-from airflow.sdk import Asset, AssetAll, AssetAny, AssetWatcher, BaseOperator
+from airflow.sdk import (
+    Asset,
+    AssetAll,
+    AssetAny,
+    AssetWatcher,
+    BaseOperator,
+    Param,
+    get_parsing_context,
+)
 from pendulum import timezone
 
 from ddl_airflow.airflow_internals import (
@@ -150,6 +158,10 @@ def dag_from(
         dag.shown_as_code = shown_as_code
         fields = form(manifest, steps, (rights and rights.launchers) or ())
         _tasks(dag, steps, list(fields), manifest)
+    if get_parsing_context().task_id not in (None, "stage_data"):
+        # The task of a run whose values were held to the form of then, by Airflow when it began
+        # and by stage_data: the manifest may have been edited since.
+        fields = {name: Param(one.value) for name, one in fields.items()}
     # After the tasks: each would make its own copy, and a run takes the DAG's.
     set_params(dag, fields)
     return dag

@@ -21,6 +21,8 @@ _LAUNCHERS = frozenset(("mpirun", "mpiexec", "orterun", "prun", "srun"))
 _OTHER_LAUNCHERS = frozenset(("horovodrun", "torchrun"))
 # How alike names of files are, of which one is probably a misspelling of the other.
 _NEAR = 0.75
+# An & that no quotes and no backslash are around, at the end.
+_IN_BACKGROUND = re.compile(r"""\A(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^'"\\])*?&\s*\Z""", re.DOTALL)
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
@@ -63,7 +65,7 @@ def command_finding(
     if (ranks and name in _LAUNCHERS) or (ranks > 1 and name in _OTHER_LAUNCHERS):
         message = f"{command!r}: {words[0]} would start ranks of its own in each rank"
         return Finding(field, message, "Write python and the script alone.")
-    if words and words[-1].endswith("&"):
+    if _IN_BACKGROUND.search(command):
         fix = "Leave the & out: the rank ends when its command does."
         return Finding(field, f"{command!r} goes on in the background", fix)
     script = _script(words)

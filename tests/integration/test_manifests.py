@@ -174,7 +174,8 @@ def test_a_loader_file_does_without_the_bundle(site, loader_folder):
     assert site.wait_for_run("loaded", run_id, 60) == "failed"
     assert "I was loaded" in site.task_log("loaded", run_id, "transform")
     found = site.call("GET", "/dagSources/loaded")
-    assert found["content"] == path.read_text()
+    assert found["content"] == loader.read_text()
+    assert path.read_text() in site.call("GET", "/dags/loaded/details")["doc_md"]
     broken.unlink()
     loader.touch()
     soon(lambda: site.call("GET", "/dags/loaded")["is_stale"] is False)

@@ -23,7 +23,7 @@ from ddl_airflow.core.manifest.sections.tries import Retries, Step
 _DIALECTS = {"ffdl": "Fabric for Deep Learning", "wml": "Watson Machine Learning"}
 _REFERENCES = ("training_data_reference", "training_results_reference")
 # What YAML reads as a number, a date, a truth or nothing, in any of its versions, gets quotes.
-_BARE = re.compile(r"[A-Za-z./$][\w./${}=-]*( [\w./${}=-]+)*")
+_BARE = re.compile(r"(?!\.[0-9])[A-Za-z./$][\w./${}=-]*( [\w./${}=-]+)*")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
@@ -35,8 +35,8 @@ def converted(manifest: Manifest) -> str:
     """
     fields = manifest.model_dump(exclude_defaults=True, exclude_none=True)
     fields["model_definition"]["execution"]["compute_configuration"].setdefault("nodes", 1)
-    for timed in ("retries", "launcher", "approval"):
-        _with_units(getattr(manifest, timed), fields.get(timed, {}))
+    for timed in fields.keys() & {"retries", "launcher", "approval", "checkpoints"}:
+        _with_units(getattr(manifest, timed), fields[timed])
     for step, of_step in manifest.steps:
         _with_units(of_step, fields.get("steps", {}).get(step, {}))
     comments = {

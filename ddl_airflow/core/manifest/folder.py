@@ -13,8 +13,6 @@ from ddl_airflow.core.manifest.document import MAX_BYTES
 from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.core.manifest.model import Manifest
 
-# The ending of a copy without keys.
-REDACTED = ".redacted"
 # Why a manifest of an earlier version is gone (ddl_airflow.bundle).
 KEYS_FORGOTTEN = "keys were written out in it, and it was changed more than a day ago"
 _LONGEST_LABEL = 300

@@ -22,6 +22,8 @@ from pydantic import (
 from ddl_airflow.core.manifest.document import Plain
 from ddl_airflow.core.units import parse_duration
 
+_TRUTHS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?"
 
 
@@ -116,15 +118,19 @@ def _checkpoint(value: Any) -> int | str:
 def _value(value: Any) -> bool | int | float | str:
     """What a scalar means where its type is open: only an unquoted one may be no text."""
     if isinstance(value, Plain):
-        if value in ("true", "false"):
-            return value == "true"
-        whole = _unquoted_whole(value)
-        if not isinstance(whole, Plain):
-            return int(whole)
-        if re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", value[:400]):
+        if value in _TRUTHS:  # as in YAML 1.2
+            return value.lower() == "true"
+        short = _unquoted_whole(value)
+        if not isinstance(short, Plain):
+            return int(short)
+        if _NUMBER.fullmatch(value[:400]):
             number = float(value)
             if math.isinf(number):
                 raise ValueError("is no number that a computer can hold")
+            if re.fullmatch("[+-]?[0-9]+", value) and int(number) != int(value):
+                whole = int(value)
+                # Such as a seed. What Airflow's processes say to each other has no larger ones.
+                return whole if -(2**63) <= whole < 2**64 else number
             return number
     if isinstance(value, str):
         return str(_tidy(value))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -440,15 +440,20 @@ class _Supervisor:
 
 @pytest.fixture
 def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
-    """run_task(task, try_number=, told=): Airflow's own task runner runs it, without a database.
+    """run_task(task, try_number=, told=, conf=): Airflow's task runner runs it, without a database.
 
-    ``told``: and tells its listeners how that ended.
+    ``told``: and tells its listeners how that ended. ``conf``: what the run was triggered with.
     """
     import structlog
     from airflow.sdk.api.datamodels._generated import DagRun, TIRunContext
     from airflow.sdk.execution_time import task_runner
 
-    def run(task: Any, try_number: int = 1, told: bool = False) -> TaskRun:
+    def run(
+        task: Any,
+        try_number: int = 1,
+        told: bool = False,
+        conf: Mapping[str, Any] = MappingProxyType({}),
+    ) -> TaskRun:
         now = datetime.now(UTC)
         dag_run = DagRun.model_construct(
             dag_id=task.dag_id,
@@ -460,7 +465,7 @@ def run_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRun]:
             data_interval_end=None,
             start_date=now,
             run_after=now,
-            conf={},
+            conf=dict(conf),
             clear_number=0,
             consumed_asset_events=[],
             partition_key=None,

@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from configparser import ConfigParser
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 
+import ddl_airflow.bundle
 from ddl_airflow.bundle import ManifestBundle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a key is written out")
@@ -472,6 +474,43 @@ def test_keys_are_not_shown_as_code(bundle, folder, literal_keys):
     assert "access_key_id: ${A}" in DagCode.get_code_from_file(dag.fileloc)
 
 
+def test_keys_that_come_during_a_parse_are_not_shown_as_code(bundle, folder, literal_keys):
+    text, keys = literal_keys
+    path = folder / "manifest.yml"
+    path.write_text(text.replace(keys[0], "${A}").replace(keys[1], "${B}"))
+    bundle.refresh()
+    dag = parsed(bundle)["manifest.yml.py"]
+    path.write_text(text)
+    bundle.refresh()
+    # Airflow's DAG processor reads the code when the process that parsed the stub has ended.
+    code = DagCode.get_code_from_file(dag.fileloc)
+    assert "access_key_id: ${A}" in code and not [key for key in keys if key in code]
+
+
+def test_a_full_disk_shows_no_keys_as_code(bundle, folder, literal_keys, monkeypatch):
+    text, keys = literal_keys
+    path, write = folder / "manifest.yml", ddl_airflow.bundle._write
+    path.write_text(text)
+    bundle.refresh()
+    written = []
+
+    def full(place, *content):
+        if len(written) == fits:
+            raise OSError(errno.ENOSPC, "No space left on device", str(place))
+        written.append(place)
+        write(place, *content)
+
+    monkeypatch.setattr(ddl_airflow.bundle, "_write", full)
+    for fits in range(6):
+        written.clear()
+        path.write_text(f"{text}# edit {fits}\n")
+        with suppress(OSError):
+            bundle.refresh()
+        code = DagCode.get_code_from_file(parsed(bundle)["manifest.yml.py"].fileloc)
+        assert not [key for key in keys if key in code]
+    assert f"# edit {fits}" in code  # the last had room
+
+
 def test_copies_are_as_private_as_the_manifest(bundle, folder, literal_keys):
     path = folder / "manifest.yml"
     path.write_text(literal_keys[0])
@@ -531,6 +570,28 @@ def test_a_text_with_keys_is_kept_for_a_day_after_its_change(
     assert len(kept()) == 3 and text not in kept() and text.replace(*keys) in kept()
     old = make_bundle(version)
     old.initialize()
+    found = parsed(old)
+    assert found["a/manifest.yml.py"].dag_id == "first"
+    assert "cannot be read: keys were written out in it" in str(found["manifest.yml.py"])
+
+
+def test_a_version_that_a_task_used_keeps_no_keys_for_longer(
+    bundle, make_bundle, folder, literal_keys, write_manifest, monkeypatch
+):
+    text, keys = literal_keys
+    (folder / "manifest.yml").write_text(text)
+    write_manifest(folder / "a", "first")
+    bundle.refresh()
+    old = make_bundle(version_of(bundle))
+    old.initialize()
+    (folder / "manifest.yml").write_text(text.replace(keys[0], "${A}").replace(keys[1], "${B}"))
+    bundle.refresh()
+    assert parsed(old)["manifest.yml.py"].dag_id == "literal"
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    bundle.refresh()
+    files = [path.read_text() for path in bundle.base_dir.rglob("*") if path.is_file()]
+    assert not [key for key in keys if key in "".join(files)]
     found = parsed(old)
     assert found["a/manifest.yml.py"].dag_id == "first"
     assert "cannot be read: keys were written out in it" in str(found["manifest.yml.py"])
@@ -667,7 +728,7 @@ def test_a_restart_writes_nothing_again(bundle, make_bundle, folder, write_manif
     assert (identities(again), version_of(again)) == (before, version_of(bundle))
 
 
-def test_listings_of_a_month_ago_are_forgotten(bundle, folder, write_manifest):
+def test_listings_of_a_month_ago_are_forgotten(bundle, make_bundle, folder, write_manifest):
     def kept(what: str) -> set[str]:
         return {path.name for path in (bundle.base_dir / what).iterdir()}
 
@@ -678,15 +739,63 @@ def test_listings_of_a_month_ago_are_forgotten(bundle, folder, write_manifest):
     versions, texts = kept("listings"), kept("manifests")
     assert (len(versions), len(texts)) == (4, 4)  # one of the empty folder
     current = f"{version_of(bundle)}.json"
-    for path in (bundle.base_dir / "listings").iterdir():
-        os.utime(path, (time.time() - 32 * 24 * 3600,) * 2)
-    write_manifest(folder / "a", "fourth")
-    bundle.refresh()
-    assert kept("listings") == {f"{version_of(bundle)}.json"}
-    listing = json.loads((bundle.base_dir / "listings" / f"{version_of(bundle)}.json").read_text())
-    assert kept("manifests") == {text for text, *_ in listing.values()}
-    assert current not in kept("listings")
+
+    def a_month_later(name: str) -> None:
+        for path in (bundle.base_dir / "listings").iterdir():
+            os.utime(path, (time.time() - 32 * 24 * 3600,) * 2)
+        write_manifest(folder / "a", name)
+        bundle.refresh()
+
+    def texts_of(*listings: str) -> set[str]:
+        read = [json.loads((bundle.base_dir / "listings" / one).read_text()) for one in listings]
+        return {text for listing in read for text, *_ in listing.values()}
+
+    a_month_later("fourth")
+    # Runs that began a moment ago go on with the version that was the newest for so long.
+    fourth = f"{version_of(bundle)}.json"
+    assert kept("listings") == {current, fourth}
+    assert kept("manifests") == texts_of(current, fourth)
+    make_bundle(current.removesuffix(".json")).initialize()
+    a_month_later("fifth")
+    fifth = f"{version_of(bundle)}.json"
+    assert kept("listings") == {fourth, fifth}
+    assert kept("manifests") == texts_of(fourth, fifth)
+    assert kept("shown") == {f"{text}.yml" for text in kept("manifests")}
     assert len(parsed(bundle)) == 2
+
+
+@pytest.mark.parametrize("left", [b"", bytes(100)])
+def test_what_a_lost_host_left_empty_is_written_again(
+    bundle, make_bundle, folder, write_manifest, left
+):
+    path = write_manifest(folder, "first")
+    os.utime(path, (1e9, 1e9))
+    bundle.refresh()
+    for file in [path for path in bundle.base_dir.rglob("*") if path.is_file()]:
+        if file.parent.name in ("listings", "manifests", "latest"):
+            file.write_bytes(left)
+    again = make_bundle()
+    again.initialize()
+    assert parsed(again)["manifest.yml.py"].dag_id == "first"
+    version = version_of(again)
+    (again.base_dir / "listings" / f"{version}.json").write_bytes(left)
+    of_a_task = make_bundle(version)
+    of_a_task.initialize()
+    assert parsed(of_a_task)["manifest.yml.py"].dag_id == "first"
+
+
+def test_what_is_kept_is_on_disk_before_it_has_its_name(
+    bundle, folder, write_manifest, monkeypatch
+):
+    synced = []
+
+    def sync(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_manifest(folder, "first")
+    bundle.refresh()
+    assert {path.parent.name for path in synced} == {"manifests", "listings", "shown"}
 
 
 def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_manifest):

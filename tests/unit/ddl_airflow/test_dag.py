@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.configuration import AirflowConfigParser
 from airflow.dag_processing.dagbag import BundleDagBag
+from airflow.models.dagcode import DagCode
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
@@ -375,6 +376,19 @@ def test_literal_keys_appear_nowhere(tmp_path, literal_keys):
     assert "⚠ manifest.yml:" in places["doc_md"]
 
 
+def test_keys_that_come_during_a_parse_are_not_shown_as_code(tmp_path, literal_keys):
+    text, keys = literal_keys
+    path, loader = tmp_path / "a" / "manifest.yml", tmp_path / "load_manifests.py"
+    path.parent.mkdir()
+    path.write_text(text.replace(keys[0], "${A}").replace(keys[1], "${B}"))
+    loader.write_text("# the loader")
+    dag = dags_from(tmp_path)["literal"]
+    dag.fileloc, dag.relative_fileloc = str(loader), loader.name  # as Airflow does
+    path.write_text(text)
+    assert DagCode.get_code_from_file(dag.fileloc) == "# the loader"
+    assert "access_key_id: ${A}" in dag.doc_md
+
+
 ODD = """\
 parameters:
   epochs: {default: 4, minimum: 1, maximum: 50, description: "| [x](http://y) <b>data"}
@@ -669,7 +683,7 @@ def test_dags_of_a_folder_are_those_of_their_manifests_alone(tmp_path, write_man
     """What a DAG looks up of Airflow's settings is looked up once for a folder's."""
     paths = [write_manifest(tmp_path / name, name=name) for name in ("a", "b")]
     for path, dag in zip(paths, dags_from(tmp_path).values(), strict=True):
-        alone = dag_from(load_manifest(path), path, "", path)
+        alone = dag_from(load_manifest(path), path, path.read_text())
         dag.also_claimed_by = None
         dag.fileloc = alone.fileloc
         assert stored(dag) == stored(alone)

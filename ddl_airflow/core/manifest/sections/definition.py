@@ -15,6 +15,15 @@ from ddl_airflow.core.manifest.templates import command_findings
 from ddl_airflow.core.manifest.values import AnyText, Text, Whole, has_written_secret
 
 MAX_DAG_ID = 200
+# What a command's text consists of, to a shell; the end of a comment of Jinja is none of its own.
+_TOKENS = re.compile(
+    r"""(?P<comment>\#(?!\})[^\n]*)
+    | (?P<word>(?:\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\])+)
+    | (?P<end>[;\n])
+    | (?P<open>['"]|\\\Z)
+    | \\\n | .""",
+    re.VERBOSE | re.DOTALL,
+)
 RULES: list[Rule] = []
 _rule = registering(RULES)
 
@@ -114,28 +123,21 @@ def slug(name: str) -> str:
 def split_commands(text: str) -> tuple[str, ...]:
     """Returns the commands in a text; ``;`` and line ends outside quotes separate them.
 
-    Quotes and backslashes mean what they mean in a POSIX shell.
+    Quotes, backslashes and comments mean what they mean in a POSIX shell.
 
     Raises:
         ValueError: quotes that do not close, or a backslash at the end.
     """
-    pieces, start, quote, escaped = [], 0, "", False
-    text = text.replace("\\\n", " ")
-    for i, char in enumerate(text):
-        if escaped:
-            escaped = False
-        elif char == "\\" and quote != "'":
-            escaped = True
-        elif quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in ";\n":
-            pieces.append(text[start:i])
-            start = i + 1
-    if quote or escaped:
-        raise ValueError("ends in a backslash" if escaped else f"has a {quote} that never closes")
-    pieces.append(text[start:])
+    pieces = [""]
+    for token in _TOKENS.finditer(text):
+        kind, piece = token.lastgroup, token[0]
+        if kind == "open":
+            what = "ends in a backslash" if piece == "\\" else f"has a {piece} that never closes"
+            raise ValueError(what)
+        if kind == "end":
+            pieces.append("")
+        elif kind != "comment":
+            pieces[-1] += piece.replace("\\\n", " ")
     return tuple(piece.strip() for piece in pieces if piece.strip())
 
 

@@ -39,6 +39,8 @@ def code(tmp_path):
         "echo missing.py",
         "cd lib && python net.py",
         "python -W ignore train.py",
+        "python train.py --sep '&'",
+        "python train.py --sep=\\&",
     ],
 )
 def test_command_that_may_run_passes(code, command):

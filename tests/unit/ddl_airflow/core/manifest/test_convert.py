@@ -106,3 +106,24 @@ def test_what_a_digest_covers_is_the_whole_training(path: Path) -> None:
     assert again.digest == manifest.digest
     assert again.said == manifest.said
     assert text.startswith("# Of a test. of two lines\n")
+
+
+def test_durations_come_back_with_their_units() -> None:
+    more = (
+        "checkpoints: {upload_every: 90s}\nretries: {delay: 1m}\nsteps: {train: {timeout: 2d}}\n"
+        "approval: {timeout: 7d}\n"
+    )
+    manifest = load_manifest_text((FIXTURES / "wml.yml").read_text("utf-8") + more, "m.yml")
+    for text in (converted(manifest), rewritten(json.loads(json.dumps(manifest.said)), "Of it.")):
+        again = load_manifest_text(text, "again.yml")
+        assert again.said == manifest.said
+    again = load_manifest_text(converted(manifest), "m.yml")
+    assert (again.approval, again.checkpoints) == (manifest.approval, manifest.checkpoints)
+
+
+def test_text_that_looks_like_another_value_comes_back_as_text() -> None:
+    more = "parameters: {a: '.5', b: 'True', c: '-.5', d: True, e: .5}\n"
+    manifest = load_manifest_text((FIXTURES / "wml.yml").read_text("utf-8") + more, "m.yml")
+    again = load_manifest_text(converted(manifest), "m.yml")
+    defaults = [one.default for one in again.parameters.values()]
+    assert defaults == [".5", "True", "-.5", True, 0.5]

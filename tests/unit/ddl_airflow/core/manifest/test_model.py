@@ -300,6 +300,15 @@ def test_manifest_is_frozen_and_copies() -> None:
         ('a "\\";b"', ('a "\\";b"',)),
         ("a | b && c > d", ("a | b && c > d",)),
         (";", ()),
+        ("# a\npython x.py\n# b", ("python x.py",)),
+        ("# don't; stop \\\npython x.py  # twice; or not", ("python x.py",)),
+        ("a;# b\nc", ("a", "c")),
+        ("a \\\n# b\nc", ("a", "c")),
+        (
+            "a b#c '# d' \"# e\" \\# ''# \\ # $# ${#f}",
+            ("a b#c '# d' \"# e\" \\# ''# \\ # $# ${#f}",),
+        ),
+        ("{# a note #} a", ("{# a note #} a",)),
     ],
 )
 def test_split_commands(text: str, commands: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddl_airflow.core.manifest import values
+from ddl_airflow.core.manifest.document import Plain
 
 _PIECES = st.sampled_from(
     [
@@ -41,3 +42,20 @@ def test_most_texts_are_not_searched(monkeypatch):
     text = "command: python train.py --seed=3 --monkey 4\nregex: 'loss= ([0-9.]+)'\nkey: =\n"
     assert not values.has_written_secret(text)
     assert values.without_written_secrets(text) is text
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        *[("True", True), ("TRUE", True), ("False", False), ("FALSE", False), ("tRue", "tRue")],
+        *[(".5", 0.5), ("-.5", -0.5), ("+.5e3", 500.0), (".", "."), (".e3", ".e3")],
+        ("12345678901234567890", 12345678901234567890),
+        ("-9223372036854775807", -9223372036854775807),
+        ("100000000000000000000", 1e20),  # as ever: nothing of it is lost
+        ("1234567890123456789012", 1234567890123456789012.0),
+    ],
+)
+def test_what_an_unquoted_value_of_open_type_is(written, read):
+    value = values._value(Plain(written))
+    assert (value, type(value)) == (read, type(read))
+    assert values._value(written) == written
