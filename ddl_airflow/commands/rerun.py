@@ -31,11 +31,11 @@ from ddl_airflow.lineage.compare import compared_environments
 from ddl_airflow.lineage.proof import KEY, Divergence, Note, divergence, read_notes, read_notes_of
 from ddl_airflow.lineage.record import MOST_BYTES
 from ddl_airflow.lineage.rerun import (
-    DATA,
     MANIFEST,
     DataChanges,
     code_folder,
     data_changes,
+    data_folder,
     fetch_code,
     manifest_text,
     objects_of,
@@ -194,33 +194,38 @@ def _made(
     try:
         data = data_of(manifest, path)
         selection = manifest.training_data_reference.selection
-        changes = data_changes(record, data, selection)
+        changes = data_changes(record, data, selection, copied=instead is not None)
     except ConnectionInvalid as error:
         if options.prove:
             raise
         print(f"ddl-airflow: the data was not looked at: {error}", file=sys.stderr)
         changes = DataChanges()
     changes.refuse(instead.as_uri() if instead else uri)
+    if changes.unknown:
+        many = f"{len(changes.unknown)} file{'s' * (len(changes.unknown) != 1)}"
+        said = f"of {many} of the data, such as {changes.unknown[0]}, only the size was compared"
+        print(f"ddl-airflow: {said}: the record has no digest of what was in it", file=sys.stderr)
     with os_errors(folder):
         fetch_code(record, store, folder / code_folder(record))
         if changes.added:
             # No manifest leaves out what has come since: a copy of the others is for this alone.
             many = f"{len(changes.added)} file{'s' * (len(changes.added) != 1)}"
             print(f"ddl-airflow: left out: {many} of the data, come since", file=sys.stderr)
-            _fetch_data(record, data, folder)
-            text = manifest_text(record, data=f"./{DATA}", prove=prove)
+            beside = data_folder(record)
+            _fetch_data(record, data, folder, beside)
+            text = manifest_text(record, data=f"./{beside}", prove=prove)
         path.write_text(text, encoding="utf-8")
     load_manifest(path, compute=compute)
     return path
 
 
-def _fetch_data(record: Mapping[str, Any], data: ObjectStore, folder: Path) -> None:
-    """Copies the record's data, and no other, to the folder."""
+def _fetch_data(record: Mapping[str, Any], data: ObjectStore, folder: Path, name: str) -> None:
+    """Copies the record's data, and no other, to a folder in the folder."""
     objects = objects_of(record, data)
     listing = Listing(objects, fingerprint(objects))
     cache = folder.resolve() / FOLDER / "fetched"
-    stage(data, Cache(cache), folder / DATA, listing=listing, closed_cache=True)
-    (folder / DATA / COMPLETE).unlink()
+    stage(data, Cache(cache), folder / name, listing=listing, closed_cache=True)
+    (folder / name / COMPLETE).unlink()
     shutil.rmtree(cache)
 
 

@@ -104,7 +104,9 @@ def _results_of(uri: str) -> tuple[ObjectStore, str]:
     """
     uri = uri.rstrip("/")
     place = open_place(uri)
-    results, _, dag_id = uri.rpartition("/")
+    results, slash, dag_id = uri.rpartition("/")
+    if slash and results in ("", "file://"):  # a folder of the root
+        results += "/"
     if not results.endswith(":/"):
         store = open_place(results)
         if any(read_pointer(store, dag_id, name) is not None for name in (LATEST, PRODUCTION)):
@@ -122,7 +124,7 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     """The store at an URI or in a folder, with endpoint and keys from the environment.
 
     Raises:
-        ConnectionInvalid: it is neither.
+        ConnectionInvalid: it is neither, or names none.
         SourceMissing: there is no such folder.
     """
     scheme, separator, _rest = uri.partition("://")
@@ -135,6 +137,8 @@ def open_place(uri: str, within: Sequence[Path] | None = None) -> ObjectStore:
     if kind is not None and kind.has_buckets:
         return open_by_environment(uri, within)
     folder = Path(unquote(urlsplit(uri).path)) if separator else Path(uri).resolve()
+    if not folder.is_absolute():
+        raise ConnectionInvalid(f"{uri}: names no folder. Write file:///path")
     if not folder.is_dir():
         raise SourceMissing(
             f"{uri}: there is no such folder. Give the one in which results were published, or "

@@ -16,10 +16,10 @@ from ddl_airflow.commands.results import open_place
 from ddl_airflow.core.errors import DdlError, NoSuchModel, SourceMissing
 from ddl_airflow.evidence.verification import Verdict, verify
 from ddl_airflow.lineage.index import FOLDER, lost
-from ddl_airflow.lineage.production import dags_in
+from ddl_airflow.lineage.production import dags_among
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.lineage.story import printable
-from ddl_airflow.storage.publication import PUBLICATION
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 
@@ -62,26 +62,38 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _is_results(place: ObjectStore) -> bool:
-    """Whether it is where several trainings are published."""
+    """Whether it is where several trainings are published.
+
+    In a publication, and so below a training, ranks have what files they like.
+    """
     if any(place.exists(key) for key in (SUCCESS, RETIRED, LINEAGE)):
         return False
-    names = {obj.key.partition("/")[0] for obj in place.list()}
-    return FOLDER in names or bool(dags_in(place))
+    keys = [obj.key for obj in place.list()]
+    names = {key.partition("/")[0] for key in keys}
+    if any(re.fullmatch(PUBLICATION, name) for name in (*names, place.uri.rpartition("/")[2])):
+        return False
+    return FOLDER in names or bool(dags_among(keys))
 
 
 def _verify_results(place: ObjectStore, options: argparse.Namespace) -> int:
     """Says what is missing of a place of results; what is there is not read."""
+    if options.key is not None:
+        said = f"--key: no signature is looked at for all of {place.uri}. Name one training"
+        print(f"ddl-airflow: {said}", file=sys.stderr)
+        return 2
     found = lost(place)
     if options.json:
         problems = [{"file": name, "problem": _gone(who)} for name, who in found.gone.items()]
         whole = {"uri": place.uri, "whole": not problems, "publications": found.known}
-        print(json.dumps(whole | {"problems": problems}, indent=2))
+        print(json.dumps(whole | {"problems": problems, "notes": found.notes}, indent=2))
     elif found.gone:
         for name, who in found.gone.items():
             print(printable(f"ddl-airflow: {place.uri}/{name}: {_gone(who)}"), file=sys.stderr)
     else:
         print(f"{place.uri}: {found.known} publications that are known are there")
         print("note: what is in them was not read: verify each by its own place")
+        for note in found.notes:
+            print(printable(f"note: {note}"))
     return 1 if found.gone else 0
 
 
@@ -139,7 +151,11 @@ def _newest(place: ObjectStore) -> tuple[str, str]:
         name, _, key = obj.key.partition("/")
         if re.fullmatch(PUBLICATION, name):
             found[name][key] = obj.modified
-    marked = {name: keys[SUCCESS] for name, keys in found.items() if SUCCESS in keys}
+    marked = {
+        name: published_at(marker_of(place.at(name)), keys[SUCCESS])
+        for name, keys in found.items()
+        if SUCCESS in keys
+    }
     lost = {
         name: max(keys.values())
         for name, keys in found.items()

@@ -23,19 +23,22 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.layout import OWN_EXPERIMENT
 from ddl_airflow.lineage.production import (
     LATEST,
     PRODUCTION,
+    NoPointer,
     ReadPointer,
-    dags_in,
+    dags_among,
     pointers_of,
 )
 from ddl_airflow.lineage.record import LINEAGE
+from ddl_airflow.storage.publication import PUBLICATION, marker_of, published_at
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 SCHEMA = "ddl-airflow/index/1"
@@ -46,7 +49,7 @@ _BEGUN = "-begun.json"
 _BEGUN_S = 7 * 86400.0  # after which an upload that has not ended is none any more
 _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
-_RECORD = re.compile(rf"([^/]+/[0-9a-f]{{16}}-[0-9a-f]{{8}})/({SUCCESS}|{re.escape(LINEAGE)})")
+_RECORD = re.compile(rf"([^/]+/{PUBLICATION})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
 
 # What parsing and looking into somebody's JSON may raise.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -62,10 +65,12 @@ class Lost:
     Attributes:
         known: how many publications are known.
         gone: of those that are not there the place in the store, and who knows of it.
+        notes: what was not looked at, and why.
     """
 
     known: int
     gone: dict[str, list[str]]
+    notes: list[str] = field(default_factory=list)
 
 
 def summary(record: Mapping[str, Any], publication: str, published: str) -> Summary:
@@ -134,13 +139,15 @@ def add(store: ObjectStore, record: Mapping[str, Any], publication: str) -> None
 
 
 def mark_removed(store: ObjectStore, publication: str) -> None:
-    """Notes that a publication is there no more; the index goes on knowing of it.
+    """Notes that a publication is removed, before its record is; the index goes on knowing of it.
 
     Raises:
         StagingError: as ``ObjectStore`` does.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    body = json.dumps({"publication": publication, "removed": at})
+    # The index need not know of it, and from now on nothing else does.
+    known = _of_record(store, publication, time.time()) or {"publication": publication}
+    body = json.dumps(known | {"removed": at})
     store.put_bytes(_place(publication, "-removed"), body.encode())
 
 
@@ -162,11 +169,13 @@ def read_index(
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
     """
-    listed = _listed(store)
-    new = _read_new(store, listed)
-    found = _read_index(store)
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(store.names)  # meanwhile
+        listed = _listed(store)
+        new = _read_new(store, listed)
+        found = _read_index(store)
     pointer = pointer or pointers_of(store)
-    if found is None or rebuild or _misses_newest(store, _with(found[0], new.values()), pointer):
+    if found is None or rebuild or _misses_named(store, _with(found[0], new.values()), pointer):
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
         before = store.read_version(_INDEX)
         known = _of_records(store, progress)
@@ -177,6 +186,13 @@ def read_index(
             _write(store, _with(known, new.values()), before and before[1], new)
     else:
         known = found[0]
+        names: list[str] = []
+        with suppress(StagingError):  # who asks may not list them
+            names = listing.result()
+        if missed := _missed(store, _with(known, new.values()), names):
+            known = known | missed
+            with suppress(StagingError):
+                _write(store, _with(known, new.values()), found[1], new)
     together = _with(known, new.values())
     together |= _begun(store, together, listed)
     # What is only known to be gone was published before there was an index.
@@ -201,15 +217,24 @@ def lost(store: ObjectStore, training_id: str = "", dag_ids: Iterable[str] = ())
     new, found = _read_new(store, _listed(store)), _read_index(store)
     index = _with(found[0] if found else {}, new.values())
     asked = {*dag_ids, *(one["dag_id"] for one in index.values() if "dag_id" in one)}
-    knows = _named(pointers_of(store), asked if training_id else {*asked, *dags_in(store)})
+    pointer, notes = pointers_of(store), []
+    keys = [] if training_id else [obj.key for obj in store.list()]
+    for dag_id in dags_among(keys):
+        try:
+            _named(pointer, [dag_id])
+            asked.add(dag_id)
+        except NoPointer as error:
+            notes.append(error.passed_over(dag_id, keys))
+    knows = _named(pointer, asked)
     for name, one in index.items():
         if "removed" not in one:
             knows.setdefault(name, []).append("the index")
     prefix = f"{training_id}/" if training_id else ""
+    # After the pointers: what they name was there before they named it.
     listed = (prefix + obj.key for obj in (store.at(training_id) if prefix else store).list())
     there = {key.rpartition("/")[0] for key in listed if key.endswith((SUCCESS, RETIRED, LINEAGE))}
     of_it = {name: who for name, who in sorted(knows.items()) if name.startswith(prefix)}
-    return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there})
+    return Lost(len(of_it), {name: who for name, who in of_it.items() if name not in there}, notes)
 
 
 def lost_of(
@@ -252,21 +277,48 @@ def _with(known: Mapping[str, Summary], new: Iterable[Summary]) -> dict[str, Sum
     return together
 
 
-def _misses_newest(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
-    """Whether a DAG's newest publication is there and not known: uploads could not write here."""
+def _misses_named(store: ObjectStore, known: Mapping[str, Summary], pointer: ReadPointer) -> bool:
+    """Whether a DAG's newest publication, or the one in production, is there and not known: uploads
+    could not write here.
+    """
 
-    def is_missed(dag_id: str) -> bool:
+    def is_missed(asked: tuple[str, str]) -> bool:
         # Who asks for production hears of a damaged pointer.
         with suppress(StagingError, *_DAMAGED):
-            said = pointer(dag_id, LATEST)
-            newest = said and said["publication"]
-            if newest and newest not in known:
-                return _of_record(store, newest, 0.0) is not None
+            said = pointer(*asked)
+            if said is not None and said["publication"] not in known:
+                return _of_record(store, said["publication"], 0.0) is not None
         return False
 
     dag_ids = {one["dag_id"] for one in known.values() if "dag_id" in one}
+    pointers = [(dag_id, name) for dag_id in dag_ids for name in (LATEST, PRODUCTION)]
     with ThreadPoolExecutor(_READERS) as pool:
-        return any(list(pool.map(is_missed, dag_ids)))
+        return any(list(pool.map(is_missed, pointers)))
+
+
+def _missed(
+    store: ObjectStore, known: Mapping[str, Summary], names: Iterable[str]
+) -> dict[str, Summary]:
+    """What trainings have published of which nothing is known: their uploads could not write here,
+    whatever others of the DAG can.
+
+    Args:
+        store: of the results.
+        known: what is, by publication.
+        names: of what lies in the results, among which are the trainings'.
+    """
+    trainings = {publication.partition("/")[0] for publication in known}
+    unknown = [
+        name for name in names if name not in trainings and re.fullmatch(OWN_EXPERIMENT, name)
+    ]
+
+    def look(training_id: str) -> list[Summary | None]:
+        there = _marked(store, training_id)
+        return [_of_record(store, publication, marked) for publication, marked in there.items()]
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = [one for every in pool.map(look, unknown) for one in every if one is not None]
+    return {one["publication"]: one for one in found}
 
 
 def _begun(
@@ -394,7 +446,11 @@ def _of_records(
 
 
 def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
-    """When what has a record was published, by publication: of one training, or of all."""
+    """When what has a record got its marker, by publication: of one training, or of all.
+
+    What cleaning has withdrawn is among it: its files are there for two more days, and after that
+    the index alone knows what it was.
+    """
     prefix = f"{training_id}/" if training_id else ""
     marked: dict[str, float] = {}
     recorded: set[str] = set()
@@ -406,10 +462,11 @@ def _marked(store: ObjectStore, training_id: str = "") -> dict[str, float]:
         raise
     for obj in listed:
         if match := _RECORD.fullmatch(prefix + obj.key):
-            if match[2] == SUCCESS:
-                marked[match[1]] = obj.modified
+            publication, key = match[1], match[3]
+            if key == LINEAGE:
+                recorded.add(publication)
             else:
-                recorded.add(match[1])
+                marked[publication] = obj.modified
     return {name: at for name, at in marked.items() if name in recorded}
 
 
@@ -419,12 +476,15 @@ def _of_record(store: ObjectStore, publication: str, marked: float) -> Summary |
     Args:
         store: of the results.
         publication: its place there.
-        marked: when it was published, in seconds since 1970.
+        marked: when the object that marks it changed, in seconds since 1970.
     """
-    at = datetime.fromtimestamp(marked, UTC).isoformat(timespec="seconds")
     # Gone meanwhile; or a file of somebody else's, of which `lineage` says that it is damaged.
-    with suppress(SourceMissing, *_DAMAGED):
+    with suppress(SourceMissing, OSError, OverflowError, *_DAMAGED):
         record = json.loads(store.read_bytes(f"{publication}/{LINEAGE}"))
+        place = store.at(publication)
+        marker = marker_of(place) or marker_of(place, RETIRED)
+        published = datetime.fromtimestamp(published_at(marker, marked), UTC)
+        at = published.isoformat(timespec="seconds")
         if _is_sound(one := summary(record, publication, at)):
             return one
     return None

@@ -13,7 +13,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from ddl_airflow.core.errors import NoSuchModel, QualityTooLow, StagingError
 from ddl_airflow.core.metrics import Measurement
 from ddl_airflow.lineage.record import LINEAGE, in_digests_of
-from ddl_airflow.storage.publication import missing_from, publications, restore
+from ddl_airflow.storage.publication import PUBLICATION, missing_from, publications, restore
 from ddl_airflow.storage.store import ObjectStore
 
 LATEST = "latest"
@@ -31,9 +31,34 @@ SCHEMA = "ddl-airflow/pointer/1"
 _KEPT = 20  # earlier ones to go back to
 _EVENTS = 1000  # of the history
 _PATIENCE_S = 120.0  # with others who change the same pointer
+_PLACE = r"[^/]+(/[^/]+)?"  # of a publication: in its training, or alone there as of before
+_OLDEST = {"training_id", "before"}  # what each pointer has had, whichever version wrote it
 
 Pointer = dict[str, Any]
 ReadPointer = Callable[[str, str], Pointer | None]  # of a DAG's id, latest or production
+
+
+class NoPointer(StagingError):
+    """A JSON object in a pointer's place is none: somebody else's, or emptied."""
+
+    def __init__(self, place: str) -> None:
+        why = f"it has neither schema {SCHEMA} nor a training_id"
+        super().__init__(_damaged(place, why), retryable=False)
+        self.place = place
+
+    def passed_over(self, dag_id: str, keys: Iterable[str]) -> str:
+        """What to note of it, if it is somebody else's: no training there is named as the DAG's.
+
+        Args:
+            dag_id: whose pointer would be there.
+            keys: of all objects in the results.
+
+        Raises:
+            NoPointer: else it was ours.
+        """
+        if any(key.startswith(f"{dag_id}-") for key in keys):
+            raise self
+        return f"{self.place} is passed over: it is no pointer to a model"
 
 
 def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
@@ -53,10 +78,12 @@ def read_pointer(store: ObjectStore, dag_id: str, name: str) -> Pointer | None:
         written by an earlier version of ours is empty.
 
     Raises:
+        NoPointer: what is there has nothing of a pointer.
         StagingError: it is damaged.
     """
-    found = _read(store, _key(dag_id, name))
-    return None if found is None else _upgraded(found[0])
+    key = _key(dag_id, name)
+    found = _read(store, key)
+    return None if found is None else _upgraded(found[0], f"{store.uri}/{key}")
 
 
 def pointers_of(store: ObjectStore) -> ReadPointer:
@@ -66,9 +93,17 @@ def pointers_of(store: ObjectStore) -> ReadPointer:
 
 def dags_in(store: ObjectStore) -> list[str]:
     """Ids of the DAGs whose results are there, as the pointers' places say."""
+    return dags_among(one.key for one in store.list())
+
+
+def dags_among(keys: Iterable[str]) -> list[str]:
+    """Ids of the DAGs whose pointers are among the keys of a place of results.
+
+    A file that a rank has called so is none of them: it lies in a publication.
+    """
     pointer = re.compile(rf"([^/]+)/(?:{LATEST}|{PRODUCTION})\.json")
-    found = (pointer.fullmatch(one.key) for one in store.list())
-    return sorted({match[1] for match in found if match})
+    found = {match[1] for match in map(pointer.fullmatch, keys) if match}
+    return sorted(name for name in found if not re.fullmatch(PUBLICATION, name))
 
 
 def point(
@@ -145,6 +180,8 @@ def rollback(
         NoSuchModel: there is none before, it was never in production, or it is no longer whole.
     """
 
+    to = to.strip("/")
+
     def change(now: Pointer | None) -> Pointer:
         if now is None:
             raise NoSuchModel(
@@ -192,8 +229,14 @@ def promote(
         mark: of this decision: once it is in the history, nothing changes. Empty: one of its own.
 
     Raises:
-        NoSuchModel: nothing whole was published there.
+        NoSuchModel: nothing whole was published there, or that is no such place.
     """
+    publication = publication.strip("/")
+    if not re.fullmatch(rf"[^/]+(/{PUBLICATION})?", publication):
+        raise NoSuchModel(
+            f"{publication!r} is neither a training's id nor, with the name of a publication after "
+            f"it, a place in {store.uri}. `ddl-airflow lineage list` has these places."
+        )
     if "/" not in publication and (there := publications(store.at(publication))):
         publication = f"{publication}/{next(iter(there))}"
     if missing_from(store.at(publication)):
@@ -320,10 +363,10 @@ def _changed(
     ``change`` is called again when somebody else was faster; None of it leaves all as it is. So
     does a mark that is in the history: only the answer to that write was lost, or the writer was.
     """
-    mark = mark or uuid.uuid4().hex
+    mark, place = mark or uuid.uuid4().hex, f"{store.uri}/{key}"
 
     def marked(body: Any) -> Pointer | None:
-        now = None if body is None else _upgraded(body)
+        now = None if body is None else _upgraded(body, place)
         if now is not None and any(event.get("id") == mark for event in now["history"]):
             return None
         new = change(now)
@@ -331,7 +374,7 @@ def _changed(
             new["history"][0]["id"] = mark
         return new
 
-    pointer = _upgraded(_replaced(store, key, marked))
+    pointer = _upgraded(_replaced(store, key, marked), place)
     # It was whole when it was looked at; cleaning may have begun with it since.
     restore(store.at(pointer["publication"]))
     return pointer
@@ -347,12 +390,15 @@ def _read(store: ObjectStore, key: str) -> tuple[dict[str, Any], str] | None:
         if not isinstance(body, dict):
             raise ValueError(f"a JSON object is expected, not a {type(body).__name__}")
     except ValueError as error:
-        raise StagingError(
-            f"{store.uri}/{key} is damaged: {error}. Put an earlier version of it back; or delete "
-            "it: the next upload writes another, without what this one knew of earlier ones.",
-            retryable=False,
-        ) from error
+        raise StagingError(_damaged(f"{store.uri}/{key}", error), retryable=False) from error
     return body, found[1]
+
+
+def _damaged(place: str, why: object) -> str:
+    return (
+        f"{place} is damaged: {why}. Put an earlier version of it back; or delete "
+        "it: the next upload writes another, without what this one knew of earlier ones."
+    )
 
 
 def _replaced(store: ObjectStore, key: str, change: Callable[[Any], Any]) -> Any:
@@ -383,6 +429,8 @@ def _next(
     *,
     withdraw: bool = False,
 ) -> Pointer:
+    if not re.fullmatch(_PLACE, publication):
+        raise NoSuchModel(f"{publication!r} is no place of a publication in {store.uri}.")
     training_id = publication.partition("/")[0]
     before = [] if now is None else [_entry(now, withdraw), *now["before"]]
     history = [] if now is None else now["history"]
@@ -400,23 +448,54 @@ def _next(
     }
 
 
-def _upgraded(pointer: Pointer) -> Pointer:
-    """A pointer as it is written now; one of before has what can be told of it."""
-    for one in (pointer, *pointer["before"]):
-        one.setdefault("publication", one["training_id"])
-        one.setdefault("due", None)
-        one.setdefault("measurements", [])
-    if "history" not in pointer:
-        known = (pointer, *pointer["before"])
-        pointer["history"] = [
-            {
-                **{"number": len(known) - index, "event": "promoted", "at": one["set"]},
-                **{"publication": one["publication"], "training_id": one["training_id"]},
-                **{"by": "", "reason": ""},
-            }
-            for index, one in enumerate(known)
-        ]
+def _upgraded(pointer: Pointer, place: str) -> Pointer:
+    """A pointer as it is written now; one of before has what can be told of it.
+
+    Raises:
+        NoPointer: it is none.
+        StagingError: it is damaged.
+    """
+    if pointer.get("schema") != SCHEMA and not pointer.keys() >= _OLDEST:
+        raise NoPointer(place)
+    try:
+        for one in (pointer, *pointer["before"]):
+            one.setdefault("publication", one["training_id"])
+            one |= {"due": None, "measurements": [], "made_of": {}, "set": ""} | one
+        if "history" not in pointer:
+            known = (pointer, *pointer["before"])
+            pointer["history"] = [
+                {
+                    **{"number": len(known) - index, "event": "promoted", "at": one["set"]},
+                    **{"publication": one["publication"], "training_id": one["training_id"]},
+                    **{"by": "", "reason": ""},
+                }
+                for index, one in enumerate(known)
+            ]
+        _check(pointer)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StagingError(_damaged(place, why), retryable=False) from error
     return pointer
+
+
+def _check(pointer: Pointer) -> None:
+    """Raises what the lack of a field, or another type, does; and takes away slashes that earlier
+    versions of ours left at the end of places.
+    """
+    for one in (pointer, *pointer["before"]):
+        one["model"] = re.sub("/+model$", "/model", one["model"])
+        for field, kind in {"metrics": dict, "made_of": dict, "measurements": list}.items():
+            if not isinstance(one[field], kind):
+                raise TypeError(f"{field} is no {kind.__name__}")
+        if one["due"] is not None:
+            datetime.fromisoformat(one["due"])
+        _ = one is pointer or one["withdrawn"]
+    for one in (pointer, *pointer["before"], *pointer["history"]):
+        one["publication"] = one["publication"].strip("/")
+        if not isinstance(one["training_id"], str):
+            raise TypeError("a training_id is no text")
+    if not all(isinstance(event["number"], int) for event in pointer["history"]):
+        raise TypeError("a number of the history is none")
 
 
 def _same(one: str, other: str) -> bool:

@@ -126,15 +126,22 @@ def measured(layout: RunLayout) -> list[Measurement]:
         StagingError: as ``read_part``.
     """
     trained = read_part(layout, "train")["result"]
+    return _measured(trained, read_part(layout, "transform")["result"])
+
+
+def _measured(trained: Mapping[str, Any], formed: Mapping[str, Any]) -> list[Measurement]:
     # Of an earlier version of ours: numbers alone.
     told = [Measurement(name, value) for name, value in trained["metrics"].items()]
     if "measurements" in trained:
         told = [Measurement.load(one) for one in trained["measurements"]]
-    formed = read_part(layout, "transform")["result"]
     if (accuracy := formed.get("accuracy")) is not None:
         file, rows = formed.get("sample") or "", formed.get("rows") or 0
         told.append(Measurement("accuracy", accuracy, SAMPLE, file, rows))
     return told
+
+
+def _numbers(known: Sequence[Measurement]) -> dict[str, Any]:
+    return {"metrics": finite(known), "measurements": [one.dump() for one in known]}
 
 
 def fix_run(
@@ -154,6 +161,7 @@ def fix_run(
         earlier_digests: the manifest's, as earlier versions of ours made them.
     """
     told = {"run_id": run_id, "made_of": made_of, "steps": steps}
+    told |= {"experiment": layout.experiment_id}
     _write(layout, layout.kept / _RUN, told | {"earlier_digests": list(earlier_digests)})
 
 
@@ -261,8 +269,7 @@ def assemble(
             record.setdefault(section, {}).update(facts)
     if not has_part(layout, "evaluate"):
         known = measured(layout)
-        record["result"]["metrics"] = finite(known)
-        record["result"]["measurements"] = [one.dump() for one in known]
+        record["result"].update(_numbers(known))
     record["run"]["tries"]["upload_results"] = tries
     if _is_published(layout.kept / LINEAGE, published):
         before = read_object(layout.kept / LINEAGE, layout.workspace, MOST_BYTES)["run"]
@@ -339,13 +346,17 @@ def keep_so_far(layout: RunLayout, run: Run, outcome: Mapping[str, Any]) -> None
         "outcome": dict(outcome),
         "run": _of(run, layout.experiment.name),
     }
+    results: dict[str, Any] = {}
     for step in _PARTS:
         if has_part(layout, step):
             part = read_object(_part(layout, step), layout.workspace, MOST_BYTES)
             part.pop("made_of", None)
+            results[step] = part.get("result", {})
             record["run"]["tries"].update(part.pop("tries", {}))
             for section, facts in part.items():
                 record.setdefault(section, {}).update(facts)
+    if results.keys() >= {"train", "transform"} and "evaluate" not in results:
+        record["result"].update(_numbers(_measured(results["train"], results["transform"])))
     # Of 100,000 objects it would be larger than what the page reads; ``lineage.json`` has it.
     record.get("dataset", {}).pop("listing", None)
     _write(layout, layout.kept / SO_FAR, record)

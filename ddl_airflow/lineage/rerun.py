@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,23 +23,26 @@ from ddl_airflow.core.manifest.digest import digest, earlier_digests
 from ddl_airflow.core.selection import Selection
 from ddl_airflow.lineage.compare import CODE
 from ddl_airflow.storage.code import digest_of
-from ddl_airflow.storage.fingerprint import object_sha256
+from ddl_airflow.storage.fingerprint import PartsMd5, object_sha256
 from ddl_airflow.storage.staging import dataset_of
 from ddl_airflow.storage.store import ObjectStore, StoredObject, check_keys
 
 Record = Mapping[str, Any]
 MANIFEST = "manifest.yml"
-DATA = "data"
+DATA = "data"  # the folder's name, unless the scripts have one of that name
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class DataChanges:
-    """How data differ from what they were: keys, each sorted."""
+    """How data differ from what they were: keys, each sorted; and of which only the size is known
+    to be what it was.
+    """
 
     gone: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def refuse(self, uri: str) -> None:
         """Raises SourceMissing, which names what is not there any more, if anything is not."""
@@ -108,7 +114,8 @@ def _with_values(fields: dict[str, Any], record: Record) -> None:
             one["default"] = values[name]
     compute = fields["model_definition"]["execution"]["compute_configuration"]
     compute["nodes"] = values.get("nodes", compute.get("nodes", 1))
-    if "launcher" in values and values["launcher"] != fields.get("launcher", {}).get("kind"):
+    own = fields.get("launcher", {}).get("kind", "local")
+    if values.get("launcher", own) != own:
         fields["launcher"] = {"kind": values["launcher"]}
     environment = record.get("environment", {})
     slots = environment.get("slots") if environment.get("distribution") == "mpi" else None
@@ -157,20 +164,33 @@ def fetch_code(record: Record, store: ObjectStore, folder: Path) -> None:
         raise TransferCorrupt(f"{store.uri}/{CODE} is not the code that the record is of.")
 
 
+def data_folder(record: Record) -> str:
+    """A name for the data beside the manifest that none of the scripts has."""
+    paths = (posixpath.join(code_folder(record), name) for name in record["code"]["files"])
+    taken = {posixpath.normpath(path).partition("/")[0] for path in paths}
+    names = chain([DATA], (f"{DATA}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
 def code_folder(record: Record) -> str:
     """Where the scripts lie beside the manifest: what it calls ``code``."""
     return str(recorded_manifest(record).get("code", "./"))
 
 
-def data_changes(record: Record, store: ObjectStore, selection: Selection) -> DataChanges:
+def data_changes(
+    record: Record, store: ObjectStore, selection: Selection, *, copied: bool = False
+) -> DataChanges:
     """How the data in a store differ from those of the record.
 
-    Where the record has digests of the files, one that has another ETag, as in a copy, is read.
+    One that has another ETag, as in a copy, is read, where the record has its digest: one of its
+    own, or as the ETag that a bucket gave it.
 
     Args:
         record: of the model.
         store: where the data are.
         selection: which of what is there would be trained with.
+        copied: whether somebody says that they are a copy: then of what has another ETag, and no
+            digest, it is not known whether it has changed; else it is taken to have.
 
     Raises:
         StagingError: as ``ObjectStore`` does.
@@ -180,26 +200,55 @@ def data_changes(record: Record, store: ObjectStore, selection: Selection) -> Da
         now = {obj.key: obj for obj in dataset_of(store, store.list()).objects}
     except SourceMissing:
         return DataChanges(gone=tuple(sorted(before)))
-    changed = [
-        key for key, one in before.items() if key in now and _is_changed(one, now[key], store)
-    ]
+    others = {key: _is_changed(one, now[key], store) for key, one in before.items() if key in now}
+    unknown = [key for key, is_another in others.items() if is_another is None and copied]
+    changed = [key for key, is_another in others.items() if is_another is not False]
     try:
         selected = {obj.key for obj in selection.of(now.values(), store.uri)}
     except SourceMissing:  # what a pattern has matched is gone
         selected = set()
     return DataChanges(
         tuple(sorted(before.keys() - now.keys())),
-        tuple(sorted(changed)),
+        tuple(sorted({*changed} - {*unknown})),
         tuple(sorted(selected - before.keys())),
+        tuple(sorted(unknown)),
     )
 
 
-def _is_changed(one: Record, now: StoredObject, store: ObjectStore) -> bool:
-    if (one["size"], one["etag"]) == (now.size, now.etag):
+def _is_changed(before: Record, now: StoredObject, store: ObjectStore) -> bool | None:
+    """None: it has the size that it had, and nothing tells more."""
+    etag = str(before["etag"])
+    if (before["size"], etag) == (now.size, now.etag):
         return False
-    if one["size"] != now.size or "sha256" not in one:
+    if before["size"] != now.size:
         return True
-    return object_sha256(store, now) != str(one["sha256"])
+    if "sha256" in before:
+        return object_sha256(store, now) != str(before["sha256"])
+    digests = _digests_of(etag, now.size)
+    if not digests:
+        return None
+
+    def take(chunk: bytes | memoryview) -> None:
+        for one in digests:
+            one.update(chunk)
+
+    store.read(now, take)
+    return etag not in {one.hexdigest() for one in digests}
+
+
+def _digests_of(etag: str, size: int) -> list[Any]:
+    """What an object's ETag may be: the MD5 of its content, or that of parts as usual uploaders
+    make them; empty: no digest.
+    """
+    from ddl_airflow.storage.s3_get import USUAL_PART_SIZES  # only who compares needs it
+
+    match = re.fullmatch(r"[0-9a-f]{32}(?:-(\d+))?", etag)
+    if match is None:
+        return []
+    if match[1] is None:
+        return [hashlib.md5(usedforsecurity=False)]
+    parts = int(match[1])
+    return [PartsMd5(each) for each in USUAL_PART_SIZES if -(-size // each) == parts]
 
 
 def objects_of(record: Record, store: ObjectStore) -> list[StoredObject]:

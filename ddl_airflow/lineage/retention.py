@@ -10,19 +10,25 @@ at the marker afterwards, and whoever takes a marker at the pointers.
 
 from __future__ import annotations
 
-import json
+import logging
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddl_airflow.core.errors import StagingError
+from ddl_airflow.core.errors import SourceMissing, StagingError
 from ddl_airflow.lineage.index import mark_removed
-from ddl_airflow.lineage.production import LATEST, PRODUCTION, read_pointer
+from ddl_airflow.lineage.production import (
+    LATEST,
+    PRODUCTION,
+    NoPointer,
+    dags_among,
+    read_pointer,
+)
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
-from ddl_airflow.storage.publication import restore, retire
+from ddl_airflow.storage.publication import marker_of, published_at, restore, retire
 from ddl_airflow.storage.snapshots import SNAPSHOTS, drop
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 
@@ -30,6 +36,7 @@ _SAVED_S = 30 * 86400.0  # checkpoints of a training that nobody has gone on wit
 _SAVED = re.compile(rf"([^/]+)/{SNAPSHOTS}/.+")
 # <training id>/<content>-<token>/..., as ``ddl_airflow.storage.publication.publish`` names it.
 _PUBLISHED = re.compile(r"([^/]+/[0-9a-f]{16}-[0-9a-f]{8})/.+")
+_log = logging.getLogger(__name__)
 
 
 def clean_results(
@@ -55,7 +62,9 @@ def clean_results(
         if match := _PUBLISHED.fullmatch(obj.key):
             found[match[1]][obj.key[match.end(1) + 1 :]] = obj
     yield from _retire(store, listed, found, dry_run)
-    named = _named(store, listed)
+    named, notes = _named(store, listed)
+    for note in notes:
+        _log.warning("%s", note)
     for publication, objects in found.items():
         if SUCCESS in objects:
             continue
@@ -77,7 +86,12 @@ def clean_results(
             if known and not noted:
                 _note(store, publication)  # the disk was full, and this has freed room
     yield from _saved(store, listed, found, dry_run, now)
-    for part in list(store.unfinished()):
+    try:
+        unfinished = list(store.unfinished())
+    except StagingError as error:  # not all have the right, and not all services have the call
+        _log.warning("%s What was left unfinished is not looked for", error)
+        unfinished = []
+    for part in unfinished:
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:
@@ -126,14 +140,12 @@ def _retire(
     of_dag: dict[str, list[tuple[float, str, Any]]] = defaultdict(list)
     for publication, objects in found.items():
         if SUCCESS in objects:
-            marker = _marker(store.at(publication).read_bytes(SUCCESS))
+            marker = marker_of(store.at(publication))  # none, if others clean as well
             if isinstance(dag_id := marker.get("dag_id"), str):
-                marked = marker.get("marked")  # of one that was restored
-                if not isinstance(marked, float):
-                    marked = objects[SUCCESS].modified
+                marked = published_at(marker, objects[SUCCESS].modified)
                 entry = (marked, publication, marker.get("keep"))
                 of_dag[dag_id].append(entry)
-    named = _named(store, listed)
+    named, _ = _named(store, listed)
     for dag_id, published in of_dag.items():
         published.sort(reverse=True)
         keep = published[0][2]  # as the manifest says now
@@ -145,7 +157,10 @@ def _retire(
                 continue
             target = store.at(publication)
             if not dry_run:
-                retire(target, marked)
+                try:
+                    retire(target, marked)
+                except SourceMissing:  # others have
+                    continue
                 if publication in _named_by(store, dag_id):
                     restore(target)
                     continue
@@ -153,12 +168,19 @@ def _retire(
             yield Removed("publication", target.uri, nbytes)
 
 
-def _named(store: ObjectStore, listed: list[StoredObject]) -> set[str]:
-    """The publications that are named by a pointer of any DAG, as the pointers are now."""
-    pointers = (f"{LATEST}.json", f"{PRODUCTION}.json")
-    places = (obj.key.partition("/") for obj in listed)
-    dag_ids = {dag_id for dag_id, _, name in places if name in pointers}
-    return {publication for dag_id in dag_ids for publication in _named_by(store, dag_id)}
+def _named(store: ObjectStore, listed: list[StoredObject]) -> tuple[set[str], list[str]]:
+    """The publications that are named by a pointer of any DAG, as the pointers are now; and what
+    to note of files that are only called as pointers are.
+    """
+    keys = [obj.key for obj in listed]
+    named: set[str] = set()
+    notes = []
+    for dag_id in dags_among(keys):
+        try:
+            named |= _named_by(store, dag_id)
+        except NoPointer as error:
+            notes.append(error.passed_over(dag_id, keys))
+    return named, notes
 
 
 def _named_by(store: ObjectStore, dag_id: str) -> set[str]:
@@ -170,11 +192,3 @@ def _named_by(store: ObjectStore, dag_id: str) -> set[str]:
         every = (pointer, *pointer["before"], *pointer["history"])
         named |= {one["publication"] for one in every}
     return named
-
-
-def _marker(body: bytes) -> dict[str, Any]:
-    try:
-        marker = json.loads(body)
-    except ValueError:
-        return {}
-    return marker if isinstance(marker, dict) else {}

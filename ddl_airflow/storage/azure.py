@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -104,6 +104,11 @@ class AzureStore(CloudStore):
                 yield StoredObject(
                     blob.name, blob.size, _etag(blob), blob.last_modified.timestamp()
                 )
+
+    def _named(self, start: str) -> Iterable[str]:
+        container = self._client.get_container_client(self.bucket)
+        found = container.walk_blobs(name_starts_with=start, results_per_page=_PAGE)
+        return [one.name for one in found]
 
     def _fetch(self, name: str, etag: str, start: int, count: int, take: Take) -> None:
         read = self._blob(name).download_blob(

@@ -15,14 +15,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused, PlaceTaken, SettingInvalid
 from ddl_airflow.core.eviction import Blob, evictable
-from ddl_airflow.core.layout import OWN_EXPERIMENT, RunLayout, experiments
+from ddl_airflow.core.layout import OWN_EXPERIMENT, REMOVING, RunLayout, experiments, is_experiment
 from ddl_airflow.core.units import parse_duration, parse_size
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.filesystem import alone_in, holder_of, os_errors
@@ -31,7 +31,6 @@ from ddl_airflow.storage.store import PART_PREFIX
 # What no step that still runs can have left lying for so long without touching it.
 LEFT_S = 2 * 86400.0
 _log = logging.getLogger(__name__)
-_REMOVING = ".removing-"
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,32 @@ def _in_use(layout: RunLayout, is_open: Callable[[str, str], bool]) -> bool:
     if layout.scheduled_job.exists():
         return True
     with suppress(FileNotFoundError, FileRefused):
-        run_id = read_object(layout.kept / "run.json", layout.workspace).get("run_id")
+        run = read_object(layout.kept / "run.json", layout.workspace)
+        if _works_in(str(run.get("experiment") or ""), layout):
+            return True
+        run_id = run.get("run_id")
         return isinstance(run_id, str) and is_open(layout.dag_id, run_id)
     return False
 
 
+def _works_in(experiment: str, layout: RunLayout) -> bool:
+    """Whether a process of the training keeps others out of an experiment with a name, and not out
+    of its own folder.
+    """
+    if not is_experiment(experiment):
+        return False
+    with suppress(FileNotFoundError):  # nobody ever worked there
+        place = replace(layout, experiment_id=experiment).kept_alone
+        return holder_of(place).startswith(f"{layout.training_id}/")
+    return False
+
+
 def _left_in(root: Path, dry_run: bool) -> Iterator[Removed]:
-    """Copies of code, and folders of links, that were half made when somebody was killed."""
+    """Copies of code, and folders of links, that were half made when somebody was killed; and what
+    was there of a training before the last, as far as it could not be deleted then.
+    """
     for path in _folders(root, hidden=True):
-        if path.name.startswith((".code-", PART_PREFIX)) and not path.is_symlink():
+        if path.name.startswith((".code-", PART_PREFIX, REMOVING)) and not path.is_symlink():
             yield Removed("left by a killed task", str(path), _size(path))
             if not dry_run:
                 _delete(path)
@@ -178,7 +194,7 @@ def _removed(
 ) -> Iterator[Removed]:
     """Removes folders unless a training works in ``place``; None: none can."""
     removed = [Removed(what, str(folder), _size(folder)) for folder in folders]
-    aside = [folder.with_name(_REMOVING + uuid.uuid4().hex) for folder in folders]
+    aside = [folder.with_name(REMOVING + uuid.uuid4().hex) for folder in folders]
     if dry_run:
         with suppress(FileNotFoundError):  # nobody ever worked there
             if place is not None and holder_of(place):
@@ -204,7 +220,7 @@ def _delete(folder: Path) -> None:
 
 def _half_removed(folder: Path, dry_run: bool) -> Iterator[Removed]:
     for path in _folders(folder, hidden=True):
-        if path.name.startswith(_REMOVING):
+        if path.name.startswith(REMOVING):
             yield Removed("half removed", str(path), _size(path))
             if not dry_run:
                 _delete(path)

@@ -96,6 +96,10 @@ class CloudStore(ABC):
         """Objects whose names begin with ``start``, which their keys here do, too."""
 
     @abstractmethod
+    def _named(self, start: str) -> Iterable[str]:
+        """Names that begin with ``start``, each up to its next "/"."""
+
+    @abstractmethod
     def _fetch(self, name: str, etag: str, start: int, count: int, take: Take) -> None:
         """Gives ``take`` bytes of an object from ``start`` on, by one request."""
 
@@ -163,6 +167,13 @@ class CloudStore(ABC):
     def list_unless(self, digest: str) -> tuple[str, builtins.list[StoredObject] | None]:
         """All objects: the library has read the whole listing before anybody could compare it."""
         return "", self.list()
+
+    def names(self) -> builtins.list[str]:
+        """What keys begin with, as the store puts them together."""
+        start = self._name("")
+        with self._errors():
+            found = {name[len(start) :].partition("/")[0] for name in self._named(start)}
+        return sorted(found)
 
     def identity(self, obj: StoredObject) -> str:
         """Endpoint, bucket, whole name, ETag and size."""

@@ -304,6 +304,13 @@ class FolderStore:
         """All files: nothing but they themselves says whether they have changed."""
         return "", self.list()
 
+    def names(self) -> builtins.list[str]:
+        """Names of the files and folders here; a folder may be empty."""
+        with os_errors(self._root):
+            return sorted(
+                name for name in os.listdir(self._root) if not name.startswith(PART_PREFIX)
+            )
+
     def _walk(self, folder: Path, parents: frozenset[Path]) -> Iterator[StoredObject]:
         here = folder.resolve()
         self._check_within(folder, here)

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -43,6 +43,7 @@ _LARGEST_WAIT_S = 60.0  # in which the library makes one request again
 _CHUNK = 8 * CHUNK  # sent at a time of a large object
 _PAGE = 1_000  # objects of a listing at a time; no service gives more
 _LISTED = "items(name,size,md5Hash,crc32c,updated),nextPageToken"
+_NAMED = "items(name),prefixes,nextPageToken"
 # What the provider of Google has besides: who wants it has another way.
 _ONLY_THE_PROVIDERS = {
     "key_secret_name": "Google's secret manager. Give keyfile_dict or key_path",
@@ -124,15 +125,17 @@ class GcsStore(CloudStore):
             raise _meaning(error, self._where(key), needed) from error
 
     def _listed(self, start: str) -> Iterator[StoredObject]:
-        for blob in self._client.library.list_blobs(
-            self._bucket,
-            prefix=start,
-            page_size=_PAGE,
-            fields=_LISTED,
-            timeout=TIMEOUT,
-            retry=_retry(),
-        ):
+        for blob in self._pages(start, fields=_LISTED):
             yield StoredObject(blob.name, blob.size or 0, _etag(blob), blob.updated.timestamp())
+
+    def _named(self, start: str) -> Iterable[str]:
+        pages = self._pages(start, fields=_NAMED, delimiter="/")
+        return [blob.name for blob in pages] + [*pages.prefixes]
+
+    def _pages(self, start: str, **how: Any) -> Any:
+        return self._client.library.list_blobs(
+            self._bucket, prefix=start, page_size=_PAGE, timeout=TIMEOUT, retry=_retry(), **how
+        )
 
     def _fetch(self, name: str, etag: str, start: int, count: int, take: Take) -> None:
         # As it is stored: what is stored compressed comes so, and is what the digests are of.

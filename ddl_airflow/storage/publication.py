@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.filesystem import os_errors
-from ddl_airflow.storage.fingerprint import file_sha256
+from ddl_airflow.storage.fingerprint import file_sha256, object_sha256
 from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.store import (
     RETIRED,
@@ -79,8 +80,8 @@ def publish(
     call put is gone; what a killed process leaves has no marker, nobody's publication is in it, and
     its unfinished uploads are ended by the next call that comes to its end.
 
-    The marker is JSON: ``marker``'s fields and ``files``, a list of key, size, sha256 and etag,
-    under its own digest (``sealed``).
+    The marker is JSON: ``marker``'s fields, ``files``, a list of key, size, sha256 and etag, and
+    ``marked``, when that was, under its own digest (``sealed``).
 
     Args:
         files: key in the publication -> file.
@@ -118,7 +119,8 @@ def publish(
             PublishedFile(key, size, sha256, stored[key].etag)
             for key, (sha256, size) in sorted(digests.items())
         )
-        facts = {**(marker or {}), "files": [asdict(file) for file in result]}
+        listing = [asdict(file) for file in result]
+        facts = {**(marker or {}), "files": listing, "marked": time.time()}
         put.append(SUCCESS)
         target.put_bytes(SUCCESS, sealed(facts))
     except BaseException as exc:  # also a signal that ends the task
@@ -197,27 +199,49 @@ def _listed(target: ObjectStore) -> list[StoredObject]:
 
 
 def _marked(target: ObjectStore, listed: Iterable[StoredObject]) -> dict[str, dict[str, Any]]:
-    marked = [obj for obj in listed if obj.key.endswith(f"/{SUCCESS}") and obj.key.count("/") == 1]
-    marked.sort(key=lambda obj: obj.modified, reverse=True)
-    names = [obj.key.partition("/")[0] for obj in marked]
-    read = {name: _read_marker(target.at(name)) for name in names}
-    return {name: marker for name, marker in read.items() if marker}
+    times: dict[str, float] = {}
+    marked: dict[str, dict[str, Any]] = {}
+    for obj in listed:
+        name, _, key = obj.key.partition("/")
+        if key == SUCCESS and (marker := _read_marker(target.at(name))):
+            marked[name], times[name] = marker, published_at(marker, obj.modified)
+    return {name: marked[name] for name in sorted(marked, key=times.__getitem__, reverse=True)}
+
+
+def published_at(marker: Mapping[str, Any], modified: float) -> float:
+    """When what has the marker was published, in seconds since 1970.
+
+    Args:
+        marker: its content.
+        modified: of the object, which a copy has from when it was copied: what tells of a marker
+            that an earlier version of ours wrote.
+    """
+    marked = marker.get("marked")
+    return marked if isinstance(marked, float) else modified
 
 
 def missing_from(publication: ObjectStore) -> list[str]:
     """Keys that a publication says it has, and has not, or not as they were put; the marker too.
 
-    Sizes and ETags are compared, nothing is read but the marker.
+    Sizes and ETags are compared. What has another ETag alone is read, for so is each file of
+    results that were moved or restored.
     """
     marker = _read_marker(publication)
     if not marker:
         return [SUCCESS]
     listed = {obj.key: obj for obj in publication.list()}
-    return [
-        entry["key"]
-        for entry in marker["files"]
-        if listed.get(entry["key"]) != StoredObject(entry["key"], entry["size"], entry["etag"])
-    ]
+
+    def is_there(entry: Mapping[str, Any]) -> bool:
+        found = listed.get(entry["key"])
+        if found is None or found.size != entry["size"]:
+            return False
+        with suppress(SourceMissing, TransferCorrupt):  # removed or changed meanwhile
+            if found.etag == entry["etag"]:
+                return True
+            return object_sha256(publication, found) == str(entry["sha256"])
+        return False
+
+    return [entry["key"] for entry in marker["files"] if not is_there(entry)]
 
 
 def retire(publication: ObjectStore, marked: float) -> None:
@@ -263,14 +287,28 @@ def _digests(files: Mapping[str, Path], workers: int) -> dict[str, tuple[str, in
     return digests
 
 
-def _read_marker(target: ObjectStore) -> dict[str, Any] | None:
-    """The marker that lies there: None for none, {} for one that is not ours."""
-    if (read := target.read_version(SUCCESS)) is None:  # or it was taken a moment ago
-        return None
+def marker_of(publication: ObjectStore, key: str = SUCCESS) -> dict[str, Any]:
+    """What a marker says; empty: there is none, or it is no JSON object.
+
+    Args:
+        publication: the place.
+        key: ``_SUCCESS``, or ``_RETIRED``.
+    """
+    if (read := publication.read_version(key)) is None:  # or it was taken a moment ago
+        return {}
     try:
         found = json.loads(read[0])
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_marker(target: ObjectStore) -> dict[str, Any]:
+    """The marker that lies there; empty: there is none, or one that is not ours."""
+    found = marker_of(target)
+    try:
         return found if {"key", "size", "sha256", "etag"} <= set(found["files"][0]) else {}
-    except (ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         return {}
 
 

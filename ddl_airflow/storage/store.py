@@ -175,6 +175,12 @@ class ObjectStore(Protocol):
             digest, found out at a fraction of what ``list`` costs. Empty, where a store has none.
         """
 
+    def names(self) -> builtins.list[str]:
+        """What keys begin with, up to their first "/", sorted: found out without all the keys.
+
+        Raises SourceMissing if there is no such bucket or folder.
+        """
+
     def identity(self, obj: StoredObject) -> str:
         """A text equal for two objects only if their place and content are the same."""
 

@@ -199,7 +199,8 @@ def test_a_prefix_is_a_folder_and_a_listing_has_pages(store, cloud_of, tmp_path)
     beside.put_bytes("other", b"2")
     assert [obj.key for obj in store.list()] == ["x", "y/x"]
     assert [obj.key for obj in store.at("y").list()] == ["x"]
-    assert store.at("nothing").list() == []
+    assert store.at("nothing").list() == store.at("nothing").names() == []
+    assert store.names() == ["x", "y"] and store.at("y").names() == ["x"]
     with pytest.raises(SourceMissing, match="nothing"):
         list_dataset(store.at("nothing"))
     pages = store.at("pages")

@@ -157,6 +157,31 @@ def test_the_place_of_several_dags_results_names_them(call, tmp_path):
     assert call("production", tmp_path / "empty")[2].endswith("nothing is in production\n")
 
 
+@pytest.mark.parametrize("uri", ["file:///srv", "/srv"])
+def test_a_folder_of_the_root_is_looked_at_there(call, uri, tmp_path, monkeypatch):
+    if not Path("/srv").is_dir():
+        pytest.skip("needs the folder /srv")
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "srv" / "production.json").write_text("damaged")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("production", uri)
+    assert code == 1 and err == f"ddl-airflow: {uri}: nothing is in production\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["clean", "--results", "file://"],
+        ["clean", "--results", "file://results"],
+        ["lineage", "file://results"],
+        ["production", "file://results"],
+    ],
+)
+def test_a_uri_of_no_folder_is_said_to_be_none(call, words):
+    code, _, err = call(*words)
+    assert code == 1 and f"{words[-1]}: names no folder. Write file:///path" in err
+
+
 def test_reports_for_programs(call, tmp_path, write_manifest, literal_keys):
     bad = write_manifest(tmp_path / "a,b: 100%", "bad", more="shedule: '@daily'\n")
     literal = tmp_path / "literal.yml"

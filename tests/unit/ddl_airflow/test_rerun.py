@@ -5,6 +5,7 @@ One training of the example on two ranks is for all tests here; it and its rerun
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,8 +19,11 @@ from ddl_ops import rank_record
 from ddl_airflow import cli
 from ddl_airflow.commands.rerun import _SETTINGS as SET_AGAIN
 from ddl_airflow.core.manifest.digest import digest
-from ddl_airflow.core.manifest.load import load_manifest
+from ddl_airflow.core.manifest.load import load_manifest, load_manifest_text
 from ddl_airflow.demo.digits import HELD_OUT_LABELS, TRAIN_LABELS, write_digits
+from ddl_airflow.lineage.rerun import manifest_text
+from ddl_airflow.storage.code import digest_of
+from ddl_airflow.storage.fingerprint import PartsMd5
 from tests.limits import within
 
 pytest.importorskip("tensorflow")
@@ -54,6 +58,22 @@ retries: {delay: 10s}
 def test_what_is_set_again_is_among_what_ranks_record():
     """The two are in packages of which neither imports the other."""
     assert {*SET_AGAIN} <= {*rank_record._SETTINGS}
+
+
+@pytest.mark.parametrize("chosen", ["local", "slurm"])
+def test_the_launchers_fields_are_those_of_the_run(chosen):
+    text = MANIFEST + "launcher: {python: /opt/train/bin/python}\n"
+    manifest = load_manifest_text(text, "m.yml")
+    record = {
+        "training_id": "digits-1",
+        "manifest": {"digest": manifest.digest, "said": manifest.said},
+        "run": {"parameters": {"nodes": 2, "launcher": chosen}},
+        "dataset": {"uri": "file:///data"},
+    }
+    launcher = load_manifest_text(manifest_text(record), "again.yml").launcher
+    # What the manifest asks for is of its own launcher.
+    expected = "/opt/train/bin/python" if chosen == "local" else None
+    assert (launcher.kind, launcher.python or None) == (chosen, expected)
 
 
 def environment():
@@ -206,6 +226,69 @@ def test_what_has_come_to_the_data_since_is_left_out(rerun, place, data, record)
     }
     manifest = load_manifest(Path("again/manifest.yml"))
     assert manifest.training_data_reference.source.path == "./data"
+
+
+def of_a_bucket(listing, data):
+    """Gives each file the ETag that it had in a bucket, and takes its SHA-256 away."""
+
+    def change(record):
+        for one in record["dataset"]["listing"]:
+            del one["sha256"]
+            one["etag"] = listing(data / one["key"])
+
+    return change
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def md5_of_parts(path):
+    digest = PartsMd5(8 * 2**20)
+    digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("etag", [md5, md5_of_parts])
+def test_a_copy_of_what_came_from_a_bucket_is_compared_with_the_etag(
+    rerun, place, data, tmp_path, etag
+):
+    """Only a training that is to be proved has SHA-256 of its data."""
+    copy = edited(place, tmp_path, of_a_bucket(etag, data))
+    assert rerun(copy, "--to", "one", "--data", data)[::2] == (0, "")
+    flip(data / TRAIN_LABELS)
+    code, _, err = rerun(copy, "--to", "two", "--data", data)
+    assert code == 1 and f"{TRAIN_LABELS} (of the data: not what they were)" in err
+
+
+def test_what_cannot_be_compared_is_said(rerun, place, data, tmp_path):
+    copy = edited(place, tmp_path, of_a_bucket(lambda path: "0x8DC-of-azure", data))
+    code, _, err = rerun(copy, "--to", "again", "--data", data)
+    assert code == 0 and "of 4 files of the data, such as t10k-" in err
+    assert "only the size was compared: the record has no digest of what was in it" in err
+    # Where it lay, who has another version of it has another content.
+    code, _, err = rerun(copy, "--to", "there")
+    assert code == 1 and "not what they were" in err
+
+
+def test_data_do_not_get_among_scripts_of_that_name(rerun, place, data, tmp_path):
+    def with_folder(record):
+        record["code"] |= {"files": ["data/load.py"], "digest": digest_of({"data/load.py": load})}
+        body = {"size": 4, "sha256": hashlib.sha256(b"x=1\n").hexdigest()}
+        record["result"]["files"].append({"key": "code/data/load.py", **body})
+
+    load = tmp_path / "load.py"
+    load.write_text("x=1\n")
+    copy = edited(place, tmp_path, with_folder)
+    (copy / "code" / "data").mkdir()
+    shutil.copy(load, copy / "code" / "data")
+    (data / "new").write_text("new")
+    code, _, err = rerun(copy, "--to", "again", "--data", data)
+    assert code == 0, err
+    assert [path.name for path in Path("again/data").iterdir()] == ["load.py"]
+    assert len(list(Path("again/data-2").iterdir())) == 4
+    manifest = load_manifest(Path("again/manifest.yml"))
+    assert manifest.training_data_reference.source.path == "./data-2"
 
 
 def test_what_the_manifest_leaves_out_is_no_news(rerun, place, data):

@@ -320,6 +320,15 @@ def test_training_cannot_leave_evidence_of_its_own(training):
     assert any("has a file of ours of that name" in text for _, text in training.log)
 
 
+@pytest.mark.parametrize("name", ["_SUCCESS", "_RETIRED", "lineage.json"])
+def test_training_cannot_leave_a_marker_of_its_own(training, name):
+    (training.layout.result / name).write_text("{}")
+    place = folder(training.publish())
+    assert verify(FolderStore(place)).problems == {}
+    assert name not in {file["key"] for file in record_of(place)["result"]["files"]}
+    assert any("has a file of ours of that name" in text for _, text in training.log)
+
+
 def test_the_key_of_a_connection_signs_and_is_nowhere_afterwards(training, key, tmp_path):
     pem = key[0].read_text()
     asked = []

@@ -251,9 +251,12 @@ def test_an_older_publication_does_not_pass_for_the_newest_that_has_lost_its_mar
     older = Path(urlsplit(training.publish()).path)
     (training.layout.model / "variables" / "v").write_text("others")
     newer = Path(urlsplit(training.publish()).path)
+    for first, last in ((1, 9e9), (9e9, 1)):  # as they were published, and as somebody copied them
+        os.utime(older / "_SUCCESS", (first, first))
+        os.utime(newer / "_SUCCESS", (last, last))
+        code, out, _ = ask(older.parent)
+        assert code == 0 and newer.as_uri() in out
     os.utime(older / "_SUCCESS", (1, 1))
-    code, out, _ = ask(older.parent)
-    assert code == 0 and newer.as_uri() in out
     marker = (newer / "_SUCCESS").read_bytes()
     (newer / "_SUCCESS").unlink()
     code, out, err = ask(older.parent)
@@ -401,3 +404,56 @@ def test_one_that_is_lost_and_nothing_beside_it(training, ask):
     shutil.rmtree(place.parent)
     code, out, err = ask(training.results)
     assert (code, out) == (1, "") and f"{place.as_uri()}: it is gone as a whole" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("latest.json", '{"checkpoint": "model-4.keras"}'),
+        ("production.json", '{"training_id": "x", "publication": "y", "before": []}'),
+        ("_lineage/index.json.gz", "x"),
+        ("best/latest.json", '{"training_id": "x", "publication": "y", "before": []}'),
+    ],
+)
+def test_no_file_of_a_rank_makes_a_training_a_place_of_results(training, key, ask, file, text):
+    """Of which only the names are looked at: what is in it would go unseen."""
+    path = training.layout.result / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    place = Path(urlsplit(training.publish(signing_key=str(key[0]))).path)
+    code, out, err = ask(place.parent, "--key", key[1])
+    assert (code, err) == (0, "") and "and signed with that key" in out
+    code, out, err = ask(training.results)
+    assert (code, err) == (0, "") and "1 publications that are known are there\nnote: what" in out
+    (place / "model" / "saved_model.pb").write_text("tampered")
+    for uri in (place.parent, place):
+        code, out, err = ask(uri, "--key", key[1])
+        assert (code, out) == (1, "") and "model/saved_model.pb: it is not the file" in err
+    # Nor does it where nothing else tells what it is.
+    for name in ("_SUCCESS", "lineage.json"):
+        (place / name).unlink()
+    for uri in (place.parent, place):
+        assert ask(uri)[:2] == (1, "")
+
+
+def test_a_key_is_for_a_training_and_not_for_a_place_of_results(training, key, ask):
+    training.publish(signing_key=str(key[0]))
+    code, out, err = ask(training.results, "--key", key[1])
+    assert (code, out) == (2, "") and "--key: no signature is looked at for all" in err
+
+
+@pytest.mark.parametrize("text", ['{"version": 3}', "{}"])
+def test_what_only_has_the_name_of_a_pointer_is_passed_over(training, ask, text):
+    training.publish()
+    other = training.results / "nightly" / "latest.json"
+    other.parent.mkdir()
+    other.write_text(text)
+    code, out, err = ask(training.results)
+    assert (code, err) == (0, "") and "1 publications" in out
+    assert "note: file://" in out and "/nightly/latest.json is passed over" in out
+    code, out, _ = ask(training.results, "--json")
+    assert code == 0 and json.loads(out)["problems"] == []
+    # One that was ours is not.
+    (training.results / "digits" / "latest.json").write_text('{"training_id": "x", "before": 3}')
+    code, out, err = ask(training.results)
+    assert (code, out) == (1, "") and "digits/latest.json is damaged" in err

@@ -12,8 +12,9 @@ import pytest
 from ddl_airflow.core.errors import AccessDenied
 from ddl_airflow.lineage import index
 from ddl_airflow.lineage.index import add, begin, begun_key, mark_removed, read_index
-from ddl_airflow.lineage.production import LATEST, point
+from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.publication import retire
 
 
 def record(number, dag_id="digits"):
@@ -210,3 +211,88 @@ def test_what_uploads_could_not_put_into_the_index_is_noticed(store):
     for damaged in (b"{", b"[]", b'{"schema": "ddl-airflow/pointer/1", "publication": "../x"}'):
         store.put_bytes("digits/latest.json", damaged)
         assert len(known(store)) == 3
+
+
+def trained(letter, dag_id="digits"):
+    """A training's publication, named as trainings are, published where the index does not know."""
+    return f"{dag_id}-manual-{letter * 32}/{ord(letter):016x}-00000000"
+
+
+def publish_at(store, publication, dag_id="digits"):
+    body = record(1, dag_id) | {"training_id": publication.partition("/")[0]}
+    store.put_bytes(f"{publication}/lineage.json", json.dumps(body).encode())
+    store.put_bytes(f"{publication}/_SUCCESS", b"{}")
+
+
+def test_a_dag_whose_uploads_can_never_write_the_index_is_known(store):
+    """As where each team may write below its own names alone."""
+    publish(store, 1)
+    read_index(store)
+    serves = trained("a", "others")
+    publish_at(store, serves, "others")
+    point(store, "others", PRODUCTION, serves, {})
+    assert set(known(store)) == {place(1), serves}
+    store.delete([f"{serves}/lineage.json"])
+    assert set(known(store)) == {place(1), serves}  # it is in the index now
+
+
+def test_an_upload_that_could_not_write_is_noticed_after_the_next_that_could(store):
+    publish(store, 1)
+    read_index(store)
+    publish_at(store, trained("a"))
+    point(store, "digits", LATEST, trained("a"), {})
+    publish_at(store, trained("b"))
+    add(store, record(2) | {"training_id": trained("b").partition("/")[0]}, trained("b"))
+    point(store, "digits", LATEST, trained("b"), {})
+    assert set(known(store)) == {place(1), trained("a"), trained("b")}
+
+
+def test_what_serves_and_was_published_again_is_known(store):
+    """The training is known, by what it had published before."""
+    publish(store, 1)
+    read_index(store)
+    again = f"digits-1/{7:016x}-00000000"
+    publish_at(store, again)
+    point(store, "digits", LATEST, place(1), {})
+    point(store, "digits", PRODUCTION, again, {})
+    assert set(known(store)) == {place(1), again}
+
+
+def test_what_is_no_publication_is_looked_at_in_vain_and_no_other_name(store, monkeypatch):
+    publish(store, 1)
+    read_index(store)
+    store.put_bytes(f"digits-manual-{'c' * 32}/_checkpoints/try.json", b"{}")
+    store.put_bytes("theirs/2026/report", b"1")
+    listed = []
+    at = FolderStore.at
+    monkeypatch.setattr(FolderStore, "at", lambda self, name: listed.append(name) or at(self, name))
+    assert known(store) == [place(1)]
+    assert {name for name in listed if not name.startswith("_")} == {f"digits-manual-{'c' * 32}"}
+
+
+def test_while_it_is_withdrawn_a_publication_stays_in_an_index_that_is_made_again(store):
+    publish(store, 1)
+    retire(store.at(place(1)), 1e9)
+    assert known(store) == [place(1)] == known(store, rebuild=True)
+    (one,) = read_index(store)
+    assert one["published"].startswith("2001-09-09")
+    mark_removed(store, place(1))
+    store.delete([obj.key for obj in store.list() if obj.key.startswith("digits-1/")])
+    (one,) = read_index(store, rebuild=True)
+    assert one["removed"] and one["dag_id"] == "digits"
+
+
+def test_what_is_removed_and_was_never_in_the_index_is_known_as_removed(store):
+    read_index(store)
+    publish_at(store, trained("a"))
+    mark_removed(store, trained("a"))
+    store.delete([f"{trained('a')}/lineage.json", f"{trained('a')}/_SUCCESS"])
+    (one,) = read_index(store)
+    assert one["removed"] and one["dag_id"] == "digits"
+
+
+def test_the_index_of_results_that_were_moved_says_when_they_were_published(store):
+    store.put_bytes(f"{place(1)}/lineage.json", json.dumps(record(1)).encode())
+    store.put_bytes(f"{place(1)}/_SUCCESS", b'{"marked": 1000000000.5}')
+    (one,) = read_index(store)
+    assert one["published"] == "2001-09-09T01:46:40+00:00"

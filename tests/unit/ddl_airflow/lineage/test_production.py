@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -195,6 +196,14 @@ def test_going_back_goes_on_going_back(results):
     assert rollback(results, "digits", "digits-3")["training_id"] == "digits-3"
 
 
+def test_results_that_were_moved_are_gone_back_from_and_promoted_as_before(results, tmp_path):
+    copy = shutil.copytree(results.path, tmp_path / "moved", copy_function=shutil.copyfile)
+    moved = FolderStore(copy)
+    now = rollback(moved, "digits")
+    assert now["training_id"] == "digits-2" and now["model"].startswith(moved.uri)
+    assert promote(moved, "digits", "digits-3")["training_id"] == "digits-3"
+
+
 def test_what_is_gone_is_not_put_into_production(results):
     (second,) = [
         one["publication"]
@@ -211,6 +220,33 @@ def test_what_is_gone_is_not_put_into_production(results):
     with pytest.raises(NoSuchModel, match="is a model of digits, not of others"):
         promote(results, "others", "digits-1")
     assert read_pointer(results, "digits", PRODUCTION)["training_id"] == "digits-3"
+
+
+def test_a_place_with_a_slash_too_many_is_that_place(results, capsys):
+    """As a shell completes the name of a folder."""
+    first = read_pointer(results, "digits", PRODUCTION)["before"][-1]["publication"]
+    assert cli.main(["promote", f"{results.uri}/digits", "--to", f"{first}/"]) == 0
+    now = read_pointer(results, "digits", PRODUCTION)
+    assert now["publication"] == first and now["training_id"] == "digits-1"
+    assert now["model"] == f"{results.uri}/{first}/model"
+    assert rollback(results, "digits", "digits-2/")["training_id"] == "digits-2"
+    written = (results.path / "digits" / "production.json").read_bytes()
+    for to in (f"{first}/model", f"{results.uri}/{first}", f"{first}/..", "digits-1/model"):
+        with pytest.raises(NoSuchModel, match="is neither a training's id nor"):
+            promote(results, "digits", to)
+    with pytest.raises(NoSuchModel, match="is no place of a publication"):
+        point(results, "digits", PRODUCTION, "digits-9/a-1/", {})
+    assert (results.path / "digits" / "production.json").read_bytes() == written
+    # What an earlier version of ours wrote for it.
+    (results.path / "digits" / "production.json").write_text(
+        written.decode().replace(f'{first}"', f'{first}/"').replace(f"{first}/m", f"{first}//m")
+    )
+    (one,) = [
+        one
+        for one in read_pointer(results, "digits", PRODUCTION)["before"]
+        if one["training_id"] == "digits-1"
+    ]
+    assert (one["publication"], one["model"]) == (first, f"{results.uri}/{first}/model")
 
 
 @pytest.mark.parametrize("body", [b'{"publication": "digi', b"\xff", b"[]", b""])

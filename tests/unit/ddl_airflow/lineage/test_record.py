@@ -168,6 +168,19 @@ def test_what_is_known_so_far_is_no_longer_for_more_data(layout, context_of):
     assert (layout.kept / SO_FAR).stat().st_size < 10_000
 
 
+def test_what_is_known_so_far_has_the_metrics_of_the_whole(layout, files, context_of):
+    """Of one name that of the sample, which came after the training's."""
+    known = {"metric": "accuracy", "value": 0.99, "source": "training"}
+    trained = PARTS["train"]["result"] | {"metrics": {"accuracy": 0.99}, "measurements": [known]}
+    write_part(layout, "train", PARTS["train"] | {"result": trained})
+    run = run_of(context_of("mnist", 1))
+    keep_so_far(layout, run, {"state": "published", "step": "upload_results"})
+    told = read_object(layout.kept / SO_FAR, layout.workspace)["result"]
+    whole = assemble(layout, {}, run, files, tries=1)["result"]
+    assert told["metrics"] == whole["metrics"] == {"accuracy": 0.875}
+    assert told["measurements"] == whole["measurements"] and len(told["measurements"]) == 2
+
+
 def test_files_as_recorded_have_no_problem(published):
     record, store = published
     store.put_bytes("another", b"that nobody recorded")

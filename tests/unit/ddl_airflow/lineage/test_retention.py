@@ -11,12 +11,13 @@ import pytest
 from airflow.serialization.serialized_objects import DagSerialization
 
 from ddl_airflow import cli
-from ddl_airflow.core.errors import NoSuchModel
+from ddl_airflow.core.errors import AccessDenied, NoSuchModel, StagingError
 from ddl_airflow.lineage.index import add, lost, read_index
 from ddl_airflow.lineage.production import LATEST, PRODUCTION, point, promote, read_pointer
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.operators.clean import clean_dag
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.publication import missing_from, publish
 
 DAY_S = 86400.0
@@ -118,6 +119,26 @@ def test_who_was_promoted_in_the_moment_of_cleaning_is_whole_again(published, st
     assert there(store)[0] == {names[0], *names[2:]}
 
 
+def test_what_production_names_with_a_slash_too_many_stays(published, store):
+    """As it was written for `promote --to <training>/<name>/`."""
+    names = [published(number, keep=1) for number in range(3)]
+    promote(store, "digits", names[0])
+    path = store.path / "digits" / "production.json"
+    path.write_text(path.read_text().replace(f'{names[0]}"', f'{names[0]}/"'))
+    assert clean(store) == [names[1]]
+    assert clean(store, days=3) == [names[1]]
+    assert there(store)[0] == {names[0], names[2]}
+
+
+def test_of_results_that_were_moved_those_stay_that_were_published_last(published, store, tmp_path):
+    names = [published(number) for number in range(5)]
+    store.delete(["digits/latest.json"])
+    copy = shutil.copytree(store.path, tmp_path / "moved", copy_function=shutil.copyfile)
+    for number, name in enumerate(names):  # whichever was copied last
+        os.utime(copy / name / "_SUCCESS", (time.time() - number, time.time() - number))
+    assert sorted(clean(FolderStore(copy))) == sorted(names[:3])
+
+
 class Overtaken:
     """A store whose user calls ``turn`` before each operation."""
 
@@ -184,7 +205,8 @@ def test_whoever_is_killed_while_cleaning_loses_nothing_that_is_kept(published, 
         for number in (1, 2):  # again, older than those that stay
             published(number)
         for name in (names[0], *names[3:]):
-            store.put_bytes(f"{name}/_SUCCESS", store.read_bytes(f"{name}/_SUCCESS"))
+            marker = json.loads(store.read_bytes(f"{name}/_SUCCESS"))
+            store.put_bytes(f"{name}/_SUCCESS", sealed(marker | {"marked": time.time()}))
     assert kills >= 10  # at each change of the store
 
 
@@ -322,3 +344,55 @@ def test_checkpoints_that_nobody_goes_on_with_are_removed(store, published):
     assert removed(31) == [of_lost]
     assert not [obj for obj in store.list() if "_checkpoints" in obj.key]
     assert missing_from(store.at(publication)) == []
+
+
+@pytest.mark.parametrize("text", ['{"version": 3}', "{}"])
+def test_a_file_that_only_has_the_name_of_a_pointer_is_in_nobodys_way(published, store, text):
+    names = [published(number, keep=1) for number in range(2)]
+    store.put_bytes("nightly/latest.json", text.encode())
+    assert clean(store) == [names[0]] == clean(store, days=3)
+    assert cli.main(["clean", "--results", str(store.path)]) == 0
+
+
+@pytest.mark.parametrize("text", ["{}", '{"training_id": "digits-0", "before": 3}', '{"schema"'])
+def test_a_damaged_pointer_stops_cleaning(published, store, text):
+    """Nobody knows what it named: that may be what serves."""
+    names = [published(number, keep=1) for number in range(3)]
+    promote(store, "digits", names[0])
+    assert clean(store) == [names[1]]
+    store.put_bytes("digits/production.json", text.encode())
+    for days in (0, 3):
+        with pytest.raises(StagingError, match="digits/production.json is damaged"):
+            clean(store, days=days)
+    assert there(store)[1] == {*names}
+
+
+def test_of_two_who_clean_at_once_neither_fails(published, store):
+    """Whatever of it the other has done between two looks of the slow one."""
+    for moment in count():
+        names = [published(number, keep=1) for number in range(3)]
+        turns, came = count(), []
+
+        def turn(moment=moment, turns=turns, came=came):
+            if next(turns) == moment:
+                came.append(clean(store))
+
+        clean(Overtaken(store, turn))
+        assert there(store)[0] == {names[2]}
+        shutil.rmtree(store.path)
+        if not came:
+            break
+    assert moment > 10
+
+
+def test_where_unfinished_uploads_may_not_be_listed_the_rest_is_cleaned(
+    published, store, monkeypatch, caplog
+):
+    names = [published(number, keep=1) for number in range(2)]
+
+    def refused(self):
+        raise AccessDenied(f"{self.uri}: you may not list uploads")
+
+    monkeypatch.setattr(FolderStore, "unfinished", refused)
+    assert clean(store) == [names[0]]
+    assert "you may not list uploads" in caplog.text

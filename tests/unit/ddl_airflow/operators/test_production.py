@@ -48,6 +48,7 @@ def decide(results, run_task):
     [
         ({}, "rolled back", "digits-1"),
         ({"action": "promote", "to": "digits-3"}, "promoted", "digits-3"),
+        ({"action": "promote", "to": "digits-3/"}, "promoted", "digits-3"),
     ],
 )
 def test_a_person_moves_production_in_the_ui_and_others_are_told(

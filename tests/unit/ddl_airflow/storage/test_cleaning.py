@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -11,6 +12,7 @@ import pytest
 
 from ddl_airflow.core.errors import SettingInvalid, StagingError
 from ddl_airflow.core.layout import RunLayout, training_id
+from ddl_airflow.lineage.record import fix_run
 from ddl_airflow.storage import cleaning
 from ddl_airflow.storage.cache import Cache
 from ddl_airflow.storage.cleaning import Rules, clean_workspace, rules
@@ -86,6 +88,23 @@ def test_a_run_in_use_stays_however_old_it_is(run, tmp_path):
     assert not works.root.exists() and not open_run.root.exists()
 
 
+def test_a_run_of_a_named_experiment_stays_while_its_process_works(run, tmp_path):
+    """It keeps others out of the experiment, and not out of its own folder."""
+    works, ended = run("works"), run("ended")
+    wide = replace(works, experiment_id="wide")
+    for layout in (works, ended):
+        fix_run(replace(layout, experiment_id="wide"), "run", {}, {})
+        age(layout.root, 40)
+    with alone_in(wide.kept_alone, f"{works.training_id}/1"):
+        would = list(clean_workspace(tmp_path, KEEP, dry_run=True))
+        assert [one.place for one in would][:1] == [str(ended.root)]
+        list(clean_workspace(tmp_path, KEEP))
+        assert works.root.is_dir() and not ended.root.exists()
+    wide.experiment.mkdir()
+    list(clean_workspace(tmp_path, KEEP))
+    assert not works.root.exists() and wide.experiment.is_dir()
+
+
 def test_folders_that_no_path_reaches_stop_nobodys_cleaning(run, tmp_path):
     """As a rank makes them, with ``cd``, deeper than a path may be long."""
     deep = run("a-deep").experiment
@@ -109,15 +128,19 @@ def test_folders_that_no_path_reaches_stop_nobodys_cleaning(run, tmp_path):
     assert not wide.exists() and "next" not in left(tmp_path)
 
 
+LEFT = (".code-abc", ".ddl-part-abc", ".removing-abc")
+
+
 def test_what_killed_tasks_left_goes_and_what_is_being_made_stays(run, tmp_path):
     killed, works = run("killed"), run("works", days=0)
     for layout in (killed, works):
         (layout.root / ".code-abc").mkdir()
         (layout.root / ".ddl-part-abc").mkdir()
+        (layout.root / ".removing-abc").mkdir()
     age(killed.root, 3)
     for keep in (Rules(), KEEP):
         found = [one.place for one in clean_workspace(tmp_path, keep, dry_run=True)]
-        assert found == [str(killed.root / name) for name in (".code-abc", ".ddl-part-abc")]
+        assert found == [str(killed.root / name) for name in LEFT]
     list(clean_workspace(tmp_path, Rules()))
     assert list(clean_workspace(tmp_path, Rules())) == []
     assert killed.checkpoints.is_dir()

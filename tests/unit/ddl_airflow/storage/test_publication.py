@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 
 import pytest
 
 from ddl_airflow.core.errors import SourceMissing, StagingError, TransferCorrupt
 from ddl_airflow.storage.filesystem import FolderStore
+from ddl_airflow.storage.marker import sealed
 from ddl_airflow.storage.publication import missing_from, publications, publish
 
 
@@ -84,6 +87,38 @@ def test_publish_puts_another_beside_one_that_was_changed_behind_its_back(tmp_pa
     assert missing_from(store.at(second.name)) == []
     store.delete([f"{first.name}/_SUCCESS"])
     assert missing_from(store.at(first.name)) == ["_SUCCESS"]
+
+
+def test_a_copy_is_whole_and_what_was_changed_in_it_is_found(tmp_path, results):
+    """As of a backup, or of results that were moved: files have other times, which are the ETags
+    of a folder, and others of another store's.
+    """
+    store = FolderStore(tmp_path / "out")
+    name = publish(results, store).name
+    copy = shutil.copytree(store.path, tmp_path / "copy", copy_function=shutil.copyfile)
+    moved = FolderStore(copy)
+    assert missing_from(moved.at(name)) == []
+    assert publish(results, moved).name == name
+    (copy / name / "model" / "v 2").write_bytes(b"bad")
+    (copy / name / "model" / "v 3").write_bytes(b"short")
+    assert missing_from(moved.at(name)) == ["model/v 2", "model/v 3"]
+
+
+def test_the_newest_is_what_was_published_last_also_in_a_copy(tmp_path, results):
+    store = FolderStore(tmp_path / "out")
+    names = []
+    for number in range(4):
+        results["model/v 1"].write_bytes(b"%d" % number)
+        names.insert(0, publish(results, store).name)
+    for number, name in enumerate(names):  # as they were copied
+        os.utime(tmp_path / "out" / name / "_SUCCESS", (number, number))
+    assert list(publications(store)) == names
+    for number, name in enumerate(names):  # as earlier versions published them
+        marker = json.loads(store.read_bytes(f"{name}/_SUCCESS"))
+        del marker["marked"]
+        store.put_bytes(f"{name}/_SUCCESS", sealed(marker))
+        os.utime(tmp_path / "out" / name / "_SUCCESS", (number, number))
+    assert list(publications(store)) == names[::-1]
 
 
 def test_publish_of_other_content_leaves_what_was_published(tmp_path, results):

@@ -60,6 +60,28 @@ def upload_parts(client, key, parts):
     client.complete_multipart_upload(MultipartUpload={"Parts": done}, **upload)
 
 
+def test_names_are_what_keys_begin_with_over_all_pages(client, monkeypatch):
+    keys = {f"trainings/t{n % 7} +é&/{n}" for n in range(30)} | {"trainings/file", "trainings2/x"}
+    for key in keys:
+        client.put_object(Bucket="bucket", Key=key, Body=b"")
+    store, paginate = S3Store(client, "bucket", "trainings"), client.get_paginator
+    monkeypatch.setattr(client, "get_paginator", lambda name: Pages(paginate(name)))
+    assert store.names() == ["file", *(f"t{n} +é&" for n in range(7))]
+    assert S3Store(client, "bucket", "nothing").names() == []
+    with pytest.raises(SourceMissing):
+        S3Store(client, "none").names()
+
+
+class Pages:
+    """Small ones."""
+
+    def __init__(self, paginator):
+        self.paginator = paginator
+
+    def paginate(self, **how):
+        return self.paginator.paginate(**how, PaginationConfig={"PageSize": 3})
+
+
 def test_object_of_odd_parts_is_checked_where_the_service_tells_the_part_size(client, tmp_path):
     parts = [bytes([n]) * size for n, size in enumerate([7 * MIB, 7 * MIB, 5])]
     upload_parts(client, "odd/parts", parts)
