@@ -11,6 +11,9 @@ from typing import Any
 
 from ddl_airflow.core.cluster import Cluster
 
+# 128 and the last signal of Linux: an exit code beyond, as 255 of ``sys.exit(-1)``, is of none.
+LAST_OF_SIGNALS = 128 + 64
+
 
 @dataclass(frozen=True)
 class JobSpec:

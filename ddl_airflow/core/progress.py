@@ -27,6 +27,8 @@ _WINDOW_S = 30.0
 _PIECE = 1 << 20
 # In one call: whoever reads looks at the job in between, and a file may be as long as it says.
 _MOST = 16 * _PIECE
+# For the record of a training that has ended: what was measured once may stand long before the end.
+_MOST_OF_ALL = 256 * _PIECE
 
 
 # A script writes these lines, and may write anything: what is beyond is no progress.
@@ -94,20 +96,22 @@ class Tail:
             offset = path.lstat().st_size if path.exists() else 0
         self._offset = offset
 
-    def read(self, *, ended: bool = False) -> Iterator[str]:
+    def read(self, *, ended: bool = False, most: int | None = None) -> Iterator[str]:
         """Whole lines up to what is the file's end now, in pieces that fit into memory.
 
-        A line longer than a piece is cut. What is more than 16 MiB waits for the next call.
+        A line longer than a piece is cut. What is more than ``most`` waits for the next call.
 
         Args:
-            ended: nothing will be appended: also what has no line end, and of more than 16 MiB
+            ended: nothing will be appended: also what has no line end, and of more than ``most``
                 the last.
+            most: bytes in one call; by default 16 MiB.
 
         Raises:
             FileRefused: it is a link or no regular file; said once, then nothing is read.
         """
         if self._refused:
             return
+        most = _MOST if most is None else most
         try:
             opened = open_beneath(self.path, self._root)
         except FileNotFoundError:
@@ -118,8 +122,8 @@ class Tail:
         with open(opened, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             if ended:
-                self._offset = max(self._offset, end - _MOST)
-            end = min(end, self._offset + _MOST)
+                self._offset = max(self._offset, end - most)
+            end = min(end, self._offset + most)
             while self._offset < end:
                 file.seek(self._offset)
                 piece = file.read(min(_PIECE, end - self._offset))
@@ -255,12 +259,14 @@ class Progress:
 def everything_told(path: Path, root: Path) -> Progress:
     """The newest of each value in a file of progress lines, by all tries; nothing if it is none.
 
+    Of more than 256 MiB the last.
+
     Args:
         path: the file; it need not be there.
         root: no link beneath it is followed.
     """
     told = Progress()
     with suppress(FileRefused):
-        for text in Tail(path, 0, root).read(ended=True):
+        for text in Tail(path, 0, root).read(ended=True, most=_MOST_OF_ALL):
             told.feed(text)
     return told

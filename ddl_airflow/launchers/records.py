@@ -21,7 +21,14 @@ from ddl_airflow.core.advice import LESS_MEMORY, advice
 from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.cluster import Cluster
 from ddl_airflow.core.errors import FileRefused, LaunchError
-from ddl_airflow.core.job import JobHandle, JobState, JobStatus, RankFailure, StartedJob
+from ddl_airflow.core.job import (
+    LAST_OF_SIGNALS,
+    JobHandle,
+    JobState,
+    JobStatus,
+    RankFailure,
+    StartedJob,
+)
 from ddl_airflow.core.progress import Tail
 
 # Exceptions that end the next try in the same way: the code itself is wrong.
@@ -435,7 +442,7 @@ def _explain(record: dict[str, Any]) -> RankFailure:
         reason = f"did not start: command not found ({record.get('reason', 'see its log')})"
     elif code == _NOT_EXECUTABLE:
         reason = f"did not start: command cannot be run ({record.get('reason', 'see its log')})"
-    elif code > 128:
+    elif 128 < code <= LAST_OF_SIGNALS:
         reason = f"was ended by {_signal_name(code - 128)}"
         if code - 128 == signal.SIGKILL:
             reason += " (often the machine ran out of memory)"

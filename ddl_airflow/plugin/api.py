@@ -24,7 +24,7 @@ from ddl_airflow.airflow_internals import (
     readers_of_task_logs,
     rights_over_dag,
 )
-from ddl_airflow.core.errors import TensorBoardRefused
+from ddl_airflow.core.errors import DdlError, TensorBoardRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
 from ddl_airflow.core.metrics import spelled
@@ -39,7 +39,7 @@ from ddl_airflow.plugin.logs import (
     ranks_with_logs,
     whole_log,
 )
-from ddl_airflow.plugin.proxy import pass_on, refused
+from ddl_airflow.plugin.proxy import Unlogged, pass_on, refused
 from ddl_airflow.plugin.tensorboard import TensorBoards, Tokens
 from ddl_airflow.plugin.training import (
     facts,
@@ -71,6 +71,11 @@ _HEADERS = {
 _LONGEST_SEARCH = 200
 _TENSORBOARD = "tensorboard"
 _STARTING = 4
+_TOO_OLD = "This address is too old. Open TensorBoard from the training."
+_FOREIGN = (
+    "This address is not whole, or of an api-server with another [api] secret_key. Open "
+    "TensorBoard from the training; if that does not help, set the key, the same for all of them."
+)
 
 
 def app() -> FastAPI:
@@ -93,6 +98,7 @@ def app() -> FastAPI:
     api.mount("/assets", StaticFiles(directory=_BUILT / "assets"), "assets")
 
     api.add_middleware(Bounded)
+    api.add_middleware(Unlogged, below=f"/{_TENSORBOARD}")
 
     @api.middleware("http")
     async def with_headers(
@@ -103,10 +109,19 @@ def app() -> FastAPI:
             response.headers.setdefault(name, value)
         return response
 
+    @api.exception_handler(DdlError)
+    @api.exception_handler(OSError)
+    def unread(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 503)
+
     @api.get("/trainings")
-    def trainings(may: Callable[[Iterable[str]], set[str]] = among) -> JSONResponse:
-        lines = known.read(workspace(), may)
-        return _answer({"trainings": _with_pointers(lines, pointers)})
+    def trainings(
+        dag_id: str = "", may: Callable[[Iterable[str]], set[str]] = among
+    ) -> JSONResponse:
+        place = workspace()
+        lines, left_out = known.read(place, may, dag_id)
+        told = {"trainings": _with_pointers(lines, pointers), "left_out": left_out}
+        return _answer(told | {"no_workspace": _lacking(place)})
 
     @api.get("/rights/{dag_id}")
     def rights_over(said: dict[str, bool] = rights) -> dict[str, bool]:
@@ -132,6 +147,7 @@ def app() -> FastAPI:
         return _answer(
             {
                 "training_id": layout.training_id,
+                "no_workspace": _lacking(layout.workspace),
                 "state": (record.get("outcome") or {}).get("state"),
                 "pace": read_pace(layout),
                 "failure": read_failure(layout),
@@ -159,12 +175,11 @@ def app() -> FastAPI:
 
     @api.api_route(f"/{_TENSORBOARD}/{{token}}/{{path:path}}", methods=["GET", "POST", "OPTIONS"])
     async def through(token: str, path: str, request: Request) -> Response:
-        # The api-server's log says what was asked, after the answer. This part is a key.
-        request.scope["path"] = f"{request.scope['root_path']}/{_TENSORBOARD}/.../{path}"
         try:
-            of = _tokens().read(token)
+            tokens = _tokens()
+            of = tokens.read(token)
             if of is None:
-                return refused(403, "This address is too old. Open TensorBoard from the training.")
+                return refused(403, _TOO_OLD if tokens.signed(token) else _FOREIGN)
             layout = RunLayout(workspace(), *of)
             try:
                 return await pass_on(request, path, boards().socket(layout))
@@ -220,12 +235,26 @@ def _tensorboards() -> TensorBoards:
 
 
 def _tokens() -> Tokens:
-    return Tokens(conf.get("api", "secret_key", fallback=""))
+    key = conf.get("api", "secret_key", fallback="")
+    # In place of one that is not set Airflow makes one up, another one in each process.
+    if key == conf.get_default_value("api", "secret_key"):
+        key = conf.get("api_auth", "jwt_secret", fallback="")
+    return Tokens(key)
 
 
 def _answer(said: Mapping[str, Any]) -> JSONResponse:
     # As it is: FastAPI would go through all of it once more.
     return JSONResponse(sendable(said))
+
+
+def _lacking(place: Path) -> str:
+    """Why there is nothing to see; empty if there is a workspace."""
+    if place.is_dir():
+        return ""
+    return (
+        f"The workspace {place} is not there on the api-server's host, so nothing of trainings is "
+        "shown. Mount it there, or mend [ddl] workspace; of a new site the first training makes it."
+    )
 
 
 def _layout(dag_id: str, run_id: str) -> RunLayout:

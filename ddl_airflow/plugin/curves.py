@@ -94,28 +94,34 @@ def read_curves(
     Returns:
         ``curves``: of each metric ``name``, ``measured_on`` and ``parts``, of which each has
         ``job``, ``steps``, ``values`` (null for what is no number), and ``gaps``: first and last
-        step and the word for what is none. ``cursor``: to ask again with. ``again``: whether the
-        file is another than the cursor's, so that this is all of it.
+        step and the word for what is none. ``cursor``: to ask again with. ``more``: whether it is
+        known already that there is more to ask for. ``again``: whether the file is another than
+        the cursor's, so that this is all of it.
     """
     at = Cursor.read(cursor)
     try:
         opened = open_beneath(path, root)
     except (FileNotFoundError, FileRefused):
-        return {"curves": [], "cursor": str(Cursor()), "again": at.offset > 0}
+        return {"curves": [], "cursor": str(Cursor()), "more": False, "again": at.offset > 0}
+    except OSError:  # nobody may read it, or its file system is away: what was read stays
+        return {"curves": [], "cursor": cursor, "more": False, "again": False}
     metrics: dict[str, _Parts] = {}
     with open(opened, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         first = crc32(file.readline(MAX_LINE))
-        again = at.offset > 0 and (at.offset > os.fstat(file.fileno()).st_size or first != at.first)
+        again = at.offset > 0 and (at.offset > size or first != at.first)
         if again:
             at = Cursor()
         at.first = first
         for line in _lines(file, at):
             _take(line, at, started, metrics)
+        more = file.tell() < size
     drawn = sum(len(parts.jobs) for parts in metrics.values())
     limit = max(8, min(points, MOST_POINTS, _MOST_DRAWN // max(1, drawn)))
     return {
         "curves": [_curve(name, parts, limit) for name, parts in metrics.items()],
         "cursor": str(at),
+        "more": more,
         "again": again,
     }
 

@@ -26,6 +26,8 @@ _STALE_S = 60.0
 _PATIENCE_S = 1.5  # of who waits for an answer; the next one may have it
 _READERS = 4
 _MOST_FILES = 500
+# Bytes of a record, which lists each object of the data: some 400,000.
+_MOST_OF_LINEAGE = 64 * 2**20
 
 # What is asked: where results are, and by which connection; of which DAG.
 _Place = tuple[str, str, str]
@@ -82,11 +84,10 @@ def _read(uri: str, conn_id: str, dag_id: str) -> dict[str, Any]:
     try:
         connection = Connection(conn_id=conn_id) if conn_id else None
         store = store_of(StoreReference(uri, connection))
-        told = {name: read_pointer(store, dag_id, name) for name in (PRODUCTION, LATEST)}
+        return {name: _short(read_pointer(store, dag_id, name)) for name in (PRODUCTION, LATEST)}
     except Exception as error:
         # A provider's client may raise what it likes; the words may have an address, never keys.
         return {"unknown": f"the store does not say: {type(error).__name__}"}
-    return {name: _short(pointer) for name, pointer in told.items()}
 
 
 def _short(pointer: Pointer | None) -> dict[str, Any] | None:
@@ -111,8 +112,10 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
         ``production``: the pointer, or null. ``results``: where its DAG publishes, or empty.
     """
     record = read_record(layout)
+    too_large = False
     with suppress(FileRefused, OSError):
-        published = read_object(layout.kept / LINEAGE, layout.workspace)
+        too_large = (layout.kept / LINEAGE).lstat().st_size > _MOST_OF_LINEAGE
+        published = read_object(layout.kept / LINEAGE, layout.workspace, _MOST_OF_LINEAGE)
         if _made_of(published) == _made_of(record):  # else it has been cleared, and trains anew
             record = {**published, **_outcome(record)}
     outcome = mapping(record.get("outcome"))
@@ -131,6 +134,9 @@ def read_graph(layout: RunLayout, pointers: Pointers) -> dict[str, Any]:
     files = [one for one in result.get("files") or () if isinstance(one, Mapping)]
     metrics = mapping(result.get("metrics")).items()
     told = [("place", publication), *((name, value) for name, value in metrics)]
+    if too_large:
+        limit = f"larger than {_MOST_OF_LINEAGE >> 20} MiB"
+        told.append(("files", f"not shown here: {LINEAGE}, which is in the place, too, is {limit}"))
     model = _node("model", "model", publication.rpartition("/")[2], told)
     model["files"] = [
         {name: one.get(name) for name in ("key", "size", "sha256")} for one in files[:_MOST_FILES]

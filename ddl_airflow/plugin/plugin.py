@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
+from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 from ddl_airflow.links import TAB
 
-_PAGE = "/ddl/training"
+# Airflow's UI loads it as it is, also where a proxy has Airflow below a path.
+_PAGE = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + "/ddl/training"
 
 
 class LazyApp:

@@ -7,8 +7,10 @@ none that it may think of to the browser. The page is sandboxed: see
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import Request, Response
@@ -62,6 +64,28 @@ _HEADERS = {
     "Access-Control-Allow-Headers": "content-type",
     "Access-Control-Max-Age": "7200",
 }
+
+
+class Unlogged:
+    """An ASGI app whose requests are logged without the keys that are in their paths.
+
+    The api-server's log says what was asked when the answer is there, whatever that is: it reads
+    the request's scope, of which the app within has a copy.
+
+    Args:
+        app: the app within.
+        below: what stands before a key in a path.
+    """
+
+    def __init__(self, app: Any, below: str) -> None:
+        self._app, self._masked = app, f"{below}/..."
+        self._key = re.compile(f"{re.escape(below)}/+[^/]+")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        inner = dict(scope)
+        if scope["type"] == "http":
+            scope["path"] = self._key.sub(self._masked, scope["path"], count=1)
+        await self._app(inner, receive, send)
 
 
 async def pass_on(request: Request, path: str, socket: Path) -> Response:

@@ -60,8 +60,8 @@ class Tokens:
     def __init__(self, key: str) -> None:
         if not key:
             raise TensorBoardRefused(
-                "[api] secret_key is empty, by which api-servers know each other's addresses. Set "
-                "it, the same for all of them."
+                "Neither [api] secret_key nor [api_auth] jwt_secret is set, by which api-servers "
+                "know each other's addresses. Set [api] secret_key, the same for all of them."
             )
         self._key = hmac.digest(key.encode(), b"ddl-airflow: TensorBoard", "sha256")
 
@@ -72,15 +72,19 @@ class Tokens:
 
     def read(self, token: str) -> tuple[str, str] | None:
         """DAG and training of a token; None if it is none of ours, or too old."""
+        if not self.signed(token):
+            return None
+        dag_id, training_id, until = json.loads(_bytes(token.partition(".")[0]))
+        return (dag_id, training_id) if time.time() < until else None
+
+    def signed(self, token: str) -> bool:
+        """Whether it is one of ours, however old."""
         words, _, mac = token.partition(".")
         try:
             said, told = _bytes(words), _bytes(mac)
         except ValueError:
-            return None
-        if not hmac.compare_digest(self._mac(said), told):
-            return None
-        dag_id, training_id, until = json.loads(said)
-        return (dag_id, training_id) if time.time() < until else None
+            return False
+        return hmac.compare_digest(self._mac(said), told)
 
     def _mac(self, said: bytes) -> bytes:
         return hmac.digest(self._key, said, "sha256")

@@ -16,6 +16,7 @@ from typing import Any
 from ddl_airflow.core.advice import advice
 from ddl_airflow.core.beneath import check_folder, open_beneath, read_object
 from ddl_airflow.core.errors import FileRefused, StagingError
+from ddl_airflow.core.job import LAST_OF_SIGNALS
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.metrics import Measurement, newest
 from ddl_airflow.core.progress import Progress
@@ -32,6 +33,8 @@ _MOST_CHECKPOINTS = 50
 _MOST_ENTRIES = 10_000
 # Of the progress, for what is left: the lines of some minutes.
 _TAIL = 128 * 1024
+# How many times as much is searched for how many steps there are, if that does not say it.
+_SEARCHED = 64
 # How the message of a failed job ends; the page has the log beside it.
 _LOG_OF_RANK = re.compile(r"\s*All ranks were ended\.(\s*Its whole log: .*)?$", re.DOTALL)
 _LINE = re.compile(r"(?:^| at )([^\s:'\"]+\.(?:py|ya?ml|json):\d+)\b")
@@ -128,7 +131,8 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
 
     Args:
         layout: the run's.
-        most_bytes: of the end of its progress that are looked at.
+        most_bytes: of the end of its progress that are looked at; for how many steps there are,
+            64 times as many are searched.
     """
     progress = Progress()
     try:
@@ -136,10 +140,14 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - most_bytes))
             tail = file.read(most_bytes)
-    except (FileNotFoundError, FileRefused):
-        tail = b""
+            announced = b""
+            if len(tail) == most_bytes and b'"steps"' not in tail:
+                file.seek(max(0, size - _SEARCHED * most_bytes))
+                announced = _last_with(b'"steps"', file.read(_SEARCHED * most_bytes))
+    except (FileRefused, OSError):
+        tail = announced = b""
     if len(tail) == most_bytes:
-        tail = tail[tail.find(b"\n") + 1 :]
+        tail = announced + tail[tail.find(b"\n") + 1 :]
     progress.feed(tail.decode("utf-8", "replace"))
     ended, failed = has_part(layout, "train"), layout.failure.exists()
     step, steps = progress.step, progress.steps
@@ -155,6 +163,13 @@ def read_pace(layout: RunLayout, most_bytes: int = _TAIL) -> dict[str, Any]:
         "examples_per_s": _finite(progress.examples_per_s),
         "left_s": None if ended or failed or not steps else progress.eta_s,
     }
+
+
+def _last_with(words: bytes, text: bytes) -> bytes:
+    """The last whole line with some words in it; empty if there is none."""
+    at = text.rfind(words)
+    begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at) + 1
+    return text[begin:end] if at >= 0 else b""
 
 
 def read_jobs(layout: RunLayout, files: Unchanged | None = None) -> list[dict[str, Any]]:
@@ -193,7 +208,7 @@ def read_starts(layout: RunLayout, files: Unchanged | None = None) -> list[float
     for folder in reversed(layout.all_records()[-_MOST_JOBS:]):
         with suppress(FileRefused, OSError):
             record = _record(folder, 0, layout.workspace, files, budget)
-            at = _finite(record.get("started"))
+            at = record["started"]
             following = following if at is None else at
         starts.append(following)
     starts.reverse()
@@ -245,16 +260,17 @@ def _record(
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a rank's record what is looked at here, without what is long."""
-    told = {name: record[name] for name in ("started", "ended", "exit_code") if name in record}
+    told: dict[str, Any] = {name: _finite(record.get(name)) for name in ("started", "ended")}
+    told["exit_code"] = _integer(record.get("exit_code"))
     told |= {name: _word(record.get(name)) for name in ("host", "task", "cpu")}
     gpus = record.get("gpus")
-    told["gpus"] = [_word(gpu) for gpu in gpus[:64]] if isinstance(gpus, list) else []
+    told["gpus"] = [_word(gpu, 100) for gpu in gpus[:32]] if isinstance(gpus, list) else []
     if "asked_to_end" in record:
         told["asked_to_end"] = True
     if isinstance(saved := record.get("preempted"), Mapping):
-        told["preempted"] = {"step": saved.get("step")}
+        told["preempted"] = {"step": _integer(saved.get("step"))}
     raised = _raised(record)
-    told["exception"] = {name: raised.get(name) for name in ("t", "line")}
+    told["exception"] = {"t": _finite(raised.get("t")), "line": _integer(raised.get("line"))}
     told["exception"] |= {
         name: _word(raised.get(name), 500) for name in ("type", "file", "message")
     }
@@ -262,13 +278,13 @@ def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rank(rank: int, record: Mapping[str, Any]) -> dict[str, Any]:
-    code = record.get("exit_code")
+    code = record["exit_code"]
     return {
         "rank": rank,
         **{name: record[name] for name in ("host", "task", "cpu", "gpus")},
-        "started": _finite(record.get("started")),
-        "ended": _finite(record.get("ended")),
-        "exit_code": code if type(code) is int and abs(code) < 2**31 else None,
+        "started": record["started"],
+        "ended": record["ended"],
+        "exit_code": code if code is not None and abs(code) < 2**31 else None,
         "asked": "asked_to_end" in record,
     }
 
@@ -305,10 +321,10 @@ def _what_became(
     saved = [one.get("preempted") for one in records.values()]
     steps = [one.get("step") for one in saved if isinstance(one, Mapping)]
     if len(steps) == len(ranks):
-        at = f" after step {steps[0]}" if type(steps[0]) is int else ""
+        at = "" if steps[0] is None else f" after step {steps[0]}"
         return "made_room", f"made room for other jobs{at}, where it was saved"
     failed = [
-        (_finite(_raised(record).get("t")) or one["ended"] or 0.0, one, _raised(record))
+        (_raised(record).get("t") or one["ended"] or 0.0, one, _raised(record))
         for one, record in zip(ranks, (records[r["rank"]] for r in ranks), strict=True)
         if one["exit_code"] not in (None, 0) and "asked_to_end" not in record
     ]
@@ -318,13 +334,13 @@ def _what_became(
         if kind := _word(raised.get("type")):
             place = ""
             if file := _word(raised.get("file")):
-                place = (
-                    f" at {file}:{raised.get('line')}" if type(raised.get("line")) is int else ""
-                )
+                place = "" if raised["line"] is None else f" at {file}:{raised['line']}"
             said = _word(raised.get("message"), 500)
             return "failed", f"rank {one['rank']}{on} raised {kind}{place}: {said}".rstrip(": ")
         code = one["exit_code"]
-        how = f"was ended by signal {code - 128}" if code > 128 else f"exited with code {code}"
+        how = f"exited with code {code}"
+        if 128 < code <= LAST_OF_SIGNALS:
+            how = f"was ended by signal {code - 128}"
         return "failed", f"rank {one['rank']}{on} {how}"
     if any(one["ended"] is None for one in ranks):
         return "running", f"{_count(len(ranks), 'rank')} at work"
@@ -446,3 +462,7 @@ def _finite(said: object) -> float | None:
         number = float(said)
         return number if math.isfinite(number) else None
     return None
+
+
+def _integer(said: object) -> int | None:
+    return said if type(said) is int and abs(said) < 2**63 else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,17 @@ from ddl_airflow.core.beneath import read_object
 from ddl_airflow.core.errors import FileRefused
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.manifest.sections.definition import slug
-from ddl_airflow.core.metrics import is_word, number_of, spelled
-from ddl_airflow.plugin.training import facts, mapping, read_failure, read_pace, read_record
+from ddl_airflow.core.metrics import SAMPLE, is_word, number_of, spelled
+from ddl_airflow.plugin.training import (
+    facts,
+    mapping,
+    read_failure,
+    read_measurements,
+    read_pace,
+    read_record,
+)
+
+_log = logging.getLogger(__name__)
 
 _MOST = 2000
 _TAIL = 16 * 1024
@@ -25,19 +35,26 @@ class Trainings:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
+        self._left_out: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def read(
-        self, workspace: Path, may_read: Callable[[Iterable[str]], set[str]]
-    ) -> list[dict[str, Any]]:
-        """The newest 2000 trainings, of the DAGs that somebody may read, the newest first.
+        self, workspace: Path, may_read: Callable[[Iterable[str]], set[str]], only: str = ""
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The newest 2000 trainings, of the DAGs that somebody may read, the newest first; and how
+        many older ones there are.
 
         Each has ``dag_id``, ``run_id``, ``training_id``, ``state``, ``started``, ``changed`` (unix
         seconds), ``pace`` (while it runs), ``metrics``, ``held_s``, ``failure`` (its cause),
         ``publication`` and ``facts``.
+
+        Args:
+            workspace: the site's.
+            may_read: which of some DAGs somebody may read.
+            only: the DAG whose trainings are wanted; by default those of all.
         """
         runs = workspace / "runs"
-        dags = [name for name in _folders(runs) if slug(name) == name]
+        dags = [name for name in _folders(runs) if slug(name) == name and only in ("", name)]
         readable = may_read(dags)
         found: list[tuple[float, str, str]] = []
         for dag_id in dags:
@@ -48,7 +65,7 @@ class Trainings:
                         found.append((stat.st_mtime, dag_id, training))
         newest = sorted(found, reverse=True)[:_MOST]
         lines = (self._line(RunLayout(workspace, dag, training)) for _, dag, training in newest)
-        return [line for line in lines if line]
+        return [line for line in lines if line], len(found) - len(newest)
 
     def _line(self, layout: RunLayout) -> dict[str, Any] | None:
         key = (layout.dag_id, layout.training_id)
@@ -58,7 +75,14 @@ class Trainings:
             known = self._known.get(key)
         if known is not None and known[0] == seen:
             return known[1]
-        line = _read_line(layout)
+        try:
+            line = _read_line(layout)
+        except Exception as error:
+            # Whatever a training has left, the others are shown.
+            if key not in self._left_out:
+                _log.warning("%s is left out of the trainings: %r", layout.root, error)
+                self._left_out.add(key)
+            return None
         if line is not None:
             with self._lock:
                 self._known[key] = (seen, line)
@@ -98,10 +122,12 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
     goodput = mapping(result.get("goodput"))
     metrics = {
         name: spelled(number_of(value))
-        for name, value in mapping(result.get("metrics")).items()
+        for name, value in _metrics(layout, result).items()
         if isinstance(value, int | float) or is_word(value)
     }
-    failure = read_failure(layout)
+    failure, made = read_failure(layout), facts(record)
+    made.get("code", {}).pop("files", None)  # may be thousands, and no column has them
+    publication, results = outcome.get("publication"), outcome.get("results")
     changed = max(_stamp(path)[0] for path in (layout.kept / "record.json", layout.progress)) / 1e9
     return {
         "dag_id": layout.dag_id,
@@ -117,7 +143,16 @@ def _read_line(layout: RunLayout) -> dict[str, Any] | None:
         "held_s": goodput.get("held_s"),
         "steps_per_s": goodput.get("steps_per_held_s"),
         "failure": failure and failure["cause"],
-        "publication": outcome.get("publication"),
-        "results": outcome.get("results"),
-        "facts": facts(record),
+        "publication": publication if isinstance(publication, str) else None,
+        "results": results if isinstance(results, Mapping) else None,
+        "facts": made,
     }
+
+
+def _metrics(layout: RunLayout, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The newest of each; of earlier versions of ours a record so far leaves out the sample's."""
+    known, told = dict(mapping(result.get("metrics"))), result.get("measurements")
+    sources = [mapping(one).get("source") for one in told] if isinstance(told, list) else []
+    if result.get("accuracy") is not None and SAMPLE not in sources:
+        return known | {one["metric"]: one["value"] for one in read_measurements(layout)}
+    return known

@@ -1,17 +1,28 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Chart } from "./chart";
-import { asOne } from "./curves";
+import { asOne, nothing, taken } from "./curves";
 import { go, type Place } from "./places";
-import { ask, pathOf, type About, type Curves } from "./server";
+import { ask, pathOf, type About, type Curve, type Curves } from "./server";
 import { flat, number, said, titleOf } from "./words";
 
-interface Side { name: string; about: About; curves: Curves }
+interface Side { name: string; about: About; curves: Curve[] }
 
 const SIGNS = ["A", "B"];
 
+// All of them: those of a long training do not come in one answer.
+async function curvesOf(path: string): Promise<Curve[]> {
+  let known = nothing();
+  for (let cursor = "", more = true; more; ) {
+    const news = await ask<Curves>(`curves/${path}?points=800&cursor=${cursor}`);
+    known = taken(known, news);
+    ({ cursor, more } = news);
+  }
+  return [...known.curves.values()];
+}
+
 async function read(dag: string, run: string): Promise<Side> {
   const path = pathOf(dag, run);
-  const [about, curves] = await Promise.all([ask<About>(`about/${path}`), ask<Curves>(`curves/${path}?points=800`)]);
+  const [about, curves] = await Promise.all([ask<About>(`about/${path}`), curvesOf(path)]);
   return { name: `${dag} ${run}`, about, curves };
 }
 
@@ -48,11 +59,11 @@ export function Compare({ place }: { place: Place }) {
   }, [place.dag, place.run, dag, run]);
   const charts = useMemo(() => {
     if (!sides) return [];
-    const names = [...new Set(sides.flatMap((side) => side.curves.curves.map((curve) => curve.name)))];
+    const names = [...new Set(sides.flatMap((side) => side.curves.map((curve) => curve.name)))];
     return names.map((name) => ({
       name,
       lines: sides.flatMap((side, index) => {
-        const curve = side.curves.curves.find((one) => one.name === name);
+        const curve = side.curves.find((one) => one.name === name);
         return curve ? [{ ...asOne(curve), name: SIGNS[index]!, colour: index, dash: index ? [8, 4] : [] }] : [];
       }),
     })).filter(({ lines }) => lines.some((line) => line.steps.length > 1));

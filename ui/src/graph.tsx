@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { go, type Place } from "./places";
-import { ask, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
+import { API, ask, pathOf, tasksOf, type Graph, type Named, type Node, type Task } from "./server";
 import { bytes, said } from "./words";
 
 const COLUMNS: Record<string, number> = { data: 0, code: 0, manifest: 0, run: 1, model: 2, pointer: 3 };
@@ -77,14 +77,14 @@ async function productionDag(results: string): Promise<string> {
   interface Dag { dag_id: string; description: string | null; tags: { name: string }[] }
   for (let seen = 0, total = 1; seen < total; ) {
     // Airflow gives no more than 100 at a time, unless the site has set another limit.
-    const told = await ask<{ dags: Dag[]; total_entries: number }>(`/api/v2/dags?tags=ddl&limit=100&offset=${seen}`);
+    const told = await ask<{ dags: Dag[]; total_entries: number }>(`${API}/dags?tags=ddl&limit=100&offset=${seen}`);
     if (!told.dags.length) break;
     total = told.total_entries;
     seen += told.dags.length;
     for (const { dag_id, description, tags } of told.dags) {
       // Those of manifests have their framework's tag, too.
       if (tags.length !== 1 || !description?.includes(` in ${results}, `)) continue;
-      const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`/api/v2/dags/${encodeURIComponent(dag_id)}/tasks`);
+      const { tasks } = await ask<{ tasks: { operator_name: string }[] }>(`${API}/dags/${encodeURIComponent(dag_id)}/tasks`);
       if (tasks.some((task) => task.operator_name === "SetProductionOperator")) return dag_id;
     }
   }
@@ -119,7 +119,7 @@ function Decide({ graph, dag, done }: { graph: Graph; dag: string; done: () => v
     const conf = { model: dag, action: move, to: move === "promote" ? publication : before, reason };
     try {
       const body = JSON.stringify({ logical_date: null, conf });
-      const run = await ask<{ dag_run_id: string }>(`/api/v2/dags/${encodeURIComponent(by)}/dagRuns`, { method: "POST", body });
+      const run = await ask<{ dag_run_id: string }>(`${API}/dags/${encodeURIComponent(by)}/dagRuns`, { method: "POST", body });
       setTold(`Asked for: run ${run.dag_run_id} of ${by}.`);
       dialog.current?.close();
       setTimeout(done, 5000);
@@ -161,7 +161,7 @@ function Approve({ place, task, done }: { place: Place; task: Task; done: () => 
   }, [place.dag]);
   if (!may) return null;
   const answer = async (option: string) => {
-    const path = `/api/v2/dags/${encodeURIComponent(place.dag)}/dagRuns/${encodeURIComponent(place.run)}/taskInstances/${encodeURIComponent(task.task_id)}/-1/hitlDetails`;
+    const path = `${API}/dags/${encodeURIComponent(place.dag)}/dagRuns/${encodeURIComponent(place.run)}/taskInstances/${encodeURIComponent(task.task_id)}/-1/hitlDetails`;
     try {
       await ask(path, { method: "PATCH", body: JSON.stringify({ chosen_options: [option], params_input: {} }) });
       setTold(`${option}: said.`);

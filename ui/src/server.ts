@@ -7,7 +7,7 @@ export interface Part {
   gaps: [number, number, string][];
 }
 export interface Curve { name: string; measured_on: string; parts: Part[] }
-export interface Curves { curves: Curve[]; cursor: string; again: boolean }
+export interface Curves { curves: Curve[]; cursor: string; more: boolean; again: boolean }
 
 export interface Pace {
   step: number | null; steps: number | null; epoch: number | null; done: number | null;
@@ -34,7 +34,7 @@ export interface Spent {
 export interface Measured { metric: string; value: number | string; measured_on: string }
 export type Facts = Record<string, Record<string, unknown>>;
 export interface About {
-  training_id: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
+  training_id: string; no_workspace: string; state: string | null; pace: Pace; failure: Failure | null; jobs: Job[];
   communication: { ended: boolean; straggler: number | null; ranks: Spent[] } | null;
   checkpoints: { name: string; step: number | null; bytes: number; at: number }[];
   measurements: Measured[]; facts: Facts; logs: number[]; tensorboard: string | null; tensorboards: boolean;
@@ -45,6 +45,7 @@ export interface Line {
   metrics: Record<string, number | string>; held_s: number | null; steps_per_s: number | null;
   failure: string | null; publication: string | null; production: boolean | null; facts: Facts;
 }
+export interface Listed { trainings: Line[]; left_out: number; no_workspace: string }
 export interface Node {
   id: string; kind: string; title: string; facts: [string, unknown][];
   files?: { key: string; size: number; sha256: string }[]; names?: boolean;
@@ -79,6 +80,9 @@ export async function ask<T>(path: string, how: RequestInit = {}): Promise<T> {
   if (answer.status === 403) throw new Refused(403, "Airflow gives you no right to read this.");
   throw new Refused(answer.status, why || `the server answered ${answer.status}`);
 }
+
+// Airflow's own, which may be below a path: as it is seen from this page's /ddl/training.
+export const API = "../api/v2";
 
 export const pathOf = (dag: string, run: string): string =>
   `${encodeURIComponent(dag)}/${encodeURIComponent(run)}`;
@@ -127,7 +131,7 @@ const orders = new Map<string, Promise<Map<string, number>>>();
 
 async function orderOf(dag: string): Promise<Map<string, number>> {
   interface Told { task_id: string; downstream_task_ids: string[] | null }
-  const { tasks } = await ask<{ tasks: Told[] }>(`/api/v2/dags/${encodeURIComponent(dag)}/tasks`);
+  const { tasks } = await ask<{ tasks: Told[] }>(`${API}/dags/${encodeURIComponent(dag)}/tasks`);
   const byId = new Map(tasks.map((task) => [task.task_id, task]));
   const waits = new Map(tasks.map((task) => [task.task_id, 0]));
   for (const task of tasks)
@@ -148,7 +152,7 @@ async function orderOf(dag: string): Promise<Map<string, number>> {
 }
 
 export async function tasksOf(dag: string, run: string): Promise<Task[]> {
-  const path = `/api/v2/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
+  const path = `${API}/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}/taskInstances`;
   const found = await ask<{ task_instances: Task[] }>(path);
   if (!orders.has(dag)) orders.set(dag, orderOf(dag).catch(() => new Map()));
   const order = await orders.get(dag)!;
@@ -156,10 +160,12 @@ export async function tasksOf(dag: string, run: string): Promise<Task[]> {
   return found.task_instances.sort((a, b) => place(a) - place(b));
 }
 
-// How Airflow says the newest runs ended, by DAG and run: of one whose task was killed without a
-// word, the record in the workspace says that it runs.
-export async function statesOfRuns(): Promise<Map<string, string>> {
-  interface Told { dag_id: string; dag_run_id: string; state: string }
-  const { dag_runs } = await ask<{ dag_runs: Told[] }>("/api/v2/dags/~/dagRuns?order_by=-run_after&limit=100");
-  return new Map(dag_runs.map((run) => [`${run.dag_id}/${run.dag_run_id}`, run.state]));
+// Which of some DAGs' runs have failed, as Airflow says, by DAG and run: of one whose task was
+// killed without a word, the record in the workspace says that it runs.
+export async function failedRuns(dags: Iterable<string>): Promise<Set<string>> {
+  interface Told { dag_id: string; dag_run_id: string }
+  const asked = { dag_ids: [...new Set(dags)], states: ["failed"], order_by: "-run_after", page_limit: 100 };
+  if (!asked.dag_ids.length) return new Set();
+  const { dag_runs } = await ask<{ dag_runs: Told[] }>(`${API}/dags/~/dagRuns/list`, { method: "POST", body: JSON.stringify(asked) });
+  return new Set(dag_runs.map((run) => `${run.dag_id}/${run.dag_run_id}`));
 }

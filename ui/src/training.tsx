@@ -147,6 +147,7 @@ function Curved({ known, jobs }: { known: Known; jobs: Job[] }) {
 
 // Why there is no progress to show.
 function without(about: About, tasks: Task[]): string {
+  if (about.no_workspace) return about.no_workspace;
   const trained = tasks.find((task) => task.operator_name === "TrainOperator")?.state;
   if (!isOver(trained)) return "No progress yet. It appears when the training reports its first steps.";
   if (about.jobs.length || Object.keys(about.facts).length) return "It has reported no progress.";

@@ -1,8 +1,8 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { go } from "./places";
-import { again, ask, statesOfRuns, type Line } from "./server";
+import { again, ask, failedRuns, type Line, type Listed } from "./server";
 import { sign } from "./training";
-import { around, number, percent, short, spoken, time } from "./words";
+import { around, count, number, percent, short, spoken, time } from "./words";
 
 type Key = "name" | "state" | "metric" | "duration" | "speed" | "data" | "started";
 
@@ -28,7 +28,7 @@ function compared(a: string | number | null, b: string | number | null): number 
 }
 
 export function Trainings({ dag }: { dag: string }) {
-  const [lines, setLines] = useState<Line[] | null>(null);
+  const [listed, setListed] = useState<Listed | null>(null);
   const [error, setError] = useState("");
   const [words, setWords] = useState("");
   const [state, setState] = useState("");
@@ -40,22 +40,21 @@ export function Trainings({ dag }: { dag: string }) {
 
   useEffect(() => {
     let before = "";
+    setListed(null);
     return again(async () => {
-      const [told, states] = await Promise.all([
-        ask<{ trainings: Line[] }>("trainings"),
-        statesOfRuns().catch(() => new Map<string, string>()),
-      ]);
-      for (const line of told.trainings)
-        if (line.state === "running" && states.get(idOf(line)) === "failed") line.state = "failed";
+      const told = await ask<Listed>(dag ? `trainings?dag_id=${encodeURIComponent(dag)}` : "trainings");
+      const running = told.trainings.filter((line) => line.state === "running");
+      const failed = await failedRuns(running.map((line) => line.dag_id)).catch(() => new Set<string>());
+      for (const line of running) if (failed.has(idOf(line))) line.state = "failed";
       const text = JSON.stringify(told);
       const isNew = text !== before;
       before = text;
-      if (isNew) setLines(told.trainings);
+      if (isNew) setListed(told);
       return isNew;
     }, (said) => setError(said ? said.message : ""));
-  }, []);
+  }, [dag]);
 
-  const mine = useMemo(() => (lines ?? []).filter((line) => !dag || line.dag_id === dag), [lines, dag]);
+  const mine = listed?.trainings ?? [];
   const metrics = useMemo(() => [...new Set(mine.flatMap((line) => Object.keys(line.metrics)))].sort(), [mine]);
   const states = useMemo(() => [...new Set(mine.map((line) => line.state))].sort(), [mine]);
   const shownMetric = metrics.includes(metric) ? metric : (metrics.find((one) => /acc/.test(one)) ?? metrics[0] ?? "");
@@ -121,7 +120,7 @@ export function Trainings({ dag }: { dag: string }) {
           ? <a class="button" href={go({ view: "compare", dag: one.dag_id, run: one.run_id, other: [other.dag_id, other.run_id] })}>Compare the two</a>
           : <span class="source">Tick two to compare them.</span>}
       </form>
-      {lines && !found.length && <p id="empty">{mine.length ? "No training is like that." : "No training yet that you may read."}</p>}
+      {listed && !found.length && <p id="empty">{mine.length ? "No training is like that." : listed.no_workspace || "No training yet that you may read."}</p>}
       {found.length > 0 && (
         <div class="wide" tabIndex={0} role="group" aria-label="Trainings">
           <table id="trainings">
@@ -153,6 +152,9 @@ export function Trainings({ dag }: { dag: string }) {
             </tbody>
           </table>
         </div>
+      )}
+      {listed !== null && listed.left_out > 0 && (
+        <p id="left-out" class="source">These are the newest; {count(listed.left_out)} older ones are not in the table.{!dag && " A DAG's own page has more of them."}</p>
       )}
       {found.length > pages * MOST_ROWS && <p><button type="button" onClick={() => setPages(pages + 1)}>Show {MOST_ROWS} more of {found.length}</button></p>}
     </>

@@ -71,10 +71,16 @@ export const short = (digest: unknown): string => {
 export const titleOf = (metric: string): string => (metric === "examples_per_s" ? "examples/s" : metric);
 
 // What a terminal would show in the end of what was printed: without colours, and of a line that
-// was begun again only the last. Looked for from the beginning of a line alone: from each of its
-// characters a long one would take minutes.
+// was begun again only the last.
 export const printed = (text: string): string =>
-  text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, "").replace(/(?<![^\n\r])[^\n\r]*\r+(?=[^\n\r])/g, "");
+  text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, "").split("\n").map(last).join("\n");
+
+// Without a regular expression, which would look at a long run of such beginnings again and again.
+function last(line: string): string {
+  let end = line.length;
+  while (end > 0 && line[end - 1] === "\r") end -= 1;
+  return line.slice(end && line.lastIndexOf("\r", end - 1) + 1, end);
+}
 
 export const spoken = (state: string): string => state.replaceAll("_", " ");
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddl_airflow.core import progress as progress_module
 from ddl_airflow.core.metrics import Measurement
-from ddl_airflow.core.progress import Progress, Tail
+from ddl_airflow.core.progress import Progress, Tail, everything_told
 
 
 def lines(*values: dict) -> str:
@@ -65,6 +65,18 @@ def test_what_is_too_much_for_one_call_comes_in_the_next(tmp_path, monkeypatch):
     assert "".join(said) == path.read_text()
     assert max(map(len, said)) <= 16
     assert "".join(Tail(path, 0).read(ended=True)) == path.read_text()[-16:]
+
+
+def test_what_was_told_long_before_the_end_is_known(tmp_path):
+    """As of a validation that came once, and 17 MiB of steps after it."""
+    path = tmp_path / "progress.jsonl"
+    notes = {f"note {number}": "x" * 200 for number in range(60)}  # fewer lines, and so quicker
+    text = lines(*(step(1.0, number, "script", loss=0.5) | notes for number in range(1000)))
+    before = lines(step(1.0, 0, "script", val_accuracy=0.97))
+    path.write_text(before + text * (17 * 2**20 // len(text) + 1))
+    told = everything_told(path, tmp_path)
+    assert told.metrics == {"val_accuracy": 0.97, "loss": 0.5}
+    assert (told.step, told.wrong) == (999, 0)
 
 
 def test_rate_and_eta_come_from_the_recent_steps():

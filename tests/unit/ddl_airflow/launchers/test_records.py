@@ -323,7 +323,8 @@ def test_a_rank_killed_without_a_word_is_named(tmp_path):
         (139, "ended by SIGSEGV"),
         (134, "ended by SIGABRT"),
         (192, "ended by signal 64"),
-        (250, "ended by signal 122"),
+        (193, "exited with code 193"),
+        (255, "exited with code 255"),  # sys.exit(-1)
     ],
 )
 def test_a_signal_is_named(tmp_path, code, words):

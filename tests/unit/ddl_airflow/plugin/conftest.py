@@ -6,17 +6,19 @@ import json
 import shutil
 import socket
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from airflow.api_fastapi.core_api.datamodels.dag_run import DAGRunsBatchBody
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 from playwright.sync_api import expect, sync_playwright
 
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.lineage.record import fix_run
+from ddl_airflow.lineage.record import Run, fix_run, keep_so_far, write_part
 from tests.limits import within
 
 RECORDED = Path(__file__).parents[3] / "fixtures" / "runs" / "mnist-tf1"
@@ -25,8 +27,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AROUND = """<!doctype html><html class="{theme}" lang="en" style="background:{paper}">
 <title>Airflow</title><body style="margin:0"><main>
 <iframe title="Training" sandbox="allow-scripts allow-same-origin allow-forms allow-downloads"
- style="border:none; width:100%; height:100vh" src="/ddl/training?{query}"></iframe></main>
+ style="border:none; width:100%; height:100vh" src="{prefix}/ddl/training?{query}"></iframe></main>
 """
+# Where it is, too, as with a path in [api] base_url.
+BELOW = "/airflow"
 ROAD = {
     "stage_data": "StageDataOperator",
     "train": "TrainOperator",
@@ -62,7 +66,19 @@ class Site:
         record = json.loads((RECORDED / "airflow" / "lineage.json").read_bytes())
         record["run"]["run_id"] = run_id
         (layout.kept / "lineage.json").write_text(json.dumps(record))
-        (layout.kept / "record.json").write_text(json.dumps(record | {"outcome": outcome}))
+        result = record["result"]
+        known = [one for one in result["measurements"] if one["source"] != "sample"]
+        trained = {"steps": result["steps"], "goodput": result["goodput"], "measurements": known}
+        trained["metrics"] = {one["metric"]: one["value"] for one in known}
+        formed = {name: result[name] for name in ("accuracy", "sample", "rows")}
+        staged = {name: record[name] for name in ("dataset", "code", "manifest")}
+        write_part(layout, "stage_data", staged)
+        write_part(layout, "train", {"environment": record["environment"], "result": trained})
+        write_part(layout, "transform", {"result": formed})
+        of = record["run"]
+        at = {name: datetime.fromisoformat(of[name]) for name in ("due", "started")}
+        said = {name: of[name] for name in ("dag_id", "run_id", "type", "parameters")}
+        keep_so_far(layout, Run(**said, **at), outcome)
         for rank in (0, 1):
             (layout.logs / f"rank-{rank}.log").write_text(f"of rank {rank}\n")
         return layout
@@ -87,9 +103,10 @@ class Site:
         app.mount("/ddl", plugin)
 
         @app.get("/around", response_class=HTMLResponse)
-        def around(query: str, theme: str = "light") -> str:
+        def around(request: Request, query: str, theme: str = "light") -> str:
             paper = {"light": "#fff", "dark": "oklch(0.2 0.02 260)"}[theme]
-            return AROUND.format(theme=theme, paper=paper, query=query)
+            prefix = request.scope["root_path"]
+            return AROUND.format(theme=theme, paper=paper, query=query, prefix=prefix)
 
         @app.get("/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")
         def task_instances(dag: str, run: str) -> dict:
@@ -128,9 +145,12 @@ class Site:
             page = named[offset : offset + min(limit, 100)]
             return {"dags": page, "total_entries": len(named)}
 
-        @app.get("/api/v2/dags/~/dagRuns")
-        def runs() -> dict:
-            return {"dag_runs": [{"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"}]}
+        @app.post("/api/v2/dags/~/dagRuns/list")
+        async def runs(request: Request) -> dict:
+            asked = DAGRunsBatchBody.model_validate_json(await request.body())
+            lost = {"dag_id": "mnist-tf1", "dag_run_id": "lost", "state": "failed"}
+            told = lost["dag_id"] in asked.dag_ids and asked.states == [lost["state"]]
+            return {"dag_runs": [lost] if told else []}
 
         @app.post("/api/v2/dags/{dag}/dagRuns")
         async def trigger(dag: str, request: Request) -> dict:
@@ -146,7 +166,10 @@ class Site:
         def outside() -> str:
             return "<h1>outside</h1>"
 
-        return app
+        whole = FastAPI()
+        whole.mount(BELOW, app)
+        whole.mount("", app)
+        return whole
 
 
 @pytest.fixture
@@ -158,6 +181,7 @@ def site(workspace, monkeypatch):
     monkeypatch.setattr(api, "readers_among_dags", lambda: lambda: lambda asked: set(asked))
     monkeypatch.setattr(api, "rights_over_dag", lambda: lambda: {"trigger": True, "approve": True})
     monkeypatch.setattr(api, "tensorboard", lambda: f"{made.url}/outside")
+    monkeypatch.setenv("AIRFLOW__API__SECRET_KEY", "of this site")
     made = Site(workspace, training_of)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         plugin = api.app()
@@ -185,23 +209,28 @@ def browser():
 
 @pytest.fixture
 def tab(browser, site):
-    """tab(query, theme=, width=, locale=) -> the page around, and the frame in it.
+    """tab(query, theme=, width=, locale=, below=) -> the page around, and the frame in it.
 
-    Whatever is shown asks no other host, and breaks neither its script nor its policy.
+    Whatever is shown asks no other host, nothing beside the path that it is below, and breaks
+    neither its script nor its policy.
     """
     said: list[str] = []
-    asked: list[str] = []
+    beside: list[str] = []
     opened = []
 
-    def show(query="dag_id=digits&run_id=run", theme="light", width=1200, locale="en-GB"):
+    def show(query="dag_id=digits&run_id=run", theme="light", width=1200, locale="en-GB", below=""):
+        def asked(request):
+            if not request.url.startswith((f"{site.url}{below}/", "data:")):
+                beside.append(request.url)
+
         page = browser.new_page(viewport={"width": width, "height": 900}, locale=locale)
         opened.append(page)
         page.set_default_timeout(within(15_000))
         expect.set_options(timeout=within(15_000))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("console", lambda one: one.type == "error" and said.append(one.text))
-        page.on("request", lambda one: asked.append(one.url))
-        page.goto(f"{site.url}/around?theme={theme}&query={query.replace('&', '%26')}")
+        page.on("request", asked)
+        page.goto(f"{site.url}{below}/around?theme={theme}&query={query.replace('&', '%26')}")
         return page, page.frame_locator("iframe")
 
     yield show
@@ -209,4 +238,4 @@ def tab(browser, site):
         page.close()
     expected = ("favicon", "403", "404")
     assert [one for one in said if not any(word in one for word in expected)] == []
-    assert [url for url in asked if not url.startswith((site.url, "data:"))] == []
+    assert beside == []

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from ddl_airflow.core.curves import downsampled
+from ddl_airflow.plugin import curves
 from ddl_airflow.plugin.curves import Cursor, read_curves
 
 
@@ -85,6 +86,19 @@ def test_a_try_that_begins_between_two_answers_is_told(told):
     told({"t": 9, "source": "ops", "step": 0, "comm_s": 0.0, "wait_s": 0.0})
     told({"t": 9, "source": "keras", "step": 6, "loss": 2.0})
     assert parts(told.read(cursor=first["cursor"]), "loss") == [(1, [(6, 2.0)])]
+
+
+def test_more_than_fits_into_one_answer_is_said_to_be_more(told, monkeypatch):
+    monkeypatch.setattr(curves, "_MOST_BYTES", 4096)
+    told(*({"t": n, "source": "keras", "step": n, "loss": n} for n in range(200)))
+    with told.path.open("a") as file:
+        file.write('{"t": 201, "so')  # is being written
+    cursor, seen, more = "", [], True
+    while more:
+        answer = told.read(cursor=cursor)
+        cursor, more = answer["cursor"], answer["more"]
+        seen += [step for _, part in parts(answer, "loss") for step, _ in part]
+    assert seen == list(range(200))
 
 
 def test_a_file_that_was_begun_again_is_told_whole(told):

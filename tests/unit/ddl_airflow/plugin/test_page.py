@@ -15,6 +15,8 @@ from playwright.sync_api import expect
 from ddl_airflow.lineage.production import PRODUCTION, point
 from ddl_airflow.lineage.record import write_part
 from ddl_airflow.storage.stores import open_store
+from tests.limits import within
+from tests.unit.ddl_airflow.plugin.conftest import BELOW
 
 # Airflow's own import of Starlette's test client warns of the client's name.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx`")
@@ -223,6 +225,21 @@ def test_steps_stand_in_the_order_of_the_road(tab, site):
     expect(frame.locator("#tasks li")).to_have_text(chips)
 
 
+def test_airflow_below_a_path(tab, published):
+    """As ``[api] base_url`` may have one."""
+    _, frame = tab("", below=BELOW)
+    expect(frame.locator("tr", has_text="lost")).to_contain_text("failed")
+    frame.locator("tr", has_text="second").get_by_role("link", name=re.compile("^mnist")).click()
+    expect(frame.locator("#tasks li").first).to_have_text("✓ before: success")
+    published.tasks["approve"] = "awaiting_input"
+    frame.get_by_role("link", name="Lineage, with all digests").click()
+    frame.get_by_role("button", name="Approve").click()
+    expect(frame.get_by_text("Approve: said.")).to_be_visible()
+    frame.get_by_role("button", name="Go back to an earlier model …").click()
+    frame.get_by_role("dialog").get_by_role("button", name="Go back").click()
+    expect(frame.get_by_text("Asked for: run manual__1 of ddl-production.")).to_be_visible()
+
+
 def test_a_failure_that_a_later_try_made_good_is_not_shown(tab, site):
     site.fail("gone", None, tried=1)
     site.tasks["train"] = "running"
@@ -275,6 +292,39 @@ def test_a_log_is_shown_as_a_terminal_would(tab, site):
     frame.locator("#logs select").select_option("1")
     expect(frame.locator("#logs pre")).to_have_text("")
     expect(frame.locator("#shown")).to_have_text("all 0 B")
+
+
+def test_a_log_of_nothing_but_beginnings_of_lines_freezes_nobody(tab, site):
+    (site.layout.logs / "rank-0.log").write_text("\r" * 2**20 + "\n", newline="")
+    _, frame = tab()
+    shown = frame.locator("#shown")
+    for size in range(64, 577, 64):
+        expect(shown).to_have_text(f"{size} KiB of 1 MiB", timeout=within(10_000))
+        frame.get_by_role("button", name="Earlier lines").click()
+
+
+def test_without_a_workspace_the_page_says_so(tab, site):
+    site.workspace.rename(site.workspace.with_name("elsewhere"))
+    try:
+        _, frame = tab()
+        expect(frame.locator("#empty")).to_contain_text("[ddl] workspace")
+        _, frame = tab("")
+        expect(frame.locator("#empty")).to_contain_text("[ddl] workspace")
+    finally:
+        site.workspace.with_name("elsewhere").rename(site.workspace)
+
+
+def test_a_list_that_is_cut_says_so(tab, published, monkeypatch):
+    from ddl_airflow.plugin import trainings
+
+    monkeypatch.setattr(trainings, "_MOST", 3)
+    _, frame = tab("")
+    expect(frame.locator("#trainings tbody tr")).to_have_count(3)
+    expect(frame.locator("#left-out")).to_contain_text("1 older")
+    # Of one DAG all that fit are there.
+    _, frame = tab("dag_id=mnist-tf1")
+    expect(frame.locator("#trainings tbody tr")).to_have_count(3)
+    expect(frame.locator("#left-out")).to_have_count(0)
 
 
 def test_a_training_whose_folder_is_gone_says_so(tab, site):
@@ -425,6 +475,23 @@ def test_what_is_not_known_of_two_is_not_said_to_be_the_same(tab, published):
     expect(frame.locator("body")).not_to_contain_text("are the same")
     values = frame.locator("#differences tr", has_text="accuracy").locator("td")
     expect(values).to_have_text(["0.5000 (training batches)", "0.7500 (sample a.npz, 9 rows)"])
+
+
+def test_all_of_two_long_trainings_is_compared(tab, published, monkeypatch):
+    """Whose progress does not come in one answer."""
+    from ddl_airflow.plugin import curves
+
+    monkeypatch.setattr(curves, "_MOST_BYTES", 8192)
+    steps = range(1, 401)
+    published.progress(*({"t": 1.0 + n, "step": 10 * n, "loss": 1.0 / n} for n in steps))
+    assert published.layout.progress.stat().st_size > 2 * 8192
+    _, frame = tab("")
+    for one in ("digits/run", "mnist-tf1/first"):
+        frame.get_by_label(f"Compare {one}").check()
+    frame.get_by_role("link", name="Compare the two").click()
+    loss = frame.locator("figure", has=frame.locator("h3", has_text=re.compile("^loss$")))
+    loss.locator("summary").click()
+    expect(loss.locator("tbody tr").last).to_contain_text(re.compile("^4,000"))
 
 
 def test_trainings_of_a_dag(tab, published):

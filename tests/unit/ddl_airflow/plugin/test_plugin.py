@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,23 @@ def test_views_lead_to_the_page_with_what_they_are_of():
     of = {"nav": {}, "dag": {"dag_id": ["{DAG_ID}"]}, "dag_run": run, "task_instance": run}
     assert asked == of
     assert len({view["url_route"] for view in DdlPlugin.external_views}) == 4
+
+
+def test_views_are_below_the_path_of_the_sites_address():
+    """Airflow's UI loads them as they are, whatever path it is below itself."""
+    code = (
+        "import json; from ddl_airflow.plugin.plugin import DdlPlugin;"
+        "print(json.dumps([view['href'] for view in DdlPlugin.external_views]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"AIRFLOW__API__BASE_URL": "https://site.example/airflow/"},
+    )
+    hrefs = json.loads(done.stdout)
+    assert {urlsplit(href).path for href in hrefs} == {"/airflow/ddl/training"}
 
 
 def test_the_page_is_what_its_sources_are_built_to():

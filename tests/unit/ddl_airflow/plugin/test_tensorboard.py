@@ -254,7 +254,7 @@ def test_tokens_lead_to_one_training_for_some_hours(monkeypatch):
     later = time.time() + 12 * 3600 + 2
     monkeypatch.setattr(time, "time", lambda: later)
     assert tokens.read(token) is None
-    with pytest.raises(TensorBoardRefused, match="secret_key is empty"):
+    with pytest.raises(TensorBoardRefused, match="secret_key nor .* jwt_secret is set"):
         Tokens("")
 
 
@@ -347,6 +347,71 @@ def test_keys_of_the_person_go_no_further(app, layout, capsys):
     assert "/ddl/tensorboard/.../data/runs" in said[1] and token not in "".join(said)
 
 
+@pytest.mark.parametrize("how", ["GET", "HEAD"])
+@pytest.mark.parametrize("place", ["{}", "{}/", "{}/data/runs", "/{}/data", "{}%2Fdata"])
+def test_no_request_brings_an_address_into_the_log(app, layout, capsys, how, place):
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.plugin.tensorboard import Tokens
+
+    token = Tokens("another").make("digits", layout.training_id)
+    TestClient(app, follow_redirects=False).request(how, f"/ddl/tensorboard/{place.format(token)}")
+    said = [line for line in capsys.readouterr().out.splitlines() if "http.access" in line]
+    assert len(said) == 1 and "/ddl/tensorboard/..." in said[0] and token not in said[0]
+
+
+KEYS = ("AIRFLOW__API__SECRET_KEY", "AIRFLOW__API_AUTH__JWT_SECRET")
+
+
+@pytest.mark.parametrize("configured", KEYS)
+def test_workers_know_each_others_addresses(configured):
+    """Without [api] secret_key each process of Airflow has another one."""
+    code = (
+        "import sys; from ddl_airflow.plugin.api import _tokens\n"
+        "print(_tokens().read(sys.argv[1]) if sys.argv[1:] else _tokens().make('digits', 'one'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in KEYS}
+    token = ""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *filter(None, [token])],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment | {configured: "of this site"},
+        )
+        token = token or done.stdout.split()[-1]
+    assert done.stdout.splitlines()[-1] == "('digits', 'one')"
+
+
+def test_where_no_key_is_set_the_setting_is_named(monkeypatch, app, layout):
+    """Rather than a key that the next process does not know."""
+    from airflow.configuration import conf
+    from fastapi.testclient import TestClient
+
+    monkeypatch.delenv("AIRFLOW__API__SECRET_KEY")
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "")
+    assert conf.get("api", "secret_key")
+    answer = TestClient(app).post("/ddl/tensorboard-of/digits/run")
+    assert answer.status_code == 503 and "[api] secret_key" in answer.json()["detail"]
+
+
+def test_an_address_that_is_too_old_is_not_one_of_another_key(app, layout, monkeypatch):
+    from fastapi.testclient import TestClient
+
+    from ddl_airflow.plugin.tensorboard import Tokens
+
+    client = TestClient(app)
+    others = Tokens("another").make("digits", layout.training_id)
+    refused = client.get(f"/ddl/tensorboard/{others}/")
+    assert refused.status_code == 403 and "another [api] secret_key" in refused.text
+    own = Tokens("of this site").make("digits", layout.training_id)
+    later = time.time() + 12 * 3600 + 2
+    monkeypatch.setattr(time, "time", lambda: later)
+    refused = client.get(f"/ddl/tensorboard/{own}/")
+    assert refused.status_code == 403 and "too old" in refused.text
+
+
 def test_an_address_starts_it_again(app, layout):
     from fastapi.testclient import TestClient
 
@@ -362,7 +427,7 @@ def test_an_address_starts_it_again(app, layout):
     (second,) = processes(at.parent)
     assert first != second
     refused = client.get(f"/ddl/{path[:-2]}/data/environment")
-    assert refused.status_code == 403 and "too old" in refused.text
+    assert refused.status_code == 403 and "not whole" in refused.text
     client.post("/ddl/tensorboard-of/none/run").json()["detail"].index("no event files so far")
 
 

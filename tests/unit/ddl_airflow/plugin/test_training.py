@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,14 +10,17 @@ import threading
 
 import pytest
 
+from ddl_airflow.core.beneath import open_beneath
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.lineage.record import Run, drop_parts, keep_so_far, write_part
+from ddl_airflow.plugin import training
 from ddl_airflow.plugin.training import (
     facts,
     read_checkpoints,
     read_communication,
     read_failure,
     read_jobs,
+    read_measurements,
     read_pace,
     read_starts,
 )
@@ -71,6 +75,17 @@ def test_who_counts_steps_from_0_has_not_stopped_early(layout, last, early):
     progress(layout, *({"t": 1.0 + n, "step": n, "steps": 400} for n in range(last + 1)))
     write_part(layout, "train", {"result": {"metrics": {}}})
     assert read_pace(layout)["stopped_early"] is early
+
+
+def test_how_far_it_is_is_known_long_after_the_script_said_it(layout):
+    """Whose ops have said more since than what is looked at."""
+    progress(layout, {"t": 1.0, "step": 5000, "steps": 20_000})
+    ops = {"source": "ops", "comm_s": 123.456789, "wait_s": 12.3456789}
+    progress(layout, *(ops | {"t": 1.0 + n, "step": n} for n in range(3000)))
+    assert layout.progress.stat().st_size > 200_000
+    pace = read_pace(layout)
+    assert (pace["step"], pace["steps"], pace["done"]) == (5000, 20_000, 0.25)
+    assert read_pace(layout, 16 * 1024) == pace
 
 
 def test_a_training_that_told_nothing(layout):
@@ -171,6 +186,19 @@ def test_each_try_in_words(layout):
 
 
 @pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        *((255, "exited with code 255"), (192, "was ended by signal 64")),
+        *((193, "exited with code 193"), (129, "was ended by signal 1"), (1, "exited with code 1")),
+    ],
+)
+def test_an_exit_code_beyond_signals_is_none(layout, code, words):
+    """``sys.exit(-1)`` is 255."""
+    record(layout, "try-1", 0, host="vm", started=1.0, ended=2.0, exit_code=code)
+    assert read_jobs(layout)[0]["words"] == f"rank 0 on vm {words}"
+
+
+@pytest.mark.parametrize(
     "said",
     [
         {"exit_code": "1", "exception": "none", "host": 5, "gpus": {"a": 1}, "started": "now"},
@@ -219,6 +247,32 @@ def test_the_graph_of_a_run_that_trains_anew_is_not_that_of_what_it_published(la
     facts = [node["facts"] for node in read_graph(layout, Pointers())["nodes"]]
     assert "data2" in str(facts) and "code2" in str(facts) and "manifest2" in str(facts)
     assert "data1" not in str(facts) and "code1" not in str(facts)
+
+
+def test_the_graph_of_a_model_of_many_objects_has_its_files(layout, monkeypatch):
+    from ddl_airflow.plugin import graph
+
+    listing = [{"key": f"images/{n:07}.png", "size": 1, "etag": "e" * 32} for n in range(250_000)]
+    record = {"dataset": {"uri": "s3://b/d", "fingerprint": "sha256:1"}, "code": {"digest": "c"}}
+    outcome = {"state": "published", "publication": "file:///r/t/c"}
+    (layout.kept / "record.json").write_text(json.dumps(record | {"outcome": outcome}))
+    file = {"key": "model/saved_model.pb", "size": 5, "sha256": "f" * 64}
+    record["dataset"]["listing"] = listing
+    (layout.kept / "lineage.json").write_text(json.dumps(record | {"result": {"files": [file]}}))
+    assert (layout.kept / "lineage.json").stat().st_size > 16 * 2**20
+
+    def model():
+        (found,) = [
+            node
+            for node in graph.read_graph(layout, graph.Pointers())["nodes"]
+            if node["kind"] == "model"
+        ]
+        return found
+
+    assert model()["files"] == [file]
+    # Of what is larger still it says that it does not show it.
+    monkeypatch.setattr(graph, "_MOST_OF_LINEAGE", 2**20)
+    assert model()["files"] == [] and "larger than 1 MiB" in dict(model()["facts"])["files"]
 
 
 def test_what_each_rank_takes_of_its_host(layout):
@@ -305,6 +359,26 @@ def test_ranks_cannot_have_the_page_read_without_end(layout):
     assert first["hosts"] == ["vm"] and last["ranks"][0]["usage"]["cores"] == 2.0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({name: [{}] * 200_000} for name in ("started", "ended", "exit_code")),
+        {"preempted": {"step": [{}] * 200_000}, "exit_code": 10**4000},
+        {"exception": dict.fromkeys(("t", "line"), [{}] * 100_000)},
+        {"exception": {"type": "E", "file": "x" * 400_000, "line": 10**4000, "t": "x" * 400_000}},
+    ],
+)
+def test_ranks_cannot_have_the_server_keep_what_is_long(layout, said):
+    """What has not changed is kept for as long as the api-server runs."""
+    record(layout, "try-1", 0, host="vm", **said)
+    path = layout.state / "try-1" / "rank-0.json"
+    os.utime(path, (1, 1))
+    files = Unchanged()
+    read_jobs(layout, files)
+    reads, kept = files.reads, files.read(path, layout.workspace, training._what_counts)
+    assert files.reads == reads and len(json.dumps(kept)) < 2000
+
+
 def test_how_each_rank_spent_its_time(layout):
     ranks = [
         {"rank": 0, "host": "a", "run_s": 10.0, "comm_s": 2.0, "wait_s": 1.5},
@@ -387,7 +461,7 @@ def trainings(workspace):
     from ddl_airflow.plugin.trainings import Trainings
 
     known = Trainings()
-    return lambda may=lambda asked: set(asked): known.read(workspace, may)
+    return lambda may=lambda asked: set(asked): known.read(workspace, may)[0]
 
 
 def test_a_line_for_each_training_that_may_be_read(workspace, trainings):
@@ -413,11 +487,132 @@ def test_a_line_for_each_training_that_may_be_read(workspace, trainings):
     assert {line["dag_id"]: line["failure"] for line in trainings()}["b"] is None
 
 
-def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, monkeypatch):
+def test_the_metric_of_a_line_is_the_one_of_the_page(workspace, trainings):
+    """What the sample says of a name goes before what the training did."""
+    known = {"metric": "accuracy", "value": 0.99, "source": "training"}
+    trained = {"metrics": {"accuracy": 0.99}, "measurements": [known]}
+    formed = {"accuracy": 0.5, "sample": "x.npz", "rows": 8}
+    sections = {"train": {"result": trained}, "transform": {"result": formed}}
+    made = kept(workspace, "a", "one", {"state": "published"}, **sections)
+    assert [line["metrics"] for line in trainings()] == [{"accuracy": 0.5}]
+    assert read_measurements(made)[0]["value"] == 0.5
+    # As an earlier version of ours wrote it.
+    path = made.kept / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"result": trained | formed}))
+    assert [line["metrics"] for line in trainings()] == [{"accuracy": 0.5}]
+
+
+@pytest.fixture
+def client(workspace, monkeypatch):
+    """Asks the plugin's app, as who may read all; what it does not answer raises."""
     from fastapi.testclient import TestClient
 
-    from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
     from ddl_airflow.plugin import api
+
+    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
+    monkeypatch.setattr(api, "rights_over_dag", lambda: lambda: {})
+    monkeypatch.setattr(api, "readers_among_dags", lambda: lambda: lambda asked: set(asked))
+    return TestClient(api.app())
+
+
+def test_a_training_that_cannot_be_read_takes_none_of_the_others(workspace, client, monkeypatch):
+    """Its files are another user's, or the file system has lost them."""
+    from ddl_airflow.plugin import curves, logs, trainings
+
+    made = [kept(workspace, name, "r", {"state": "running", "step": "train"}) for name in "ab"]
+    for layout in made:
+        progress(layout, {"t": 1.0, "step": 1, "steps": 4, "loss": 0.5})
+        (layout.logs / "rank-0.log").write_text("said")
+
+    def lost(path, *more):
+        if path.is_relative_to(made[1].root):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return open_beneath(path, *more)
+
+    for module in (training, curves, logs):
+        monkeypatch.setattr(module, "open_beneath", lost)
+    lines = client.get("/trainings").json()["trainings"]
+    assert {one["dag_id"]: one["pace"]["step"] for one in lines} == {"a": 1, "b": None}
+    assert client.get("/about/b/r").json()["pace"]["step"] is None
+    known = client.get("/curves/a/r").json()["cursor"]
+    told = client.get(f"/curves/b/r?cursor={known}").json()
+    assert (told["curves"], told["cursor"], told["again"]) == ([], known, False)
+    answer = client.get("/log-part/0/b/r")
+    assert answer.status_code == 503 and "Stale file handle" in answer.json()["detail"]
+    # Whatever it is that is wrong with one.
+    read = trainings._read_line
+    monkeypatch.setattr(trainings, "_read_line", lambda of: 1 / (of.dag_id != "b") and read(of))
+    made[1].failure.write_text("{}")
+    lines = client.get("/trainings").json()["trainings"]
+    assert [one["dag_id"] for one in lines] == ["a"]
+
+
+def test_the_trainings_of_a_dag_are_not_cut_for_those_of_others(workspace, client, monkeypatch):
+    from ddl_airflow.plugin import trainings
+
+    monkeypatch.setattr(trainings, "_MOST", 3)
+    of = {"code": {"digest": "c", "files": ["train.py"] * 1000}}
+    old = kept(workspace, "weekly", "old", {"state": "published"}, stage_data=of)
+    os.utime(old.kept, (1, 1))
+    for number in range(5):
+        kept(workspace, "sweep", f"r{number}", {"state": "published"})
+    whole = client.get("/trainings").json()
+    assert {line["dag_id"] for line in whole["trainings"]} == {"sweep"}
+    assert (len(whole["trainings"]), whole["left_out"]) == (3, 3)
+    answer = client.get("/trainings?dag_id=weekly").json()
+    (line,) = answer["trainings"]
+    assert (line["run_id"], answer["left_out"]) == ("old", 0)
+    # What the table does not show is not sent for each of them.
+    assert line["facts"]["code"] == {"digest": "c"}
+    assert client.get("/trainings?dag_id=..").json()["trainings"] == []
+
+
+def test_where_there_is_no_workspace_it_is_said(workspace, client):
+    workspace.mkdir(exist_ok=True)
+    assert client.get("/trainings").json()["no_workspace"] == ""
+    workspace.rmdir()
+    for path in ("/trainings", "/about/digits/run"):
+        said = client.get(path).json()["no_workspace"]
+        assert str(workspace) in said and "[ddl] workspace" in said
+
+
+def test_a_training_that_says_nonsense_takes_none_of_the_others(workspace, client):
+    kept(workspace, "a", "r", {"state": "running", "step": "train"})
+    kept(workspace, "b", "r", {"state": ["x"], "publication": 5, "results": 7})
+    made = kept(workspace, "c", "r", {"state": "running"}, train={"result": {"metrics": {}}})
+    path = made.kept / "record.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"result": {"metrics": {"loss": 10**400}}}))
+    lines = client.get("/trainings").json()["trainings"]
+    assert {one["dag_id"] for one in lines} >= {"a"}
+
+
+def test_a_pointer_that_is_damaged_is_not_known_until_it_is_mended(tmp_path, monkeypatch):
+    from ddl_airflow.lineage.production import PRODUCTION, point
+    from ddl_airflow.plugin import graph
+    from ddl_airflow.storage.stores import open_store
+
+    monkeypatch.setattr(graph, "_FRESH_S", 0.0)
+    name = f"t-one/{'0' * 16}-{'1' * 8}"
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "_SUCCESS").write_text("{}")
+    point(open_store(tmp_path.as_uri()), "digits", PRODUCTION, name, {"loss": 1.0})
+    pointer = tmp_path / "digits" / f"{PRODUCTION}.json"
+    sound = pointer.read_text()
+    known, place = graph.Pointers(), {"uri": tmp_path.as_uri()}
+
+    def told():
+        return known.read(place, "digits", patience_s=60)
+
+    assert told()["production"]["publication"] == name
+    pointer.write_text(json.dumps(json.loads(sound) | {"history": {"0": 1}}))
+    assert "does not say" in told()["unknown"] and "does not say" in told()["unknown"]
+    pointer.write_text(sound)
+    assert told()["production"]["publication"] == name
+
+
+def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, client):
+    from ddl_airflow.lineage.production import LATEST, PRODUCTION, point
     from ddl_airflow.storage.stores import open_store
 
     results = tmp_path / "results"
@@ -431,10 +626,6 @@ def test_who_is_in_production_is_what_the_pointer_says(workspace, tmp_path, monk
         kept(workspace, "digits", run, outcome | place)
         for pointer in (LATEST, PRODUCTION)[: 2 if run == "one" else 1]:
             point(store, "digits", pointer, name, {"loss": 1.0})
-    monkeypatch.setattr(api, "readers_of_task_logs", lambda: lambda: None)
-    monkeypatch.setattr(api, "rights_over_dag", lambda: lambda: {})
-    monkeypatch.setattr(api, "readers_among_dags", lambda: lambda: lambda asked: set(asked))
-    client = TestClient(api.app())
 
     def in_production():
         lines = client.get("/trainings").json()["trainings"]
