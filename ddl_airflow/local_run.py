@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ddl_airflow.core.beneath import read_object, write_beneath
 from ddl_airflow.core.connections import connection_of_environment
@@ -32,7 +33,7 @@ from ddl_airflow.core.manifest.model import Manifest
 from ddl_airflow.core.manifest.sections.launchers import launcher_kind
 from ddl_airflow.core.manifest.sections.parameters import RUN_SETTINGS, values_of
 from ddl_airflow.core.manifest.sections.places import MANIFEST_VARIABLES
-from ddl_airflow.core.parameters import filled_in
+from ddl_airflow.core.parameters import filled_in, without_marks
 from ddl_airflow.core.plan import Plan, ScriptStep, Step, StoreReference, TrainStep, plan
 from ddl_airflow.lineage.record import BY_HAND, Run, fixed_run, has_part, keep_so_far
 from ddl_airflow.steps.base import (
@@ -100,6 +101,8 @@ class _LocalRun:
     run_id: str
     started: datetime
     tries: dict[str, int]
+    # The manifest's file, from the workspace: a folder that has both may be moved.
+    manifest: str = ""
 
     def keep(self) -> None:
         said = {
@@ -107,6 +110,7 @@ class _LocalRun:
             "started": self.started.isoformat(),
             "tries": self.tries,
             "experiment": self.layout.experiment_id,
+            "manifest": self.manifest,
         }
         self.layout.kept.mkdir(parents=True, exist_ok=True)
         path = self.layout.kept / _NOTE
@@ -145,18 +149,23 @@ def run_manifest(manifest: Manifest, path: Path, asked: Asked) -> dict[str, Any]
     parameters = _parameters(manifest, asked.settings)
     steps = _here(plan(manifest, path), manifest, asked)
     make_workspace(asked.workspace)
-    run = _newest(steps, asked) if asked.steps else _new(steps, asked, parameters)
+    run = _newest(steps, asked, path) if asked.steps else _new(steps, asked, path, parameters)
     wanted = [name.replace("-", "_") for name in asked.steps]
     doing = [name for name in _of(steps) if not wanted or name in wanted]
     if asked.until:
         doing = doing[: doing.index(asked.until.replace("-", "_")) + 1]
     _log.info("this training's folder is %s", _near(run.layout.root))
+    anew = "stage_data" in doing  # that is where a run takes its settings
+    if asked.steps:
+        parameters = _of_that_run(run, parameters, asked.settings, anew=anew)
     site = _site(steps)
     done: dict[str, Any] = {"folder": str(_near(run.layout.root)), "layout": run.layout}
     try:
         for number, name in enumerate(doing):
             try:
-                done[name] = _do(name, steps, run, site, parameters, dry_run=asked.dry_run)
+                done[name] = _do(
+                    name, steps, run, site, parameters, anew=anew, dry_run=asked.dry_run
+                )
             except (DdlError, KeyboardInterrupt) as error:
                 how = "failed" if isinstance(error, DdlError) else "was interrupted, and has ended"
                 _log.error("%s %s", name.replace("_", "-"), how)
@@ -233,7 +242,9 @@ def where_it_is(results: Mapping[str, Any]) -> list[str]:
 
 
 def _path(uri: str) -> str:
-    return str(_near(Path(uri.removeprefix("file://")))) if uri.startswith("file://") else uri
+    if not uri.startswith("file://"):
+        return uri
+    return str(_near(Path(unquote(uri.removeprefix("file://")))))
 
 
 def _near(path: Path) -> Path:
@@ -299,7 +310,7 @@ def _here(steps: Plan, manifest: Manifest, asked: Asked) -> Plan:
     )
 
 
-def _new(steps: Plan, asked: Asked, parameters: Mapping[str, Any]) -> _LocalRun:
+def _new(steps: Plan, asked: Asked, path: Path, parameters: Mapping[str, Any]) -> _LocalRun:
     started = datetime.now(UTC)
     run_id = f"by-hand-{started:%Y-%m-%dT%H-%M-%S}-{secrets.token_hex(2)}"
     workspace = asked.workspace.resolve()
@@ -309,28 +320,66 @@ def _new(steps: Plan, asked: Asked, parameters: Mapping[str, Any]) -> _LocalRun:
         training_id(steps.dag_id, run_id, workspace_id(workspace, make=True)),
         parameters["experiment_id"] or "",
     )
-    return _LocalRun(layout, run_id, started, {})
+    return _LocalRun(layout, run_id, started, {}, _from_workspace(path, workspace))
 
 
-def _newest(steps: Plan, asked: Asked) -> _LocalRun:
-    """The run that was begun, or went on, last.
+def _newest(steps: Plan, asked: Asked, path: Path) -> _LocalRun:
+    """The run of the manifest that was begun, or went on, last.
 
     Raises:
         SourceMissing: there is none.
     """
     workspace = asked.workspace.resolve()
     notes = (workspace / "runs" / steps.dag_id).glob(f"*/airflow/{_NOTE}")
-    found = sorted(notes, key=lambda note: note.stat().st_mtime_ns)
-    if not found:
-        raise SourceMissing(
-            f"{_near(workspace)} has no run of {steps.dag_id} to go on with. Run all steps first: "
-            "without --step."
-        )
-    said = read_object(found[-1], workspace)
-    root = found[-1].parent.parent
-    layout = RunLayout(workspace, steps.dag_id, root.name, said["experiment"])
-    started = datetime.fromisoformat(said["started"])
-    return _LocalRun(layout, said["run_id"], started, dict(said["tries"]))
+    manifest, others = _from_workspace(path, workspace), set()
+    for note in sorted(notes, key=lambda note: note.stat().st_mtime_ns, reverse=True):
+        said = read_object(note, workspace)
+        # An earlier version of ours did not note whose it is.
+        if (whose := said.get("manifest", manifest)) != manifest:
+            others.add(str(_near((workspace / whose).resolve())))
+            continue
+        layout = RunLayout(workspace, steps.dag_id, note.parent.parent.name, said["experiment"])
+        started = datetime.fromisoformat(said["started"])
+        return _LocalRun(layout, said["run_id"], started, dict(said["tries"]), manifest)
+    of_others = f": its runs of {steps.dag_id} are of {', '.join(sorted(others))}" if others else ""
+    raise SourceMissing(
+        f"{_near(workspace)} has no run of {steps.dag_id} to go on with{of_others}. Run all steps "
+        "first: without --step."
+    )
+
+
+def _from_workspace(path: Path, workspace: Path) -> str:
+    return os.path.relpath(path.resolve(), workspace)
+
+
+def _of_that_run(
+    run: _LocalRun, parameters: Mapping[str, Any], given: Mapping[str, str], *, anew: bool
+) -> dict[str, Any]:
+    """The parameters of a run that goes on; its experiment stays what it was.
+
+    Args:
+        run: that goes on.
+        parameters: as the manifest and the command line have them now.
+        given: those of them that the command line names, as text.
+        anew: whether the run stages its data again, and takes its other settings then.
+
+    Raises:
+        SettingInvalid: it would not have what it is given.
+    """
+    before = {"experiment_id": run.layout.experiment_id or None}
+    begun = None if anew else fixed_run(run.layout)
+    if begun is not None:
+        before = begun["made_of"]["parameters"] | before
+    for name, text in given.items():
+        if (name in before or begun is not None) and before.get(name) != parameters[name]:
+            cure = "begin a new run, without --step"
+            if name != "experiment_id":
+                cure = f"stage anew, --step stage-data and the steps after it; or {cure}"
+            raise SettingInvalid(
+                f"--set {name}={text}: the run that goes on began with {name}={before.get(name)}, "
+                f"which holds to its end. Leave it out; or {cure}."
+            )
+    return {**parameters, **before}
 
 
 def _do(
@@ -340,15 +389,17 @@ def _do(
     site: Site,
     parameters: Mapping[str, Any],
     *,
+    anew: bool,
     dry_run: bool,
 ) -> dict[str, Any]:
     layout, names = run.layout, list(_of(steps))
     cleared = has_part(layout, name)  # done before, and asked for again
     run.tries[name] = run.tries.get(name, 0) + 1
-    with os_errors(layout.root):
-        run.keep()
+    if not dry_run:
+        with os_errors(layout.root):
+            run.keep()
     # What the run began with holds until its end, but where its data is staged again.
-    begun = None if name == "stage_data" else fixed_run(layout)
+    begun = None if name == "stage_data" or (anew and dry_run) else fixed_run(layout)
     values = begun["made_of"]["parameters"] if begun else parameters
     kept = begun["steps"].get(name, {}) if begun else {}
     later = names[names.index(name) + 1 :]
@@ -370,11 +421,12 @@ def _do(
         scripts=_WORK[name].runs_scripts,
     )
     work = _WORK[name](step, context)
+    if dry_run:  # nothing of it is in the run's record
+        with os_errors(layout.root), ready:
+            context.log.info("dry run | %s", work.rehearse())
+            return {}
     try:
         with os_errors(layout.root), ready:
-            if dry_run:
-                context.log.info("dry run | %s", work.rehearse())
-                return {}
             context.begins(name)
             done = _waited_for(work)
             context.tell(step=name, **work.became(done))
@@ -435,6 +487,9 @@ def _filled_in(step: Step, values: Mapping[str, Any], run: _LocalRun) -> Step:
         "ds_nodash": f"{date:%Y%m%d}",
         "ts": date.isoformat(),
         "ts_nodash": f"{date:%Y%m%dT%H%M%S}",
+        "ts_nodash_with_tz": without_marks(date),
+        "dag_run": {"run_id": run.run_id, "run_type": BY_HAND}
+        | dict.fromkeys(("run_after", "start_date", "logical_date"), date),
     }
 
     def filled(value: Any) -> Any:

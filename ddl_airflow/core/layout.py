@@ -36,6 +36,7 @@ import os
 import re
 import shutil
 import stat
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def training_id(dag_id: str, run_id: str, site: str) -> str:
 _OURS, _OPEN, _PASSAGE = 0o700, 0o710, 0o711
 _TRY = "try-"
 _LONGEST_NAME = 255  # of a file, in bytes
+REMOVING = ".removing-"  # begins the name of what is to be deleted, by cleaning at the latest
 _MOVING = "moving"  # in ``restart_requested``, once the first folder may have been moved
 
 CACHE = "cache"
@@ -212,6 +214,13 @@ class RunLayout:
         return self.kept / "start-again"
 
     @property
+    def trained_in(self) -> Path:
+        """Airflow's number of the try that the training last ended in; by which a task that was
+        cleared after that is told from one whose worker died then.
+        """
+        return self.kept / "trained-in"
+
+    @property
     def scheduled_job(self) -> Path:
         """What is known of the job that a scheduler runs for the training."""
         return self.kept / "job.json"
@@ -309,7 +318,10 @@ class RunLayout:
         moves the rest.
         """
         if not self.restart_requested.exists() or self.restart_requested.read_text() != _MOVING:
-            shutil.rmtree(self.replaced, ignore_errors=True)
+            if self.replaced.exists():
+                # The ranks' user may have left what only that one may delete.
+                aside = self.replaced.rename(self.root / f"{REMOVING}{uuid.uuid4().hex}")
+                shutil.rmtree(aside, ignore_errors=True)
             self.replaced.mkdir(_OURS, parents=True)
             self.restart_requested.write_text(_MOVING)
         own = () if self.experiment_id else (self.experiment,)

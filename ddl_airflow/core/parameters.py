@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from ddl_airflow.core.errors import SettingInvalid, SettingUnknown
@@ -68,6 +69,21 @@ def parameter_environment(parameters: Mapping[str, Any]) -> dict[str, str]:
     return {f"PARAM_{name.upper()}": text_of(value) for name, value in parameters.items()}
 
 
+def without_marks(date: datetime) -> str:
+    """A date and time as Airflow's ``ts_nodash_with_tz`` has it."""
+    return date.isoformat().replace("-", "").replace(":", "")
+
+
+# As Airflow has them.
+_FILTERS: Mapping[str, Callable[[datetime], str]] = {
+    "ds": lambda date: f"{date:%Y-%m-%d}",
+    "ds_nodash": lambda date: f"{date:%Y%m%d}",
+    "ts": lambda date: date.isoformat(),
+    "ts_nodash": lambda date: f"{date:%Y%m%dT%H%M%S}",
+    "ts_nodash_with_tz": without_marks,
+}
+
+
 def filled_in(command: str, values: Mapping[str, Any], **given: Any) -> str:
     """A command with the parameters in it, as a run would have it, without Airflow.
 
@@ -83,6 +99,7 @@ def filled_in(command: str, values: Mapping[str, Any], **given: Any) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=word_of)
+    environment.filters.update(_FILTERS)
     try:
         return environment.from_string(command).render(given, params=dict(values))
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:

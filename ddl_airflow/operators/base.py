@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pwd
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,16 +23,30 @@ from ddl_airflow.airflow_internals import (
     tries_before_cleared,
 )
 from ddl_airflow.boundary import airflow_errors
-from ddl_airflow.core.beneath import write_beneath
-from ddl_airflow.core.errors import CommandInvalid, DdlError, SubmitFailed, TimedOut
+from ddl_airflow.core.beneath import read_object, write_beneath
+from ddl_airflow.core.errors import (
+    CommandInvalid,
+    DdlError,
+    FileRefused,
+    JobLost,
+    SettingInvalid,
+    SubmitFailed,
+    TimedOut,
+)
 from ddl_airflow.core.layout import RunLayout
-from ddl_airflow.core.manifest.templates import ATTRIBUTES, VALUES, command_findings
+from ddl_airflow.core.manifest.templates import (
+    ATTRIBUTES,
+    DATES,
+    VALUES,
+    WITHOUT_DATES,
+    command_findings,
+)
 from ddl_airflow.core.parameters import check_settings, word_of
 from ddl_airflow.core.plan import ScriptStep, Step, StoreReference
 from ddl_airflow.hooks.store import connection_of, secret_of, store_of
 from ddl_airflow.launchers.run_as import account
 from ddl_airflow.lineage.flow import flow_of
-from ddl_airflow.lineage.record import Run, fixed_run, keep_so_far
+from ddl_airflow.lineage.record import MOST_BYTES, SO_FAR, Run, fixed_run, keep_so_far
 from ddl_airflow.site import training_of, workspace
 from ddl_airflow.steps.base import (
     Site,
@@ -220,8 +235,11 @@ class StepOperator(PrototypedOperator):
         with airflow_errors(attempts_left=left), self._noting_failure(context):
             try:
                 layout = layout_of(context)
-                # Airflow takes any name in a run's conf, and makes a parameter of it.
-                check_settings(context["dag_run"].conf or {}, self.settings)
+                # Airflow takes any name in a run's conf, and makes a parameter of it. Once data are
+                # staged, the run's names have been looked at, with the manifest that it began with.
+                if not self._follows_staging() or fixed_run(layout) is None:
+                    check_settings(context["dag_run"].conf or {}, self.settings)
+                self._check_attempts(layout, context, attempts)
                 with os_errors(layout.root), self._timeout():
                     return self._prepared(layout, context, work)
             except DdlError as error:
@@ -229,6 +247,25 @@ class StepOperator(PrototypedOperator):
                 for line in f"{type(error).__name__}: {error}".splitlines():
                     self.log.error("%s", line)
                 raise
+
+    def _check_attempts(self, layout: RunLayout, context: Any, attempts: int) -> None:
+        """Raises JobLost in a try that the run was not given: of a worker that is killed nobody
+        says that it was the last attempt, and Airflow knows only the task's own.
+        """
+        number, tries = context["ti"].try_number, self.tries(context)
+        # More than its own it has only where it was cleared while it ran.
+        if not attempts < tries <= (self.retries or 0) + 1 or layout.scheduled_job.exists():
+            return  # or it goes on with the job of the try before
+        before: dict[str, Any] = {}
+        with suppress(FileNotFoundError, FileRefused):
+            before = read_object(layout.kept / SO_FAR, layout.workspace, MOST_BYTES)["outcome"]
+        mine = before.get("step") == self.task_id
+        if mine and (before.get("state") == "cancelled" or before.get("try") == number):
+            return  # cleared while it ran; or this try has waited without a worker
+        why = "ended and did not say why: its worker was killed, as for want of memory, or lost"
+        if mine and "error" in before:
+            why = f"failed of {before['error']}: {before.get('message')}"
+        raise JobLost(f"try {number - 1} {why}. Clear the task to go on.")
 
     def _prepared(
         self, layout: RunLayout, context: Any, work: Callable[[StepTry[Any], Any], dict[str, Any]]
@@ -394,15 +431,12 @@ class StepOperator(PrototypedOperator):
         been made of one that was edited since. A brace in the regex of a metric is no template.
         """
         self._airflow = context
-        environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
-        templated = self.step.templated
         with airflow_errors(), self._noting_failure(context):
             self.take_fixed(context)
             # The rules of the manifest say so too; an operator may have been made without one.
-            for name in templated:
+            for name in self.step.templated:
                 _check_templates(name, getattr(self, name))
-            given: Any = _plain_values(context)
-            self._do_render_template_fields(self, templated, given, environment, set())
+            self._fill_in(context, jinja_env)
         for name in self.template_fields:
             # Of an operator of a Python DAG: what an earlier task has returned.
             if isinstance(value := getattr(self, name), XComArg):
@@ -415,6 +449,18 @@ class StepOperator(PrototypedOperator):
             self.parameters = {
                 name: params.get(name, value) for name, value in self.parameters.items()
             }
+
+    def _fill_in(self, context: Any, jinja_env: Any) -> None:
+        from jinja2 import UndefinedError  # slow to import, and rarely needed
+
+        environment = (jinja_env or self.get_template_env()).overlay(finalize=word_of)
+        given: Any = _plain_values(context)
+        for name in self.step.templated:
+            value = getattr(self, name)
+            try:
+                setattr(self, name, self.render_template(value, given, environment, set()))
+            except UndefinedError as error:
+                raise _not_filled_in(name, value, error, context) from None
 
     def take_fixed(self, context: Any) -> None:
         """Takes fields and parameters as the run began with them, if it has staged its data."""
@@ -486,6 +532,33 @@ def fields_of(step: type[Step]) -> tuple[str, ...]:
 def _check_templates(name: str, value: str | Sequence[str]) -> None:
     for found in command_findings(name, [value] if isinstance(value, str) else value):
         raise CommandInvalid(f"{found.field}: {found.message}. {found.fix}")
+
+
+def _not_filled_in(
+    name: str, value: str | Sequence[str], error: Exception, context: Any
+) -> SettingInvalid:
+    missing = re.match(r"'(\w+)' is undefined", str(error))
+    if missing and missing[1] in DATES and context.get("logical_date") is None:
+        return no_logical_date(name, value, missing[1])
+    return SettingInvalid(f"{name}: {_text(value)!r} cannot be filled in: {error}.")
+
+
+def no_logical_date(name: str, value: str | Sequence[str], date: str) -> SettingInvalid:
+    """The error of a template that asks for a date in a run that has none.
+
+    Args:
+        name: of the step's field.
+        value: of it: a template, or several.
+        date: one of ``DATES``.
+    """
+    return SettingInvalid(
+        f"{name}: {_text(value)!r} names {date}, and this run has no logical date: changed data, "
+        f"an asset, or somebody who gave none has started it. {WITHOUT_DATES}"
+    )
+
+
+def _text(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else " ; ".join(value)
 
 
 def _plain_values(context: Any) -> dict[str, Any]:

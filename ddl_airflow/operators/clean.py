@@ -18,6 +18,7 @@ from airflow.sdk import DAG, BaseOperator, Param
 
 from ddl_airflow.airflow_internals import run_is_open
 from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.manifest.sections.places import Connection
 from ddl_airflow.core.plan import StoreReference
 from ddl_airflow.hooks.store import store_of
@@ -38,26 +39,38 @@ class CleanOperator(BaseOperator):
         self._results = results
 
     def execute(self, context: Any) -> dict[str, int]:
-        """Returns how many things were removed, and their bytes."""
+        """Returns how many things were removed, and their bytes.
+
+        A place that cannot be cleaned keeps no other one from being so, and then fails the task.
+        """
         # No parse needs these.
         from ddl_airflow.lineage.retention import clean_results
         from ddl_airflow.storage.cleaning import clean_workspace, rules
 
         dry_run = bool(context["params"].get("dry_run"))
         count, nbytes = 0, 0
+        failed: list[DdlError] = []
         with airflow_errors():
             kept = rules(
                 conf.get("ddl", "keep_runs", fallback=""),
                 conf.get("ddl", "keep_experiments", fallback=""),
                 conf.get("ddl", "cache_size", fallback=""),
             )
-            for removed in (
-                clean_workspace(workspace(), kept, run_is_open, dry_run=dry_run),
-                *(clean_results(store_of(one), dry_run=dry_run) for one in self._results),
-            ):
-                for one in removed:
-                    self.log.info("%s %s", "would remove" if dry_run else "removed", one)
-                    count, nbytes = count + 1, nbytes + one.nbytes
+            for place in (None, *self._results):
+                try:
+                    if place is None:
+                        removed = clean_workspace(workspace(), kept, run_is_open, dry_run=dry_run)
+                    else:
+                        removed = clean_results(store_of(place), dry_run=dry_run)
+                    for one in removed:
+                        self.log.info("%s %s", "would remove" if dry_run else "removed", one)
+                        count, nbytes = count + 1, nbytes + one.nbytes
+                except DdlError as error:
+                    where = "the workspace" if place is None else place.uri
+                    self.log.error("%s is not cleaned: %s: %s", where, type(error).__name__, error)
+                    failed.append(error)
+            if failed:
+                raise failed[0]
         return {"removed": count, "bytes": nbytes}
 
 

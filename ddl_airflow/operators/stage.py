@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddl_airflow.boundary import airflow_errors
+from ddl_airflow.core.manifest.templates import dates_in
 from ddl_airflow.core.plan import StageDataStep
-from ddl_airflow.operators.base import StepOperator, fields_of
+from ddl_airflow.operators.base import StepOperator, fields_of, no_logical_date
 from ddl_airflow.steps.stage import StageData
 
 
@@ -23,6 +25,21 @@ class StageDataOperator(StepOperator):
     template_fields = fields_of(StageDataStep)
     template_fields_renderers = {"manifest": "json"}
     ui_color = "#d8ecf3"
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Fails of what later steps would fail of, once the data are there: dates of a run that
+        has none.
+        """
+        super().render_template_fields(context, jinja_env)
+        if context.get("logical_date") is not None:
+            return
+        with airflow_errors(), self._noting_failure(context):
+            for step in self._later():
+                for name in step.step.templated:
+                    value = getattr(step, name)
+                    for text in [value] if isinstance(value, str) else value:
+                        for date in dates_in(text):
+                            raise no_logical_date(name, text, date)
 
     def take_fixed(self, context: Any) -> None:
         """Takes nothing: this is the step that fixes what the run trains with."""

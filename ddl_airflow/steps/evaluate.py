@@ -30,7 +30,7 @@ from ddl_airflow.lineage.production import (
     reject,
     serving,
 )
-from ddl_airflow.lineage.record import fixed_run, measured, read_part, write_part
+from ddl_airflow.lineage.record import drop_part, fixed_run, measured, read_part, write_part
 from ddl_airflow.steps.base import ScriptTry
 
 # Metrics in one message.
@@ -57,6 +57,7 @@ class Evaluate(ScriptTry[EvaluateStep]):
     def run(self) -> dict[str, Any]:
         """Returns the metrics, production's, and a table of both for people."""
         layout = self.layout
+        drop_part(layout, "evaluate")  # who refuses the model now takes back what was said before
         measurements = measured(layout)
         if self.step.command:
             measurements += self._measured()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ddl_airflow.core.command import check_command
@@ -23,6 +24,7 @@ from ddl_airflow.lineage.record import (
     drop_parts,
     fix_run,
     has_begun_training,
+    has_part,
     in_digests_of,
     write_part,
 )
@@ -60,7 +62,7 @@ class StageData(StepTry[StageDataStep]):
         from ddl_airflow.storage.cache import Cache  # here and below: no parse needs it
         from ddl_airflow.storage.staging import list_dataset
 
-        self._take_code()
+        self._rehearse_code()
         streams = self._streams()
         store, cache = self.site.open_store(self.step.dataset), Cache(self.layout.cache)
         found = list_dataset(store, self.step.selection, self.log.warning).objects
@@ -84,7 +86,7 @@ class StageData(StepTry[StageDataStep]):
         self._leave_alone_who_trains()
         # From here on the folders are not what it says, until all is done.
         drop_part(layout, "stage_data")
-        code = self._take_code()
+        code = self._take_code(layout.code)
         self._warn_of_ranks_apart()
         streams = self._streams()
         if self.step.results is not None:  # now, and not after days of training
@@ -250,11 +252,21 @@ class StageData(StepTry[StageDataStep]):
             if said := will_train_apart(self.layout.code, train.distribution, nodes * slots):
                 self.log.warning("%s. %s", said, CURE)
 
-    def _take_code(self) -> CodeSnapshot:
+    def _rehearse_code(self) -> None:
+        """Takes the code to where the steps that are rehearsed next look for it; but of a run that
+        has staged it stays what ranks ran, and what the lineage names.
+        """
+        if not has_part(self.layout, "stage_data"):
+            self._take_code(self.layout.code)
+            return
+        with TemporaryDirectory(dir=self.layout.root, prefix=".code-") as aside:
+            self._take_code(Path(aside) / "code")
+
+    def _take_code(self, folder: Path) -> CodeSnapshot:
         from ddl_airflow.storage.code import snapshot
 
-        code = snapshot(Path(self.step.code), self.layout.code, map(Path, self.step.not_code))
-        self.layout.give_to_ranks(self.layout.code)
+        code = snapshot(Path(self.step.code), folder, map(Path, self.step.not_code))
+        self.layout.give_to_ranks(folder)
         for name in code.left_out:
             self.log.warning(
                 "code: %s is a link that leads out of %s, and is not copied. Put there what it "
@@ -264,7 +276,7 @@ class StageData(StepTry[StageDataStep]):
         for number, command in enumerate(self.step.commands):
             ranks = 1 if number == 0 else 0  # or more; only the training runs in them
             python = self.step.python or self.site.python
-            check_command(command, self.layout.code, python, ranks)
+            check_command(command, folder, python, ranks)
         self.log.info(
             "code %s: %d files from %s", code.digest[:19], len(code.files), self.step.code
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddl_airflow.core import environment
-from ddl_airflow.core.beneath import read_beneath
+from ddl_airflow.core.beneath import read_beneath, write_beneath
 from ddl_airflow.core.cluster import parameter_servers
 from ddl_airflow.core.command import check_command
 from ddl_airflow.core.communication import communication_line
@@ -144,11 +144,10 @@ class Train(ScriptTry[TrainStep]):
         if self.step.upload_every_s is not None:
             check_can_save(self.step.launcher)
         chosen = self._launcher_of(self.step.launcher, self.step.scheduler)
-        cleared = self.context.tries == 1 and has_part(layout, "train")
-        if cleared or trained_with_other_data(layout):
-            # Cleared after its end: who does that wants another training, not the word that there
-            # is nothing left to do. And what other data led to is nothing to go on from. From a
-            # later try, if this one does not come that far.
+        if self._cleared_after_its_end() or trained_with_other_data(layout):
+            # Who clears it then wants another training, not the word that there is nothing left to
+            # do. And what other data led to is nothing to go on from. From a later try, if this one
+            # does not come that far.
             layout.restart_requested.touch()
         again = layout.restart_requested.exists()
         # Whatever is chosen now: the manifest may have been edited since.
@@ -191,6 +190,19 @@ class Train(ScriptTry[TrainStep]):
         # From here on the job holds the place itself, while it runs.
         self.context.job = scheduled = self._scheduled(chosen)
         raise WaitForJob(scheduled.submit(job, layout.progress))
+
+    def _cleared_after_its_end(self) -> bool:
+        """Whether somebody has cleared the step since the training last ended."""
+        if not has_part(self.layout, "train"):
+            return False
+        if self.context.tries == 1:
+            return True
+        # The first try after the clearing may have ended before it came to this.
+        try:
+            ended_in = int(read_beneath(self.layout.trained_in, self.layout.workspace))
+        except FileNotFoundError:  # of an earlier version of ours
+            return False
+        return ended_in <= self.context.try_number - self.context.tries
 
     def _in_store(self) -> CheckpointsInStore | None:
         if self.step.upload_every_s is None:
@@ -349,6 +361,10 @@ class Train(ScriptTry[TrainStep]):
         if self.step.stream and self.step.prove:
             listed = read_part(layout, "stage_data")["dataset"]["listing"]
             dataset = {"dataset": {"listing": with_digests(layout, listed)}}
+        ended_in = str(self.context.try_number).encode()
+        write_beneath(
+            layout.trained_in, layout.workspace, ended_in
+        )  # counts once the part is there
         write_part(
             layout,
             "train",

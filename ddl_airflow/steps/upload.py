@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddl_airflow.core.beneath import check_folder, open_beneath
 from ddl_airflow.core.errors import (
     AccessDenied,
+    EvaluationInvalid,
     FileChanged,
     FileRefused,
     QualityTooLow,
@@ -32,11 +33,18 @@ from ddl_airflow.lineage.production import (
     made_of,
     point,
 )
-from ddl_airflow.lineage.record import LINEAGE, assemble, model_digest, read_part
+from ddl_airflow.lineage.record import (
+    LINEAGE,
+    assemble,
+    fixed_run,
+    has_part,
+    model_digest,
+    read_part,
+)
 from ddl_airflow.steps.base import StepTry, TransferLog
 from ddl_airflow.steps.checkpoints import drop_published
 from ddl_airflow.storage.filesystem import FolderStore, paths_below, why_private
-from ddl_airflow.storage.store import SUCCESS, ObjectStore
+from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore
 
 # Lines in a log, each of a file that is not published.
 _MOST_SAID = 20
@@ -68,7 +76,13 @@ class UploadResults(StepTry[UploadResultsStep]):
         return f"would publish to {store.uri}/{self.layout.training_id}"
 
     def run(self) -> dict[str, Any]:
-        """Returns the model's and the lineage's place."""
+        """Returns the model's and the lineage's place.
+
+        Raises:
+            TransformError: there is no model.
+            EvaluationInvalid: evaluate is a step of the run, and has not let it pass.
+            DdlError: it failed.
+        """
         layout = self.layout
         if not (layout.model / "saved_model.pb").is_file():
             raise TransformError(
@@ -76,6 +90,7 @@ class UploadResults(StepTry[UploadResultsStep]):
             )
         store = self.site.open_store(self.step.results)
         files = self._found()
+        self._check_evaluated()
         with suppress(StagingError):  # `_index` says that nothing can be written there
             begin(store, layout.training_id)
         published, record = self._published(store, files)
@@ -134,6 +149,19 @@ class UploadResults(StepTry[UploadResultsStep]):
             )
         except QualityTooLow as worse:
             self.log.warning("%s", worse)
+
+    def _check_evaluated(self) -> None:
+        """Raises EvaluationInvalid if evaluate is a step of the run, and has not passed it."""
+        # Not by the states of tasks: evaluate may have been cleared while a person was asked.
+        begun = fixed_run(self.layout)
+        if begun is None or "evaluate" not in begun["steps"] or has_part(self.layout, "evaluate"):
+            return
+        raise EvaluationInvalid(
+            "evaluate has not passed this model: it failed, has not run to its end, or was marked "
+            "success without being run, which measures nothing. Nothing was published. Clear "
+            "evaluate (by hand: --step evaluate), or stage_data with downstream if the manifest "
+            "has no evaluation any more."
+        )
 
     def _found(self) -> dict[str, Path]:
         layout = self.layout
@@ -345,8 +373,10 @@ def _files(folder: Path, prefix: str) -> tuple[dict[str, Path], list[tuple[Path,
                 continue  # gone meanwhile
             why = "it leads out of the training's folder, to no file, or to another user's. Copy it"
             left.append((path, why))
-        elif key in (SUCCESS, LINEAGE) or (key.startswith((CODE, EVIDENCE)) and not prefix):
-            # The first would be there before all is, and say what it likes.
+        elif key in (SUCCESS, RETIRED, LINEAGE) or (
+            key.startswith((CODE, EVIDENCE)) and not prefix
+        ):
+            # The first two would be there before all is, and say what they like.
             left.append((path, "what is published has a file of ours of that name. Rename it"))
         elif _UNUSABLE.search(key):
             left.append((path, "no object can be called so. Rename it"))

@@ -19,8 +19,10 @@ from ddl_airflow.core.manifest.sections import (
     tries,
 )
 from ddl_airflow.core.manifest.sections.experiment import Experiment
+from ddl_airflow.core.manifest.sections.outcome import Evaluation
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.sections.schedule import Schedule
+from ddl_airflow.core.manifest.templates import WITHOUT_DATES, dates_in
 
 RULES: list[Rule] = [
     *definition.RULES,
@@ -53,3 +55,25 @@ def changes_of_data_are_waited_for(
         message = "loses a change of the data that comes while another training works there"
         fix = "Delete it, and the run waits; or look by a cron expression too."
         yield Finding(f"{at}.when_busy", message, fix)
+
+
+@_rule("schedule", "model_definition.execution.command", warning=True)
+def command_has_dates_in_each_run(at: str, given: Schedule | None, command: str) -> Findings:
+    yield from _dates_of_no_run(at, given, command)
+
+
+@_rule("schedule", "evaluation", warning=True)
+def evaluation_has_dates_in_each_run(
+    at: str, given: Schedule | None, evaluation: Evaluation | None
+) -> Findings:
+    if evaluation is not None and evaluation.command:
+        yield from _dates_of_no_run(f"{at}.command", given, evaluation.command)
+
+
+def _dates_of_no_run(at: str, given: Schedule | None, command: str) -> Findings:
+    if given is None or not (given.on_data_change or given.assets):
+        return
+    if dates := dates_in(command):
+        starts = "changed data start" if given.on_data_change else "assets start"
+        message = f"names {', '.join(dates)}; a run that {starts} has no logical date, and fails"
+        yield Finding(at, message, WITHOUT_DATES)

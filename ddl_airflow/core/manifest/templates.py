@@ -17,13 +17,16 @@ from ddl_airflow.core.manifest.rule import Finding, Findings
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-# Plain values of a run.
-VALUES = frozenset(
+# Those of the logical date, which a run that changed data or an asset have started has not.
+DATES = frozenset(
     (
-        *("params", "run_id", "logical_date", "data_interval_start", "data_interval_end"),
+        *("logical_date", "data_interval_start", "data_interval_end"),
         *("ds", "ds_nodash", "ts", "ts_nodash", "ts_nodash_with_tz"),
     )
 )
+WITHOUT_DATES = "Take dag_run.run_after, which each run has: {{ dag_run.run_after | ds }}."
+# Plain values of a run.
+VALUES = DATES | {"params", "run_id"}
 # Objects that hold more than a template may have, and what it may have of them.
 ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -239,6 +242,27 @@ def _is_known(called: nodes.Node) -> bool:
         return False
     of_macros = isinstance(called.node, nodes.Name) and called.node.name == "macros"
     return called.attr in (ATTRIBUTES["macros"] if of_macros else METHODS)
+
+
+def dates_in(text: str) -> list[str]:
+    """The names of ``DATES`` that a template asks for in each run.
+
+    Empty where it decides by a value, or says what to take for one that is missing.
+    """
+    from jinja2 import nodes
+
+    if not any(date in text for date in DATES) or not is_template(text):
+        return []
+    try:
+        tree = parse_template(text)
+    except ValueError:  # said by another rule
+        return []
+    decides = (nodes.If, nodes.CondExpr, nodes.And, nodes.Or, nodes.Test, nodes.Filter)
+    for node in tree.find_all(decides):
+        if not isinstance(node, nodes.Filter) or node.name in ("d", "default"):
+            return []
+    names = (one.name for one in tree.find_all(nodes.Name) if one.ctx == "load")
+    return list(dict.fromkeys(name for name in names if name in DATES))
 
 
 def template_findings(

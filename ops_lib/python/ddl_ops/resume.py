@@ -38,6 +38,8 @@ def leave_whole(folders: Sequence[Path], aside: Path) -> list[str]:
     families = list(_families(folders))
     for family in families:
         for path in family:
+            if not path.is_file():
+                continue  # a link to one that was damaged, and has been moved
             try:
                 _require_readable(path)
             except CheckpointUnreadable as error:
@@ -61,10 +63,15 @@ def _families(folders: Sequence[Path]) -> Iterator[list[Path]]:
     """
     families: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
-        if path.suffix in _SUFFIXES and not _is_served(path) and not path.name.startswith("."):
+        if _is_checkpoint(path) and not _is_served(path):
             families.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
     for family in families.values():
         yield sorted(family, key=_written, reverse=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a script finds one there: a link may lead to one that it has removed since."""
+    return path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _is_served(path: Path) -> bool:
@@ -139,7 +146,7 @@ def _newest_is_there(folder: Path) -> bool:
 
 def _noted_anew(folder: Path, aside: Path) -> str:
     """Lets TensorFlow's note of the newest checkpoint name one that is there."""
-    found = [path for path in folder.glob("*.index") if not path.name.startswith(".")]
+    found = [path for path in folder.glob("*.index") if _is_checkpoint(path)]
     if not found:
         _move(folder / _STATE, aside)
         return f"{folder / _STATE} names what is not there: now in {aside}"

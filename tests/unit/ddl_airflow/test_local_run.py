@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from ddl_airflow.core.connections import connection_of_environment
 from ddl_airflow.core.errors import ConnectionInvalid
 from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.launchers.processes import marked
+from ddl_airflow.local_run import where_it_is
 from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.storage.s3_client import client_by_connection
 from tests.limits import within
@@ -190,6 +192,85 @@ def test_a_dry_run_leaves_no_run(call, manifest, tmp_path):
     path.with_name("train.py").rename(path.with_name("trian.py"))
     done = call(path, "--dry-run")
     assert done.returncode == 1 and "train.py" in done.stderr.splitlines()[-1]
+
+
+def test_places_are_said_as_a_shell_and_a_person_take_them(tmp_path, monkeypatch):
+    """In a folder with a space, where URIs have %20."""
+    (tmp_path / "my own").mkdir()
+    monkeypatch.chdir(tmp_path / "my own")
+    place = (tmp_path / "my own" / ".ddl-run" / "résults").as_uri()
+    assert "%20" in place
+    done = {"upload_results": {"model": f"{place}/model", "lineage": "s3://b/a%20b"}, "folder": "f"}
+    assert where_it_is(done) == [
+        "model: .ddl-run/résults/model",
+        "lineage: s3://b/a%20b",
+        "logs: f/logs",
+    ]
+
+
+SAYS = "import os; print('by one', os.environ['PARAM_RATE'])"
+
+
+def test_a_dry_run_of_steps_changes_nothing_of_the_run(call, manifest, tmp_path):
+    """Else what ranks ran, and what the lineage names, would be two things."""
+    path = manifest(SAYS, more="parameters: {rate: 0.5}\n")
+    call(path)
+    folder = run_folder(tmp_path)
+    before = {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    path.with_name("train.py").write_text("print('by another')")
+    every = [word for one in ("stage-data", "train") for word in ("--step", one)]
+    done = call(path, "--dry-run", *every, "--set", "rate=0.75", "--set", "nodes=3")
+    assert done.returncode == 0, done.stderr
+    assert "would start 3 rank(s)" in done.stderr
+    path.with_name("train.py").write_text("syntax error")
+    done = call(path, "--dry-run", "--step", "stage-data")
+    assert done.returncode == 1 and "train.py" in done.stderr.splitlines()[-1]
+    assert {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()} == before
+
+
+def test_a_run_that_goes_on_has_the_settings_that_are_given_or_says_so(call, manifest, tmp_path):
+    path = manifest(SAYS, more="parameters: {rate: 0.5}\n")
+    call(path, "--set", "rate=0.25")
+    done = call(path, "--step", "train", "--set", "rate=0.75")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "ddl-airflow: --set rate=0.75: the run that goes on began with rate=0.25"
+    )
+    done = call(path, "--step", "train", "--set", "rate=0.25", "--set", "nodes=2")
+    assert "rank 0 | by one 0.25" in done.stderr, done.stderr
+    anew = call(path, "--step", "stage-data", "--step", "train", "--set", "rate=0.75")
+    assert "rank 0 | by one 0.75" in anew.stderr, anew.stderr
+    other = call(path, "--step", "stage-data", "--set", "experiment_id=wide")
+    assert other.returncode == 1
+    assert "the run that goes on began with experiment_id=None" in other.stderr.splitlines()[-1]
+
+
+def test_dates_are_those_of_the_start_however_a_template_asks(call, manifest, tmp_path):
+    names = "{{ dag_run.run_after | ds }} {{ ds }} {{ logical_date | ts_nodash_with_tz }}"
+    script = "import sys; print('dates', *sys.argv[1:])"
+    done = call(manifest(script, f"'python train.py {names} {{{{ ts_nodash_with_tz }}}}'"))
+    found = re.search("rank 0 \\| dates (.*)", done.stderr)
+    assert found, done.stderr
+    dates = found[1].split()
+    assert dates[0] == dates[1] and dates[2] == dates[3] and dates[2].endswith("+0000")
+
+
+def test_a_run_of_another_manifest_with_that_name_is_not_gone_on_with(
+    call, manifest, tmp_path, write_manifest
+):
+    path = manifest(SAYS, more="parameters: {rate: 0.5}\n")
+    call(path)
+    other = write_manifest(tmp_path / "copy", "small", script="print('by another')")
+    refused = call(other, "--step", "train")
+    assert refused.returncode == 1
+    assert "its runs of small are of dags/manifest.yml" in refused.stderr.splitlines()[-1]
+    # The folder around all may be moved; and earlier versions did not note whose a run is.
+    (note,) = tmp_path.glob(".ddl-run/runs/small/*/airflow/by-hand.json")
+    said = json.loads(note.read_text())
+    assert not Path(said.pop("manifest")).is_absolute()
+    assert "rank 0 | by one" in call(path, "--step", "train").stderr
+    note.write_text(json.dumps(said))
+    assert "rank 0 | by one" in call(path, "--step", "train").stderr
 
 
 def test_secrets_come_from_the_environment_and_are_nowhere_else(call, manifest, tmp_path):

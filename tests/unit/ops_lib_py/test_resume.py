@@ -145,6 +145,29 @@ def test_keras_files_by_family_and_by_time(tmp_path):
     ]
 
 
+def test_a_link_to_a_checkpoint_that_is_gone_is_none(tf, folder, tmp_path):
+    """As of a script that keeps the last three, and a link to the best one."""
+    keras_file(folder / "epoch-9.keras", 900)
+    (folder / "best.keras").symlink_to("epoch-1.keras")
+    (folder / "best.index").symlink_to("m-1.index")
+    (folder / "best.h5").symlink_to("best.h5")
+    (folder / "kept.keras").mkdir()
+    (folder / "checkpoint").write_text("")
+    *whole, note = resume.leave_whole([folder], tmp_path / "aside")
+    assert whole == [
+        "epoch-9.keras is the newest complete one to go on from",
+        "m-10 is the newest complete one to go on from",
+    ]
+    assert note.endswith("and now names m-10")
+    assert not (tmp_path / "aside").exists()
+    # Gone only now: what it leads to is damaged, and was moved before.
+    (folder / "last.keras").symlink_to("epoch-9.keras")
+    cut(folder / "epoch-9.keras", 0.5)
+    said = resume.leave_whole([folder], tmp_path / "aside")
+    assert "no complete one is left of last.keras and those before" in said
+    assert [path.name for path in (tmp_path / "aside").iterdir()] == ["epoch-9.keras"]
+
+
 def test_what_is_served_is_no_checkpoint(tmp_path):
     variables = tmp_path / "result" / "model" / "variables"
     variables.mkdir(parents=True)

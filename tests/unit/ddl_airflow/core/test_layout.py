@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl_airflow.core.layout import RunLayout, is_experiment, training_id
+from ddl_airflow.core.layout import REMOVING, RunLayout, is_experiment, training_id
 
 RUN = "manual__2026-11-20T20:15:00.123456+00:00"
 
@@ -111,3 +111,30 @@ def test_whoever_is_killed_while_it_starts_again_loses_nothing(tmp_path, monkeyp
         kept = {p.relative_to(layout.replaced).as_posix() for p in layout.replaced.rglob("*")}
         assert {"result/checkpoints/model-10", "progress.jsonl", "mnist-1/event"} <= kept
         assert not layout.progress.exists() and list(layout.checkpoints.iterdir()) == []
+
+
+def test_a_training_starts_again_though_its_ranks_left_what_nobody_else_may_delete(trainer):
+    """Ranks of a user of their own, and an Airflow that is not root: here with changed parts."""
+    (trainer.place / "w").mkdir()
+    os.chown(trainer.place / "w", trainer.uid, trainer.gid)
+    layout = RunLayout(trainer.place / "w", "mnist", "mnist-1")
+    os.setegid(trainer.gid)
+    os.seteuid(trainer.uid)
+    try:
+        layout.create()
+        for number in range(3):
+            (layout.result / f"step-{number}").touch()
+            layout.restart_requested.touch()
+            layout.restart()
+            layout.restart_requested.unlink()
+            kept = layout.replaced / "result"
+            assert (kept / f"step-{number}").exists()
+            os.seteuid(0)
+            (kept / "private").mkdir(mode=0o700)
+            (kept / "private" / "file").touch()
+            os.seteuid(trainer.uid)
+        left = [path.name for path in layout.root.glob(".*")]
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    assert len(left) == 2 and all(name.startswith(REMOVING) for name in left)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,10 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from ddl_airflow.core.errors import JobLost, SourceMissing, StagingError, TimedOut
 from ddl_airflow.core.layout import RunLayout
+from ddl_airflow.core.manifest.load import load_manifest
 from ddl_airflow.core.plan import Step, TrainStep
 from ddl_airflow.lineage.record import write_part
+from ddl_airflow.manifest_dag import dag_from
 from ddl_airflow.operators.base import StepOperator, rank_python
 from ddl_airflow.operators.train import TrainOperator
 from ddl_airflow.site import training_of, workspace
@@ -114,6 +118,56 @@ def test_a_run_that_was_given_fewer_attempts_gives_up_earlier(workspace, context
         step.execute(context_of("some-dag", 2, attempts=2))
 
 
+class Ends(Try):
+    """Its process is killed; or it is ended by Airflow, which calls on_kill."""
+
+    task = None
+
+    def run(self):
+        if self.task is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.task.on_kill()
+        raise JobLost("rank 0 was ended")
+
+
+def killed(step, context):
+    """As by the kernel, for want of memory: nothing of it says so."""
+    if (pid := os.fork()) == 0:
+        try:
+            step.execute(context)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_worker_that_was_killed_has_used_an_attempt_of_the_run(workspace, context_of):
+    step, dies = Task(task_id="t", retries=3), Task(task_id="t", retries=3)
+    dies.work = Ends
+    killed(dies, context_of("some-dag", 1, 3, attempts=2))
+    killed(dies, context_of("some-dag", 2, 3, attempts=2))
+    with pytest.raises(AirflowFailException, match="try 2 .*killed.*given no more attempts"):
+        step.execute(context_of("some-dag", 3, 3, attempts=2))
+    # Who clears it then gives it all its attempts; and a run that names none has the task's.
+    step.execute(context_of("some-dag", 4, 6, attempts=2))
+    killed(dies, context_of("some-dag", 5, 6, attempts=2))
+    step.execute(context_of("some-dag", 6, 6, attempts=4))
+
+
+def test_a_task_that_was_cleared_while_it_ran_is_tried_though_it_had_one_attempt(
+    workspace, context_of
+):
+    """Airflow ends it, and starts another try without raising its limit."""
+    step, ended = Task(task_id="t", retries=3), Task(task_id="t", retries=3)
+    ended.work = type("Cleared", (Ends,), {"task": ended})
+    with pytest.raises(AirflowFailException, match="rank 0 was ended"):
+        ended.execute(context_of("some-dag", 1, 3, attempts=1))
+    step.execute(context_of("some-dag", 2, 3, attempts=1))
+    killed_last = Task(task_id="t", retries=1)
+    killed_last.work = Ends
+    killed(killed_last, context_of("some-dag", 2, 1, attempts=2))
+    Task(task_id="t", retries=1).execute(context_of("some-dag", 3, 1, attempts=2))
+
+
 def test_a_cleared_task_has_all_its_attempts_again(workspace, context_of):
     step = Task(task_id="t", error=StagingError("x"), retries=2)
     # Tried three times and cleared: Airflow counts on, and its limit with it.
@@ -202,6 +256,48 @@ def test_what_an_earlier_task_returned_is_taken(workspace, context_of):
     context["ti"].xcom_pull = lambda **words: asked.update(words) or 3
     train.render_template_fields(context)
     assert (train.nodes, asked["task_ids"]) == (3, "count")
+
+
+@pytest.mark.parametrize("field", ["command", "commands", "evaluation"])
+def test_a_command_with_dates_in_a_run_without_any_fails_before_data_are_fetched(
+    tmp_path, workspace, write_manifest, run_task, field
+):
+    """As in each run that changed data have started."""
+    date, more = "--until {{ ds }}", ""
+    commands = {"command": f"python train.py {date}", "commands": "python train.py"}
+    if field == "commands":
+        commands["commands"] += f" ; python train.py {date}"
+    if field == "evaluation":
+        more = f"evaluation: {{metric: f1, minimum: 1, command: 'python train.py {date}'}}\n"
+    command = commands.get(field, "python train.py")
+    path = write_manifest(tmp_path / "dags", "dated", f"'{command}'", more=more)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers").write_text("1")
+    dag = dag_from(load_manifest(path), path)
+    done = run_task(dag.get_task("stage_data"))
+    assert done.state == "failed" and isinstance(done.error, AirflowFailException)
+    assert "SettingInvalid: command" in str(done.error)
+    assert "names ds, and this run has no logical date" in str(done.error)
+    assert "python train.py --until {{ ds }}" in str(done.error)
+    assert not (workspace / "cache").exists()
+    # What each run has, or what is taken without it, is fine.
+    for other in ("{{ dag_run.run_after | ds }}", "{{ ds | default(run_id) }}"):
+        path.write_text(path.read_text().replace("{{ ds }}", other))
+        dag = dag_from(load_manifest(path), path)
+        assert run_task(dag.get_task("stage_data")).state == "success"
+        path.write_text(path.read_text().replace(other, "{{ ds }}"))
+
+
+def test_a_template_that_cannot_be_filled_in_is_not_tried_again(run_task, workspace):
+    with DAG("dated", schedule=None):
+        train = TrainOperator(
+            task_id="train",
+            retries=2,
+            step=TrainStep(command="python train.py {{ params.none }} {{ ds }}"),
+        )
+    done = run_task(train)
+    assert done.state == "failed"
+    assert "SettingInvalid: command: 'python train.py {{ params.none }}" in str(done.error)
 
 
 def outcome_of(workspace):

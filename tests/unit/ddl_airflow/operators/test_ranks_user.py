@@ -204,7 +204,7 @@ def test_later_steps_read_the_copy_of_a_named_experiment(run, trainer, context_o
         "import os\nassert os.listdir(os.environ['EXPERIMENT_DIR']) == ['weights']\n"
         + textwrap.dedent(EXPORT)
     )
-    for name in ("stage_data", "train", "transform"):
+    for name in ("stage_data", "train", "transform", "evaluate"):
         dag.get_task(name).execute(context)
     left = layout_of(context).experiment_copy
     assert (left / "weights").stat().st_uid == trainer.uid

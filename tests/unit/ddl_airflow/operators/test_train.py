@@ -540,6 +540,41 @@ def test_a_cleared_training_starts_again_if_it_had_ended_and_else_goes_on(
     assert (layout.workspace / "experiments" / "wide" / "curve").exists()
 
 
+def test_a_cleared_training_starts_again_though_its_first_try_never_came_to_it(
+    train, layout, context_of, workspace, tmp_path
+):
+    """Mended scripts: the weights of those before would be published as theirs."""
+
+    def task():
+        return train(LEAVES_A_STEP, nodes=1, retries=2, parameters={"fails": False})
+
+    def said():
+        return (layout.logs / "rank-0.log").read_text().splitlines()[-1]
+
+    made_of = {"dataset": "d", "code": "old", "manifest": "m", "parameters": {}}
+    fix_run(layout, "run", made_of, {})
+    task().execute(context_of("training", 1, 2))
+    fix_run(layout, "run", made_of | {"code": "mended"}, {})
+    again = task()
+    workspace.rename(tmp_path / "away")
+    with pytest.raises(AirflowException, match="is not the workspace that was there"):
+        again.execute(context_of("training", 2, 3))
+    (tmp_path / "away").rename(workspace)
+    task().execute(context_of("training", 3, 3))
+    assert said() == "found 0"
+    assert len(list((layout.replaced / "result" / "checkpoints").iterdir())) == 1
+    # Not cleared: the worker died before it could say that the training had ended.
+    task().execute(context_of("training", 4, 4))
+    assert said() == "found 1"
+    # Of an earlier version, which did not note in which try that was.
+    layout.trained_in.unlink()
+    task().execute(context_of("training", 5, 5))
+    assert said() == "found 2"
+    layout.trained_in.unlink()
+    task().execute(context_of("training", 6, 7))
+    assert said() == "found 0"
+
+
 def test_a_retry_finds_no_damaged_checkpoint(train, layout, context_of, capsys):
     script = """
         import os, sys, zipfile
@@ -822,6 +857,20 @@ def test_a_retry_goes_on_with_the_job_of_the_try_before(scheduled, layout, clust
     assert again.trigger.job == first.trigger.job
     assert cluster.numbers() == [1]
     assert layout.statistics.exists()
+
+
+def test_a_run_with_one_attempt_goes_on_with_the_job_of_the_try_before(
+    scheduled, layout, cluster, context_of
+):
+    """Though its worker was killed: no training is begun once more. Else that would be one."""
+    scheduled.retries = 2
+    deferred(scheduled, context_of("training", 1, 2, attempts=1))
+    context = context_of("training", 2, 2, attempts=1)
+    wish = deferred(scheduled, context)
+    assert cluster.numbers() == [1]
+    cluster.set(1, "succeeded")
+    scheduled.execute_complete(context, ended(wish.trigger))
+    assert read_part(layout, "train")["tries"] == {"train": 2}
 
 
 def test_a_task_cleared_after_its_end_trains_again(scheduled, layout, cluster, context_of):

@@ -14,10 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowSkipException,
+    ParamValidationError,
 )
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -404,6 +406,36 @@ def test_a_run_keeps_the_manifest_that_it_began_with(tmp_path, workspace, write_
     assert again.state == "failed" and "none.py" in str(again.error)
 
 
+def test_a_run_keeps_what_it_was_triggered_with(tmp_path, workspace, write_manifest, run_task):
+    """Edited between two of its steps, so that the form would refuse the run's settings."""
+    path = write_manifest(
+        tmp_path / "dags",
+        "road",
+        more="parameters: {epochs: {default: 3, maximum: 9}, note: a}\n" + MORE,
+        script=textwrap.dedent(TRAIN) + "assert os.environ['PARAM_EPOCHS'] == '7'\n",
+    )
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("25 75\n")
+    conf = {"epochs": 7, "note": "b", "nodes": 2}
+
+    def run(task_id):
+        """In a process of the task's own, as Airflow has it."""
+        with _airflow_parsing_context_manager("road", task_id):
+            task = dag_from(load_manifest(path), path).get_task(task_id)
+            return run_task(task, conf=conf)
+
+    assert run("stage_data").state == "success"
+    text = path.read_text().replace("nodes: 2", "nodes: 1").replace("maximum: 9", "maximum: 5")
+    path.write_text(text.replace(", note: a", ""))
+    assert run("train").state == "success"
+    # Who clears stage_data has the run begin with the edited one, whose form does not have these.
+    with pytest.raises(ParamValidationError, match="7 is greater than the maximum of 5"):
+        run("stage_data")
+    conf |= {"epochs": 4, "nodes": 1}
+    again = run("stage_data")
+    assert again.state == "failed" and "'note' is not known" in str(again.error)
+
+
 def test_production_is_asked_again_when_it_changes(trained, tmp_path):
     dag, context, layout = trained
     task, store = dag.get_task("upload_results"), FolderStore(tmp_path / "dags" / "results")
@@ -525,6 +557,58 @@ def test_an_evaluation_of_an_earlier_model_is_not_published_with_this_one(traine
     record = json.loads(Path(places["lineage"].removeprefix("file://")).read_text())
     assert record["result"]["metrics"] == {"loss": 0.25}
     assert "evaluation" not in record["result"] and "evaluate" not in record["run"]["tries"]
+
+
+GATE = """
+    import json, os
+    told = open(os.environ["DATA_DIR"] + "/../../../../accuracy").read()
+    json.dump({"accuracy": float(told)}, open(os.environ["EVALUATION"], "w"))
+"""
+
+
+@pytest.fixture
+def gated(tmp_path, workspace, context_of, write_manifest):
+    """gated(accuracy): has evaluate measure that. And the DAG, with a model that is to pass it."""
+    more = "evaluation: {metric: accuracy, minimum: 0.95, command: python gate.py}\n"
+    path = write_manifest(tmp_path / "dags", "gate", more=more)
+    (path.parent / "gate.py").write_text(textwrap.dedent(GATE))
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "numbers.txt").write_text("1")
+    dag, context = dag_from(load_manifest(path), path), context_of("gate")
+    for name in ("stage_data", "train"):
+        dag.get_task(name).execute(context)
+    _model(RunLayout(workspace, "gate", training_of("gate", context["dag_run"].run_id)))
+
+    def evaluate(accuracy: float) -> None:
+        (workspace / "accuracy").write_text(str(accuracy))
+        dag.get_task("evaluate").execute(context)
+
+    return evaluate, dag.get_task("upload_results"), context
+
+
+@pytest.mark.parametrize("before", [[], [0.97]])
+def test_a_model_that_evaluate_has_refused_last_is_not_published(gated, tmp_path, before):
+    """As where evaluate is cleared while a person is asked, who then approves."""
+    evaluate, upload_results, context = gated
+    for accuracy in before:
+        evaluate(accuracy)
+    with pytest.raises(AirflowFailException, match="QualityTooLow"):
+        evaluate(0.5)
+    with pytest.raises(AirflowFailException, match="EvaluationInvalid: .*Clear evaluate"):
+        upload_results.execute(context)
+    store = FolderStore(tmp_path / "dags" / "results")
+    assert read_pointer(store, "gate", PRODUCTION) is read_pointer(store, "gate", LATEST) is None
+    evaluate(0.96)
+    upload_results.execute(context)
+    assert read_pointer(store, "gate", PRODUCTION)["metrics"] == {"accuracy": 0.96}
+
+
+def test_a_model_that_nobody_has_evaluated_is_not_published(gated, tmp_path):
+    """As where a person marks evaluate as success."""
+    _, upload_results, context = gated
+    with pytest.raises(AirflowFailException, match="marked success.* Clear evaluate"):
+        upload_results.execute(context)
+    assert not list((tmp_path / "dags" / "results").glob("**/saved_model.pb"))
 
 
 def test_why_scripts_are_not_published_is_said(trained, capsys):

@@ -320,6 +320,31 @@ def test_the_rules_of_every_section_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
+    ("schedule", "command", "evaluation", "warned"),
+    [
+        ("{on_data_change: true}", "--until {{ ds }}", "", ["model_definition.execution.command"]),
+        ("{assets: [a]}", "", "--on {{ logical_date | ts }}", ["evaluation.command"]),
+        ("{cron: '@daily'}", "--until {{ ds }}", "--on {{ ds }}", []),
+        ("{on_data_change: true}", "--until {{ dag_run.run_after | ds }}", "--on {{ run_id }}", []),
+        ("{on_data_change: true}", "--until {{ ds | default(run_id) }}", "", []),
+        ("{on_data_change: true}", "{% if ds is defined %}--on {{ ds }}{% endif %}", "", []),
+    ],
+)
+def test_dates_that_a_run_of_changed_data_has_not_are_warned_of(
+    schedule: str, command: str, evaluation: str, warned: list[str]
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8")
+    text = re.sub(r"command: .*", f'command: "python train.py {command}"', text, count=1)
+    bounds = "metric: f1, minimum: 1"
+    text = text.replace("schedule:", f"schedule: {schedule}")
+    text += f'evaluation: {{{bounds}, command: "python evaluate.py {evaluation}"}}\n'
+    warnings = load_manifest_text(text, "m.yml").warnings
+    found = [issue for issue in warnings if "no logical date" in issue.message]
+    assert [issue.field for issue in found] == warned
+    assert all("{{ dag_run.run_after | ds }}" in issue.fix for issue in found)
+
+
+@pytest.mark.parametrize(
     ("words", "secret"),
     [
         ("AWS_SECRET_ACCESS_KEY=planted python train.py", True),
