@@ -484,7 +484,7 @@ LONG = {
     ),
     "a host that nobody knows": Mistake(
         "nobody.invalid: its name is not known",
-        "launcher.hosts",
+        "Correct it, or DNS",
         ALONE | {"parameters:": "launcher: {kind: ssh, hosts: ['nobody.invalid:2']}\nparameters:"},
         of=PLAIN,
     ),
