@@ -8,12 +8,15 @@ import re
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddl_airflow.core.errors import SourceMissing, StagingError
+from ddl_airflow.core.layout import REMOVING
 from ddl_airflow.core.manifest.load import looks_like_manifest
 from ddl_airflow.storage.filesystem import os_errors, place_of
 
@@ -107,9 +110,13 @@ def _copy(source: Path, names: Iterable[str], destination: Path) -> str:
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy_file(source / name, target, top)
             digest.update(_line(name, target))
-        shutil.rmtree(destination, ignore_errors=True)
         partial.chmod(0o755)
+        # The ranks' user may have left what only that one may delete: cleaning tries it again.
+        before = destination.with_name(f"{REMOVING}{uuid.uuid4().hex}")
+        with suppress(FileNotFoundError):
+            destination.rename(before)
         partial.replace(destination)
+        shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return digest.hexdigest()

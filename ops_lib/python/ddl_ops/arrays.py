@@ -196,19 +196,35 @@ def gradients(
     for index, array in enumerate(arrays):
         if array is not None:
             by_dtype.setdefault(array.dtype.name, []).append(index)
-    for dtype, members in by_dtype.items():
+    absent = [index for index, array in enumerate(arrays) if array is None]
+    for number, (dtype, members) in enumerate(by_dtype.items()):
         name = f"{dtype} of team {team}"
-        given = [np.ascontiguousarray(arrays[index]) for index in members]
+        # Once, an empty array stands for each that is None: ranks compare sizes, and would add up
+        # others of one size where different ones are None.
+        places = sorted([*absent, *members]) if number == 0 else members
+        empty = np.empty(0, dtype)
+        sent = [
+            empty if array is None else np.ascontiguousarray(array)
+            for array in (arrays[index] for index in places)
+        ]
+        taken = [empty if (one := results[index]) is None else one for index in places]
         message = ctypes.create_string_buffer(2048)
         code = runtime().ddl_team_gradients(
             *(team, name.encode(), _stream("dl_comm.gradients()")),
-            *(_dtype_number(given[0]), len(given)),
-            (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given)),
-            (ctypes.c_void_p * len(given))(*(results[index].ctypes.data for index in members)),
-            (ctypes.c_int64 * len(given))(*(array.size for array in given)),
+            *(_dtype_number(sent[0]), len(sent)),
+            (ctypes.c_void_p * len(sent))(*(array.ctypes.data for array in sent)),
+            (ctypes.c_void_p * len(sent))(*(array.ctypes.data for array in taken)),
+            (ctypes.c_int64 * len(sent))(*(array.size for array in sent)),
             *(message, len(message)),
         )
-        _raise_unless_ok(code, message)
+        try:
+            _raise_unless_ok(code, message)
+        except ValueError as error:
+            if "[0]" not in str(error):
+                raise
+            raise ValueError(
+                f"{error} One of 0 elements is None there, and must be on every rank: give zeros."
+            ) from None
     averaging.averaged_by_script()
     return results
 

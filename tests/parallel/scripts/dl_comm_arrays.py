@@ -188,6 +188,17 @@ def blocking_gradients_are_averages_in_new_arrays() -> None:
     assert "61 elements, but dl_comm.init() was told of 60 at most" in said, said
 
 
+@check
+def gradients_that_are_none_on_another_rank_are_an_error() -> None:
+    mc.config_team(0, 0, 9, 9, 0, 0)
+    arrays = [own_gradient(1), own_gradient(1), own_gradient(1)]
+    arrays[1 if RANK == 0 else 2] = None
+    said = error_of(ValueError, mc.gradients, arrays, 0)
+    assert "float32[0]" in said and "None there, and must be on every rank" in said, said
+    (received,) = mc.gradients([own_gradient(2)], 0)
+    assert (received == mean_of_step(2)).all()
+
+
 def applied_by(steps: int, *plan: int, **more: int) -> list[float]:
     """What each step of team 1 gives, in steps: 3 is the average of step 3."""
     mc.config_team(1, *plan, **more)

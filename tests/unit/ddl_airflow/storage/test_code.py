@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 from contextlib import contextmanager
 
@@ -256,3 +257,27 @@ def test_a_head_that_names_no_commit_is_none(source, tmp_path, head):
     (source / "secret").write_text("a" * 40)
     (tmp_path / "secret").write_text("a" * 40)
     assert snapshot(source, tmp_path / "code").commit == ""
+
+
+def test_scripts_are_taken_again_though_ranks_left_what_nobody_else_may_delete(source, trainer):
+    """Ranks of a user of their own, and an Airflow that is not root: here with changed parts."""
+    source = shutil.copytree(source, trainer.place / "scripts")
+    run = trainer.place / "run"
+    run.mkdir()
+    os.chown(run, trainer.uid, trainer.gid)
+    os.setegid(trainer.gid)
+    os.seteuid(trainer.uid)
+    try:
+        snapshot(source, run / "code")
+        os.seteuid(0)
+        (run / "code" / "private").mkdir(mode=0o700)
+        (run / "code" / "private" / "file").touch()
+        (source / "train.py").write_text("mended\n")
+        os.seteuid(trainer.uid)
+        taken = snapshot(source, run / "code")
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    assert taken.files == ("lib/net.py", "train.py")
+    assert (run / "code" / "train.py").read_text() == "mended\n"
+    assert not (run / "code" / "private").exists()
