@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -406,7 +405,9 @@ def test_a_run_keeps_the_manifest_that_it_began_with(tmp_path, workspace, write_
     assert again.state == "failed" and "none.py" in str(again.error)
 
 
-def test_a_run_keeps_what_it_was_triggered_with(tmp_path, workspace, write_manifest, run_task):
+def test_a_run_keeps_what_it_was_triggered_with(
+    tmp_path, workspace, write_manifest, run_task, monkeypatch
+):
     """Edited between two of its steps, so that the form would refuse the run's settings."""
     path = write_manifest(
         tmp_path / "dags",
@@ -420,9 +421,10 @@ def test_a_run_keeps_what_it_was_triggered_with(tmp_path, workspace, write_manif
 
     def run(task_id):
         """In a process of the task's own, as Airflow has it."""
-        with _airflow_parsing_context_manager("road", task_id):
-            task = dag_from(load_manifest(path), path).get_task(task_id)
-            return run_task(task, conf=conf)
+        monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "road")
+        monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", task_id)
+        task = dag_from(load_manifest(path), path).get_task(task_id)
+        return run_task(task, conf=conf)
 
     assert run("stage_data").state == "success"
     text = path.read_text().replace("nodes: 2", "nodes: 1").replace("maximum: 9", "maximum: 5")
