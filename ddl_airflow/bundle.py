@@ -12,7 +12,7 @@ changes and then only, so that Airflow parses at once what changed, and nothing 
         versions/<version>/       the same as they were; made for a task, deleted by Airflow
         listings/<version>.json   which manifest had which text
         manifests/<sha256>        the texts
-        shown/<sha256>.yml        the texts without keys, by the digests of those with them
+        shown/<sha256>.yml        those with keys, without them, by the same digests
 
 A version is the digest of its listing. Versions are what lets a run finish with the manifest that
 it began with. A text with keys written out is kept for a day after its change, others for a month.
@@ -110,6 +110,7 @@ class ManifestBundle(BaseDagBundle):
         self._again: dict[Path, float] = {}  # stub -> when it is to be parsed once more
         # What a YAML file's state on disk was, and its text and DAG id then; None: no manifest.
         self._seen: dict[str, tuple[tuple[int, ...], tuple[_Entry, str | None] | None]] = {}
+        self._without_keys: set[str] = set()  # texts, which never change
 
     @property
     def path(self) -> Path:
@@ -376,7 +377,13 @@ class ManifestBundle(BaseDagBundle):
         return self.base_dir / "manifests" / text
 
     def _shown(self, text: str) -> Path:
-        return self.base_dir / "shown" / f"{text}.yml"
+        """What may be shown of a text, and never changes: itself, if it has no keys."""
+        if text not in self._without_keys:
+            content = self._kept(text).read_bytes()
+            if _digest(self._kept(text)) != text or without_keys(content) != content:
+                return self.base_dir / "shown" / f"{text}.yml"
+            self._without_keys.add(text)
+        return self._kept(text)
 
     def _with_what_is_kept(self, listing: _Listing) -> _Listing:
         """The listing, with texts that are gone as manifests that cannot be read."""

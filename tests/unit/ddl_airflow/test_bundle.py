@@ -760,7 +760,6 @@ def test_listings_of_a_month_ago_are_forgotten(bundle, make_bundle, folder, writ
     fifth = f"{version_of(bundle)}.json"
     assert kept("listings") == {fourth, fifth}
     assert kept("manifests") == texts_of(fourth, fifth)
-    assert kept("shown") == {f"{text}.yml" for text in kept("manifests")}
     assert len(parsed(bundle)) == 2
 
 
@@ -795,7 +794,7 @@ def test_what_is_kept_is_on_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "fsync", sync)
     write_manifest(folder, "first")
     bundle.refresh()
-    assert {path.parent.name for path in synced} == {"manifests", "listings", "shown"}
+    assert {path.parent.name for path in synced} == {"manifests", "listings"}
 
 
 def test_a_text_that_somebody_cleaned_away_is_kept_again(bundle, folder, write_manifest):
