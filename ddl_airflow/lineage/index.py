@@ -49,6 +49,8 @@ _BEGUN = "-begun.json"
 _BEGUN_S = 7 * 86400.0  # after which an upload that has not ended is none any more
 _MERGED_AT = 50  # new ones, which cost a reader a request each
 _READERS = 16
+# Of a larger index it is not asked which trainings it lacks: to name 10,000 takes Ceph a second.
+_MOST_COMPARED = 2_000
 _RECORD = re.compile(rf"([^/]+/{PUBLICATION})/({SUCCESS}|{RETIRED}|{re.escape(LINEAGE)})")
 
 # What parsing and looking into somebody's JSON may raise.
@@ -169,11 +171,9 @@ def read_index(
     Raises:
         StagingError: as ``ObjectStore`` does. An index that cannot be written is none.
     """
-    with ThreadPoolExecutor(1) as pool:
-        listing = pool.submit(store.names)  # meanwhile
-        listed = _listed(store)
-        new = _read_new(store, listed)
-        found = _read_index(store)
+    listed = _listed(store)
+    new = _read_new(store, listed)
+    found = _read_index(store)
     pointer = pointer or pointers_of(store)
     if found is None or rebuild or _misses_named(store, _with(found[0], new.values()), pointer):
         # As it is before the records are read: others may merge meanwhile, and that is to stay.
@@ -187,8 +187,9 @@ def read_index(
     else:
         known = found[0]
         names: list[str] = []
-        with suppress(StagingError):  # who asks may not list them
-            names = listing.result()
+        if len(known) <= _MOST_COMPARED:
+            with suppress(StagingError):  # who asks may not list them
+                names = store.names()
         if missed := _missed(store, _with(known, new.values()), names):
             known = known | missed
             with suppress(StagingError):
