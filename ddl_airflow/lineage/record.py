@@ -161,8 +161,8 @@ def fix_run(
         earlier_digests: the manifest's, as earlier versions of ours made them.
     """
     told = {"run_id": run_id, "made_of": made_of, "steps": steps}
-    told |= {"experiment": layout.experiment_id}
-    _write(layout, layout.kept / _RUN, told | {"earlier_digests": list(earlier_digests)})
+    told |= {"experiment": layout.experiment_id, "earlier_digests": list(earlier_digests)}
+    _write(layout, layout.kept / _RUN, told)
 
 
 def fixed_run(layout: RunLayout) -> dict[str, Any] | None:

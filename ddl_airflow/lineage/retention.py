@@ -28,7 +28,13 @@ from ddl_airflow.lineage.production import (
 )
 from ddl_airflow.lineage.record import LINEAGE
 from ddl_airflow.storage.cleaning import LEFT_S, Removed
-from ddl_airflow.storage.publication import marker_of, published_at, restore, retire
+from ddl_airflow.storage.publication import (
+    marker_of,
+    published_at,
+    restore,
+    retire,
+    unfinished_in,
+)
 from ddl_airflow.storage.snapshots import SNAPSHOTS, drop
 from ddl_airflow.storage.store import RETIRED, SUCCESS, ObjectStore, StoredObject
 
@@ -86,12 +92,7 @@ def clean_results(
             if known and not noted:
                 _note(store, publication)  # the disk was full, and this has freed room
     yield from _saved(store, listed, found, dry_run, now)
-    try:
-        unfinished = list(store.unfinished())
-    except StagingError as error:  # not all have the right, and not all services have the call
-        _log.warning("%s What was left unfinished is not looked for", error)
-        unfinished = []
-    for part in unfinished:
+    for part in unfinished_in(store, logging.WARNING):
         if now() - part.started > LEFT_S and _PUBLISHED.fullmatch(part.key):
             yield Removed("unfinished upload", f"{store.uri}/{part.key}", part.nbytes)
             if not dry_run:

@@ -361,10 +361,9 @@ class Train(ScriptTry[TrainStep]):
         if self.step.stream and self.step.prove:
             listed = read_part(layout, "stage_data")["dataset"]["listing"]
             dataset = {"dataset": {"listing": with_digests(layout, listed)}}
+        # It counts once the part is there.
         ended_in = str(self.context.try_number).encode()
-        write_beneath(
-            layout.trained_in, layout.workspace, ended_in
-        )  # counts once the part is there
+        write_beneath(layout.trained_in, layout.workspace, ended_in)
         write_part(
             layout,
             "train",

@@ -81,7 +81,7 @@ class UploadResults(StepTry[UploadResultsStep]):
         Raises:
             TransformError: there is no model.
             EvaluationInvalid: evaluate is a step of the run, and has not let it pass.
-            DdlError: it failed.
+            StagingError: it cannot be stored.
         """
         layout = self.layout
         if not (layout.model / "saved_model.pb").is_file():

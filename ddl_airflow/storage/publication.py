@@ -155,12 +155,7 @@ class _Earlier:
             key = _key_in_publication(obj.key)
             if key in digests and obj.size == digests[key][1]:
                 found.append((key, Left(target, obj)))
-        try:
-            every = list(target.unfinished())
-        except StagingError as error:  # not all have the right, and not all services have the call
-            _log.info("%s What was left unfinished is not looked for", error)
-            every = []
-        for one in every:
+        for one in unfinished_in(target):
             if key := _key_in_publication(one.key):
                 self._unfinished.append(one)
                 found.append((key, Left(target, one)))
@@ -178,6 +173,15 @@ class _Earlier:
                 self._target.discard(one)
             except StagingError as error:
                 _log.warning("%s `ddl-airflow clean` ends this upload", error)
+
+
+def unfinished_in(store: ObjectStore, level: int = logging.INFO) -> list[Unfinished]:
+    """What somebody began to store there; none, and a line in the log, where nobody may ask."""
+    try:
+        return list(store.unfinished())
+    except StagingError as error:  # not all have the right, and not all services have the call
+        _log.log(level, "%s What was left unfinished is not looked for", error)
+        return []
 
 
 def _key_in_publication(key: str) -> str:

@@ -32,28 +32,33 @@ def test_a_script_that_loads_the_library_by_its_old_name(ddl_run):
     assert "DeadlineExceeded" not in ended.output
 
 
-def test_keras_of_those_days_trains_one_model_by_horovods_interface(ddl_run):
-    if importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
-    script = SCRIPTS / "horovod_tf1_keras.py"
-    ended = ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
-    assert ended.returncode == 0, ended.output[-5000:]
-    first, second = (ended.lines_of(rank) for rank in range(2))
+@pytest.fixture
+def lines_by_keras_2(ddl_run):
+    """lines_by_keras_2(script): what each of two ranks prints, where Keras 2 is."""
+
+    def run(script):
+        if importlib.util.find_spec("tf_keras") is None:
+            pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
+        words = ("--tf1", "--np", "2", "python", SCRIPTS / script)
+        ended = ddl_run(*words, DDL_STALL_TIMEOUT="60")
+        assert ended.returncode == 0, ended.output[-5000:]
+        return [ended.lines_of(rank) for rank in range(2)]
+
+    return run
+
+
+def test_keras_of_those_days_trains_one_model_by_horovods_interface(lines_by_keras_2):
+    first, second = lines_by_keras_2("horovod_tf1_keras.py")
     said = ["broadcast: 2.", "broadcast: 2.", "allreduce: numpy 0.5", "trained: 2."]
     assert [line[: len(start)] for line, start in zip(first, said, strict=True)] == said
     assert first == second and first[0] != first[1]
 
 
-def test_keras_of_those_days_trains_one_model_by_ibms_examples(ddl_run):
-    if importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("tf_keras not installed: pip install -r requirements/legacy.txt")
-    script = SCRIPTS / "ibm_keras.py"
-    ended = ddl_run("--tf1", "--np", "2", "python", script, DDL_STALL_TIMEOUT="60")
-    assert ended.returncode == 0, ended.output[-5000:]
-    first, second = (ended.lines_of(rank) for rank in range(2))
+def test_keras_of_those_days_trains_one_model_by_ibms_examples(lines_by_keras_2):
+    first, second = lines_by_keras_2("ibm_keras.py")
     own = ["tf.train", "callbacks", "loss", *["own"] * 4, "own again"]
     assert [line.partition(":")[0] for line in first] == [*own, *own, "loop"]
-    assert first == second, ended.output[-5000:]
+    assert first == second
 
 
 @pytest.fixture(scope="module")

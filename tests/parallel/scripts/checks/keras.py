@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ddl
@@ -797,6 +797,19 @@ def keras_a_try_that_goes_on_trains_all_epochs_that_are_left() -> None:
         assert len(fit(model=model, done=found)) == epochs - done, (name, freq)
 
 
+def _ends_preempted(fit: Callable[[], object], folder: Path, step: int) -> None:
+    """A training of all ranks ends because it was asked to, and has left that step alone."""
+    try:
+        fit()
+    except SystemExit as end:
+        assert end.code == 0
+    else:
+        raise AssertionError("no end")
+    assert os.listdir(folder) == [f"preempted-{step}"], os.listdir(folder)
+    if SIZE > 1:
+        ddl.barrier("all have looked")
+
+
 @check
 def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left() -> None:
     """Asked when some have joined, and again while batches that are done are passed over."""
@@ -828,15 +841,7 @@ def keras_ranks_that_are_asked_to_end_go_on_with_the_batches_that_each_had_left(
     undisturbed = fit(folder / "none", None)
     # Then nothing is passed over yet. Of three ranks the first has joined by the fifth batch.
     for asked_at in (most - 2, most - 4 if SIZE > 1 else 1):
-        try:
-            fit(folder, asked_at)
-        except SystemExit as end:
-            assert end.code == 0
-        else:
-            raise AssertionError("no end")
-        assert os.listdir(folder) == [f"preempted-{most - 1}"], os.listdir(folder)
-        if SIZE > 1:
-            ddl.barrier("all have looked")
+        _ends_preempted(lambda at=asked_at: fit(folder, at), folder, most - 1)
     if SIZE == 1:
         shutil.copytree(folder, folder / "fewer")
         model = fit(folder / "fewer", None, most=2)
@@ -891,15 +896,7 @@ def keras_steps_that_loss_scaling_skips_are_steps_to_go_on_after() -> None:
 
     undisturbed = fit(folder / "none", -1)
     for asked_at in (batches - 1, batches + 1, 2 * batches):
-        try:
-            fit(folder, asked_at)
-        except SystemExit as end:
-            assert end.code == 0
-        else:
-            raise AssertionError("no end")
-        assert os.listdir(folder) == [f"preempted-{asked_at + 1}"], os.listdir(folder)
-        if SIZE > 1:
-            ddl.barrier("all have looked")
+        _ends_preempted(lambda at=asked_at: fit(folder, at), folder, asked_at + 1)
     model = fit(folder, -1)
     assert int(model.optimizer.iterations) == 3 * (batches - lost)
     pairs = zip(
