@@ -10,6 +10,11 @@ OPS := ops_lib/python/ddl_ops/_ddl_ops.so
 OPS_SOURCES := ops_lib/build.py $(shell find ops_lib/cc -name '*.cc' -o -name '*.h')
 STAMP := $(VENV)/.installed
 
+# Where a proxy inspects TLS, its certificate is in the system's store; uv brings one of its own.
+ifneq ($(shell find /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt -size +0 2>/dev/null),)
+export UV_SYSTEM_CERTS ?= true
+endif
+
 .PHONY: help install ops ui demo up test test-airflow test-images fuzz test-gpu soak bench bench-mpi
 .PHONY: bench-peers bench-dags bench-overhead bench-page bench-staging bench-faults bench-training
 .PHONY: bench-scaling bench-progress bench-lineage wheels images
