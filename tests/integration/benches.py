@@ -152,8 +152,9 @@ class Kubernetes(Bench):
         workspace = {"host_path": str(root.parent), "mount_path": str(root.parent)}
         self._seen_of = job_id
         settings = {
-            **{"image": IMAGE, "namespace": SPACE, "grace_s": 3.0, "keep_finished_s": 20.0},
-            **{"python": asked.pop("python", ranks_python()), "volumes": [*ours(), workspace]},
+            **{"image": IMAGE, "namespace": SPACE, "grace_s": float(round(within(3.0)))},
+            **{"keep_finished_s": 20.0, "python": asked.pop("python", ranks_python())},
+            **{"volumes": [*ours(), workspace]},
             **asked.pop("settings", {}),
         }
         self.names.append((name_of(job_id), settings["namespace"]))
