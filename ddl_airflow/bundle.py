@@ -28,6 +28,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -88,6 +89,8 @@ class _Entry(NamedTuple):
 # has, since names with a dot are passed over.
 _Listing = Mapping[str, _Entry]
 _GONE = ".gone/"
+# Of a folder that is to become a version, which is made under the lock.
+_NEW = ".new-"
 
 
 class ManifestBundle(BaseDagBundle):
@@ -362,11 +365,12 @@ class ManifestBundle(BaseDagBundle):
                     f"manifests in {self._folder} are of another one by now. Let all hosts share "
                     "[dag_processor] dag_bundle_storage_path, or run with the newest version."
                 )
+            self._note_changed(listing)
             self._write_listing(version, listing)
             self._forget_keys()
         listing = self._with_what_is_kept(listing)
         self.versions_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=self.versions_dir) as folder:
+        with tempfile.TemporaryDirectory(prefix=_NEW, dir=self.versions_dir) as folder:
             new = Path(folder, "version")
             self._write_stubs(new, listing)
             new.rename(self.path)
@@ -419,7 +423,10 @@ class ManifestBundle(BaseDagBundle):
                 os.utime(self._kept(text))
 
     def _forget_keys(self) -> None:
-        """Deletes texts with keys that no manifest has had for a day, in all versions."""
+        """Deletes texts with keys that no manifest has had for a day, in all versions.
+
+        Also what was left of versions that were being made; the lock is held, so nobody makes one.
+        """
         now = {entry.text for entry in self._known().values()}
         folder = self.base_dir / "manifests"
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -428,6 +435,9 @@ class ManifestBundle(BaseDagBundle):
             if without_keys(content := path.read_bytes()) != content:
                 path.unlink()
         for made in self.versions_dir.iterdir() if self.versions_dir.is_dir() else ():
+            if made.name.startswith(_NEW):  # a task was killed while it made it
+                shutil.rmtree(made)
+                continue
             listing = self._read_listing(made.name) or {}
             if (left := self._with_what_is_kept(listing)) != listing:
                 self._write_stubs(made, left)

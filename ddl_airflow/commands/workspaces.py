@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from pathlib import Path
 
 from ddl_airflow.commands.options import Commands, takes_workspace
 from ddl_airflow.commands.results import open_place
+from ddl_airflow.core.errors import DdlError
 from ddl_airflow.core.layout import CACHE, experiments
 from ddl_airflow.lineage.retention import clean_results
 from ddl_airflow.storage.cache import Cache
-from ddl_airflow.storage.cleaning import Removed, clean_workspace, rules
+from ddl_airflow.storage.cleaning import Removed, Rules, clean_workspace, rules
 
 
 def add_to(commands: Commands) -> None:
@@ -118,20 +118,29 @@ def _clean(options: argparse.Namespace) -> int:
         return 2
     if options.workspace is not None and _says_no_folder(options):
         return 2
-    removed: list[Iterator[Removed]] = []
-    if options.workspace is not None:
-        kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
-        removed.append(clean_workspace(Path(options.workspace), kept, dry_run=options.dry_run))
+    kept = rules(options.keep_runs, options.keep_experiments, options.cache_size)
+    workspaces = [] if options.workspace is None else [Path(options.workspace)]
+    count, nbytes, failed = 0, 0, False
+    for place in (*workspaces, *options.results):
+        try:
+            for one in _removed(place, kept, dry_run=options.dry_run):
+                print(one)
+                count, nbytes = count + 1, nbytes + one.nbytes
+        except DdlError as error:
+            print(f"ddl-airflow: {error}", file=sys.stderr)
+            failed = True
+    if count or not failed:
+        would = "would remove" if options.dry_run else "removed"
+        print(f"{would} {count}, {nbytes / 2**20:,.1f} MiB", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _removed(place: Path | str, kept: Rules, *, dry_run: bool) -> Iterator[Removed]:
+    """Cleans a workspace, or the results at a URI."""
+    if isinstance(place, Path):
+        return clean_workspace(place, kept, dry_run=dry_run)
     # Nothing elsewhere is removed over a link that somebody puts into the results.
-    stores = (open_place(uri, within=()) for uri in options.results)
-    removed += [clean_results(store, dry_run=options.dry_run) for store in stores]
-    count, nbytes = 0, 0
-    for one in itertools.chain.from_iterable(removed):
-        print(one)
-        count, nbytes = count + 1, nbytes + one.nbytes
-    would = "would remove" if options.dry_run else "removed"
-    print(f"{would} {count}, {nbytes / 2**20:,.1f} MiB", file=sys.stderr)
-    return 0
+    return clean_results(open_place(place, within=()), dry_run=dry_run)
 
 
 def _says_no_workspace(options: argparse.Namespace) -> bool:

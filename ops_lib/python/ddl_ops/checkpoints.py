@@ -141,7 +141,12 @@ def newest_model(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     By time of writing, as in find(). It is whole where a launcher of ours has started the ranks:
     ddl_ops.resume has put damaged ones aside.
     """
-    models = [path for path in folder.glob("*.keras") if not path.name.startswith(".")]
+    models = [
+        path
+        for path in folder.glob("*.keras")
+        # A link may lead to a model that was damaged, and has been moved, or that was removed.
+        if not path.name.startswith(".") and path.is_file()
+    ]
     passed_over = []
     for found in _keras_newest_first(models):
         name = found.path.name

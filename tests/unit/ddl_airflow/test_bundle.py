@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from configparser import ConfigParser
 from contextlib import suppress
@@ -595,6 +596,47 @@ def test_a_version_that_a_task_used_keeps_no_keys_for_longer(
     found = parsed(old)
     assert found["a/manifest.yml.py"].dag_id == "first"
     assert "cannot be read: keys were written out in it" in str(found["manifest.yml.py"])
+
+
+def test_a_worker_with_its_own_storage_keeps_what_open_runs_began_with(
+    bundle, make_bundle, folder, literal_keys
+):
+    def on_the_worker_days_later(text: str) -> None:
+        for path in (folder.parent / "storage-b").rglob("*"):
+            os.utime(path, (path.stat().st_mtime - 3 * 24 * 3600,) * 2)
+        (folder / "manifest.yml").write_text(text)
+        bundle.refresh()
+        make_bundle(version_of(bundle), host="b").initialize()
+
+    text, keys = literal_keys
+    on_the_worker_days_later(text)
+    old = make_bundle(version_of(bundle), host="b")
+    on_the_worker_days_later(text.replace(*keys))
+    assert parsed(old)["manifest.yml.py"].dag_id == "literal"
+    on_the_worker_days_later(text.replace(keys[0], "${A}"))
+    assert "keys were written out in it" in str(parsed(old)["manifest.yml.py"])
+
+
+def test_a_task_that_is_killed_while_it_makes_its_version_leaves_no_keys(
+    bundle, make_bundle, folder, literal_keys, monkeypatch
+):
+    text, keys = literal_keys
+    (folder / "manifest.yml").write_text(text)
+    bundle.refresh()
+    old = make_bundle(version_of(bundle))
+    if (task := os.fork()) == 0:
+        monkeypatch.setattr(Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        old.initialize()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(task, 0)[1]) == -signal.SIGKILL
+    (folder / "manifest.yml").write_text(text.replace(keys[0], "${A}").replace(keys[1], "${B}"))
+    bundle.refresh()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    bundle.refresh()
+    files = [path for path in bundle.base_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if any(key in path.read_text() for key in keys)]
+    old.initialize()
 
 
 def test_what_cannot_be_read_is_an_error_of_its_own(bundle, folder, write_manifest):

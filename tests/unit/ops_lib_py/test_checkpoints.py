@@ -104,6 +104,15 @@ def test_to_go_on_from_is_only_what_tells_its_epochs(tmp_path):
     assert checkpoints.newest_model(tmp_path)[0].step == 4
 
 
+def test_a_link_to_a_model_that_is_gone_is_passed_over(tmp_path):
+    keras_file(tmp_path / "model-1.keras", b"one", 1000)
+    keras_file(tmp_path / "model-2.keras", b"two", 2000)
+    (tmp_path / "newest.keras").symlink_to("model-2.keras")
+    (tmp_path / "model-2.keras").unlink()
+    found = checkpoints.Checkpoint(tmp_path / "model-1.keras", 1)
+    assert checkpoints.newest_model(tmp_path) == (found, [])
+
+
 def test_noted_epochs_come_before_the_number_in_the_name(tmp_path):
     keras_file(tmp_path / "model.02-0.31.keras", b"two", 1000)
     assert checkpoints.find(tmp_path).steps == []  # 31 is no number of anything

@@ -283,6 +283,22 @@ def test_the_command_says_what_it_does(published, store, tmp_path, capsys, monke
     assert "keep_runs: 'soon' is not a duration" in capsys.readouterr().err
 
 
+def test_the_command_cleans_each_place_that_it_can(published, store, tmp_path, capsys, monkeypatch):
+    names = [published(number) for number in range(3)]
+    monkeypatch.delenv("AIRFLOW__DDL__WORKSPACE", raising=False)
+    damaged, nowhere = tmp_path / "damaged", tmp_path / "nowhere"
+    shutil.copytree(store.path, damaged)
+    (damaged / "digits" / "latest.json").write_text("{")
+    results = [f"--results={place}" for place in (damaged, nowhere, store.path)]
+    assert cli.main(["clean", *results]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"publication: {store.uri}/{names[0]}, 0.0 MiB\n"
+    first, second, done = said.err.splitlines()
+    assert first.startswith(f"ddl-airflow: {damaged.as_uri()}/digits/latest.json is damaged")
+    assert second.startswith(f"ddl-airflow: {nowhere}: there is no such folder")
+    assert done == "removed 1, 0.0 MiB"
+
+
 def test_the_dag_cleans_and_asks_airflow_which_runs_are_open(
     published, store, workspace, run_task, monkeypatch
 ):
