@@ -19,7 +19,9 @@ import yaml
 
 from ddl_airflow.core.errors import LaunchError, SubmitFailed
 from ddl_airflow.core.job import JobHandle, JobState
+from ddl_airflow.core.parameters import word_of
 from ddl_airflow.launchers.base import Scheduler
+from ddl_airflow.storage.filesystem import alone_in, lock_of
 from tests.integration.kubernetes import NODES, ROOT, SPACE, KubernetesCluster, ours
 from tests.integration.kubernetes_jobs import SLEEP, Job, Jobs
 from tests.limits import until
@@ -30,6 +32,18 @@ from ddl_airflow.launchers.kubernetes import KubernetesLauncher
 pytestmark = pytest.mark.integration
 
 _WAIT_S = 60.0
+# Saves when it is asked to make room, at a step of all ranks.
+SAVES = """\
+import os, time
+from ddl_ops import lifecycle, preemption
+lifecycle.init()
+preemption.save_by(lambda step, saver: None)
+for step in range(1, 10000):
+    open("up-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+    time.sleep(0.1)
+    if preemption.wanted(step, ""):
+        preemption.end(step)
+"""
 SECRET = "ZGRsIGlzIG5vdCBiYXNlNjQ"
 
 
@@ -88,6 +102,19 @@ def test_ranks_run_on_two_nodes_and_find_what_they_find_on_one_host(job, cluster
     assert one.status().state is JobState.SUCCEEDED
 
 
+def test_values_are_the_words_of_a_command_that_they_are_on_one_host(job):
+    values = ["'; echo x > pwned; : '", "$(PARAM_FIRST)", "$(PARAM_KEY)", "a$$b", "$$(PARAM_KEY)"]
+    one = job(
+        "import json, sys; print(json.dumps(sys.argv[1:]))",
+        nodes=1,
+        env={"PARAM_FIRST": values[0], "PARAM_KEY": SECRET},
+    )
+    one.spec = replace(one.spec, command=f"python main.py {' '.join(map(word_of, values))}")
+    assert one.start().wait().state is JobState.SUCCEEDED, one.said()
+    assert json.loads(one.log(0)) == values
+    assert not (one.spec.folder / "pwned").exists()
+
+
 def test_a_job_that_is_to_wait_holds_no_node_before_its_time(job, cluster):
     one = job(delay_s=6.0).start()
     began = time.monotonic()
@@ -110,6 +137,14 @@ def test_cancel_lets_ranks_end_may_come_twice_and_leaves_nothing(job):
     assert all((one.spec.folder / f"asked-{rank}").exists() for rank in (0, 1))
     one.gone()
     one.cancel()
+
+
+def test_ranks_that_saved_have_made_room_also_when_their_job_is_gone(job, cluster):
+    one = job(SAVES, keep_finished_s=0.0).start().up()
+    cluster.kubectl("-n", SPACE, "delete", "pod", one.pod(1), "--wait=false")
+    one.gone()  # before anybody has asked how it ended
+    status = one.status()
+    assert (status.state, status.step is None) == (JobState.PREEMPTED, False), one.said()
 
 
 def test_two_jobs_run_at_once_and_are_found_by_their_names(job, tmp_path):
@@ -140,6 +175,14 @@ def test_only_one_job_works_in_an_experiment(job, tmp_path):
     second = job(nodes=1, lock=lock).start()
     assert second.wait().state is JobState.LOST
     assert f"another training works there now: {first.spec.job_id}" in second.said()
+
+
+def test_ranks_of_another_user_hold_the_lock_that_the_task_had(job, tmp_path):
+    experiment = tmp_path / "shared one"
+    with alone_in(experiment, "the task"):
+        pass
+    one = job(nodes=1, lock=lock_of(experiment), user="nobody").start()
+    assert one.wait().state is JobState.SUCCEEDED, one.said()
 
 
 def test_a_job_that_was_not_wholly_submitted_never_starts(job):

@@ -106,6 +106,13 @@ class Verdict:
         return Verdict(JobState(told["state"]), told["reason"], told["permanent"], told["pod"])
 
 
+# It may have ended before it was removed: then only its ranks' records say how.
+_GONE = Verdict(
+    JobState.LOST,
+    "Kubernetes has no such job any more: it was cancelled, or somebody deleted it.",
+)
+
+
 def slim(one: _Object) -> dict[str, Any]:
     """What of an object is looked at here."""
     if "involvedObject" in one:
@@ -145,13 +152,15 @@ def judged(handle: JobHandle, facts: Mapping[str, Any], now: float) -> JobStatus
     """
     job, pods, events = facts["job"], facts["pods"], facts["events"]
     if job is None:
-        gone = "Kubernetes has no such job any more: it was cancelled, or somebody deleted it."
-        return _ended(handle, Verdict(JobState.LOST, gone), pods)
+        return _ended(handle, _GONE, pods)
     if is_deleted(job):
         late = [pod for pod in pods if is_overdue(pod, now)]
         if late:
             return _ended(handle, _node_lost(late[0]), pods)
-        return JobStatus(JobState.RUNNING, reason="is being ended")
+        if over_since(job) is None or any(map(is_alive, pods)):
+            return JobStatus(JobState.RUNNING, reason="is being ended")
+        # Its pods are deleted with it, which explains nothing.
+        return _ended(handle, _said_by(job) or _GONE, pods)
     if (over := over_since(job)) is not None:
         if now - over < SETTLE_S and any(is_alive(pod) for pod in workers_of(pods)):
             return JobStatus(JobState.RUNNING, reason="is ending")
@@ -236,6 +245,9 @@ def _ended(handle: JobHandle, verdict: Verdict | None, pods: Sequence[_Object]) 
         if said := unwell(handle.record_dir, run_folder(handle), on):
             return JobStatus(JobState.LOST, reason=said)
     if status.state is JobState.SUCCEEDED or status.permanent or verdict is None:
+        return status
+    # All ranks saved, whoever removed it: the next job goes on from there.
+    if status.state is JobState.PREEMPTED and verdict is _GONE:
         return status
     failure = status.failure
     # The first that failed may only have seen the end of those in the pod.
@@ -356,19 +368,21 @@ def _cure_of_room(said: str) -> str:
 def why_ended(facts: Mapping[str, Any]) -> Verdict | None:
     """Why a job has failed, as far as the cluster knows."""
     job, pods, events = facts["job"], facts["pods"], facts["events"]
+    return _said_by(job) or _of_pods(job, pods, events)
+
+
+def _said_by(job: _Object) -> Verdict | None:
+    """Why a job has ended, as far as it says so itself."""
     if kept := annotations_of(job).get(ENDED_BECAUSE):
         return Verdict.load(kept)
-    if condition_of(job, "Complete"):
-        return _of_pods(job, pods, events)
-    failed = condition_of(job, "Failed")
-    if failed.get("reason") == "DeadlineExceeded":
+    if condition_of(job, "Failed").get("reason") == "DeadlineExceeded":
         return Verdict(
             JobState.LOST,
             "Kubernetes ended the job: it took longer than launcher.time_limit. Raise that; or let "
             "it be tried again, if the script goes on from its checkpoints.",
             pod="all",
         )
-    return _of_pods(job, pods, events)
+    return None
 
 
 def _of_pods(job: _Object, pods: Sequence[_Object], events: Sequence[_Object]) -> Verdict | None:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddl_airflow.core.beneath import share_file
 from ddl_airflow.core.connections import AirflowConnection, FindConnection, own_connection
 from ddl_airflow.core.environment import DEFAULT_OPTIONS, of_job
 from ddl_airflow.core.errors import ConnectionInvalid, LaunchError, SubmitFailed
@@ -166,6 +167,8 @@ class KubernetesLauncher:
         ahead, rest = made[: made.index(first)], made[made.index(first) + 1 :]
         keys = make_keys()
         make_folders(job)
+        if job.lock is not None and (of := run_as.account(job.user)) is not None:
+            share_file(job.lock, job.lock.parent, of.pw_gid)
         created: list[dict[str, Any]] = []
         try:
             for one in ahead:

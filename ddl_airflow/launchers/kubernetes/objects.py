@@ -221,13 +221,13 @@ def launcher_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     settings = _SETTINGS | (_AS_ROOT if wanted.user == 0 else {})
     container = _container(job, wanted, name) | {
         "name": "launcher",
-        "command": [
+        "command": _literal(
             *(wanted.python, "/etc/ddl/pod.py", "launcher"),
             *("--workers", str(job.nodes), "--prefix", workers_prefix(name, wanted.operator)),
             *("--grace", _in_pod(wanted), "--log", str(job.log_dir / "launcher.log")),
             *(("--patience", _number(wanted.start_timeout_s)) if wanted.start_timeout_s else ()),
             *("--", *_mpirun(job, wanted)),
-        ],
+        ),
         "workingDir": str(job.folder),
         "env": [{"name": key, "value": value} for key, value in settings.items()],
         "resources": _LAUNCHER_RESOURCES,
@@ -250,7 +250,7 @@ def worker_pod(job: JobSpec, wanted: Wanted) -> dict[str, Any]:
     asked = {"requests": requests, "limits": limits}
     container = _container(job, wanted, name) | {
         "name": "ranks",
-        "command": [wanted.python, "/etc/ddl/pod.py", "worker", "--grace", _in_pod(wanted)],
+        "command": _literal(wanted.python, "/etc/ddl/pod.py", "worker", "--grace", _in_pod(wanted)),
         "ports": [{"name": "ssh", "containerPort": _PORT}],
         "resources": {key: value for key, value in asked.items() if value},
     }
@@ -309,6 +309,15 @@ def _apart(name: str) -> dict[str, Any]:
 
 def _labels(name: str, role: str) -> dict[str, str]:
     return {**MANAGED, JOB_LABEL: name, ROLE_LABEL: role}
+
+
+def _literal(*words: str) -> list[str]:
+    """A command's words as a pod has to have them.
+
+    Kubernetes puts a variable's value in place of ``$(NAME)``, also between a shell's quotes, and
+    ``$`` in place of ``$$``.
+    """
+    return [word.replace("$", "$$") for word in words]
 
 
 def _container(job: JobSpec, wanted: Wanted, name: str) -> dict[str, Any]:

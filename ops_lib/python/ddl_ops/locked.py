@@ -57,11 +57,10 @@ def lock(path: Path, who: str) -> None:
             "experiment, choose another experiment_id.",
         )
     except OSError as error:
-        _end(
-            REFUSED,
-            f"cannot lock {path} on {host}: {error.strerror}. Mount the workspace there with "
-            "locks; if a link is there, remove it.",
-        )
+        cure = "Mount the workspace there with locks; if a link is there, remove it."
+        if isinstance(error, PermissionError):
+            cure = f"Let user {os.geteuid()} write to it."
+        _end(REFUSED, f"cannot lock {path} on {host}: {error.strerror}. {cure}")
     os.ftruncate(file, 0)
     os.pwrite(file, f"{who} on {host}".encode(), 0)
     os.set_inheritable(file, True)

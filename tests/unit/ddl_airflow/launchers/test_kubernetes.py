@@ -113,6 +113,20 @@ def test_the_objects_ask_for_no_more_than_they_must(golden):
     golden("kubernetes_least.txt", f"{KubernetesLauncher(**SETTINGS).render(spec)}\n")
 
 
+def test_kubernetes_finds_no_variables_in_the_words_of_a_command():
+    command = "python train.py --name '$(PARAM_KEY)' 'a$$b' $HOME"
+    submission = KubernetesLauncher(**SETTINGS, python="/opt/a$$b/python").render(
+        replace(SPEC, command=command)
+    )
+    made = {
+        one["kind"]: one["spec"] for one in yaml.safe_load_all(submission.script) if "spec" in one
+    }
+    launcher_words = made["Job"]["template"]["spec"]["containers"][0]["command"]
+    assert launcher_words[-1] == "python train.py --name '$$(PARAM_KEY)' 'a$$$$b' $$HOME"
+    worker_words = made["Pod"]["containers"][0]["command"]
+    assert launcher_words[0] == worker_words[0] == "/opt/a$$$$b/python"
+
+
 @pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])
 def test_the_objects_are_what_kubernetes_knows(version):
     validate = pytest.importorskip("kubernetes_validate").validate
@@ -527,16 +541,52 @@ def test_for_whom_ranks_made_room_is_asked_also_where_all_ended_well(handle):
     )
 
 
-def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
+def all_save(handle):
+    """The records of ranks that were asked to make room, and saved after step 7."""
     for rank in range(2):
         record = {"host": f"pod-{rank}", "exit_code": 0, "ended": 2.0, "preempted": {"step": 7}}
         (handle.record_dir / f"rank-{rank}.json").write_text(json.dumps(record))
+
+
+def test_a_job_that_saved_before_it_made_room_goes_on_from_there(handle):
+    all_save(handle)
     pods = [pod_of(0, deleted=LONG_AGO), pod_of(1)]
     facts = {"job": job_of("Complete"), "pods": pods, "events": []}
     status = judged(handle, facts, NOW)
     assert (status.state, status.step) == (JobState.PREEMPTED, 7)
     assert "was deleted while the job ran" in status.reason
     assert "all ranks saved after step 7" in status.reason
+
+
+@pytest.mark.parametrize(
+    ("job", "pods"),
+    [
+        (job_of("Complete", deletionTimestamp=AT), []),
+        (job_of("Complete", deletionTimestamp=AT), [pod_of(0, phase="Succeeded", deleted=AT)]),
+        (None, []),
+    ],
+    ids=["being removed", "with its pods", "gone"],
+)
+def test_what_ranks_saved_counts_when_kubernetes_removes_the_job(handle, job, pods):
+    all_save(handle)
+    status = judged(handle, {"job": job, "pods": pods, "events": []}, NOW)
+    assert (status.state, status.step) == (JobState.PREEMPTED, 7)
+
+
+def test_a_job_that_is_deleted_while_it_runs_has_ended_when_its_pods_have(handle):
+    """Its launcher ends first, and the Job has failed by that."""
+    job = job_of("Failed", "BackoffLimitExceeded", deletionTimestamp=LONG_AGO)
+    facts = {"job": job, "pods": [pod_of(0, ended_as(), phase="Failed"), pod_of(1)], "events": []}
+    assert judged(handle, facts, NOW).reason == "is being ended"
+    facts["pods"].pop()
+    status = judged(handle, facts, NOW)
+    assert (status.state, "it was cancelled" in status.reason) == (JobState.LOST, True)
+
+
+def test_a_job_that_took_too_long_says_so_while_it_is_removed(handle):
+    job = job_of("Failed", "DeadlineExceeded", deletionTimestamp=AT)
+    status = judged(handle, {"job": job, "pods": [], "events": []}, NOW)
+    assert (status.state, "launcher.time_limit" in status.reason) == (JobState.LOST, True)
 
 
 def test_a_node_that_is_not_well_is_named_with_its_pod(handle):

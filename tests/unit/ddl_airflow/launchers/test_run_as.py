@@ -268,6 +268,15 @@ def test_slurms_jobs_are_that_users(job, trainer, monkeypatch):
     )
 
 
+def test_a_lock_that_another_user_may_not_write_is_said_to_be_one(trainer):
+    lock = trainer.place / ".one.lock"
+    lock.touch(0o600)
+    words = [trainer.python, "-m", "ddl_ops.locked", str(lock), "unit/train-1", "--", "true"]
+    ran = subprocess.run(words, user=trainer.name, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (77, "")
+    assert f"Permission denied. Let user {trainer.uid} write to it" in ran.stderr
+
+
 BY_SUDO = """
     import os, sys, time
     from dataclasses import replace
