@@ -109,9 +109,7 @@ class Placement:
         hosts, marks = self._job.hosts, self._job.record_dir / "hosts"
         try:
             # Each makes its own, and looks for others.
-            made = on_each(
-                hosts, lambda host: self._ssh.run(host, ["mkdir", "-p", f"{marks}/{host}"])
-            )
+            made = on_each(hosts, lambda host: self._ssh.make_folders(host, marks / host))
             seen = on_each(hosts, lambda host: self._ssh.run(host, ["ls", f"{marks}"]))
         finally:
             on_each(hosts, lambda host: self._ssh.run(host, ["rm", "-rf", "--", f"{marks}"]))
@@ -135,8 +133,8 @@ class Placement:
         if gone and (said := self._ssh.run(host, ["rm", "-rf", "--", *gone])).code != 0:
             return said.why
         # rsync makes the last part of a path alone.
-        needed = [*folders, *self._results, job.record_dir, *([data] if data else [])]
-        said = self._ssh.run(host, ["mkdir", "-p", *map(str, needed)])
+        needed = [*folders, *self._results, job.record_dir, *([Path(data)] if data else [])]
+        said = self._ssh.make_folders(host, *needed)
         if said.code != 0:
             return said.why
         if data:

@@ -119,6 +119,11 @@ class Ssh:
             return Said(None, why=_why(host, ended.stderr))
         return Said(ended.returncode, ended.stdout, _last(ended.stderr) if ended.returncode else "")
 
+    def make_folders(self, host: str, *folders: Path) -> Said:
+        """Makes folders there, and what is missing above them: closed to others, as a workspace."""
+        words = ["sh", "-c", 'umask 077 && exec mkdir -p -- "$@"', "mkdir", *map(str, folders)]
+        return self.run(host, words)
+
     def copy_to(self, host: str, folder: Path, *, links: bool = False) -> str:
         """Makes a folder there what it is here; only what differs is sent. What it is in is there.
 
@@ -138,6 +143,7 @@ class Ssh:
         """Sends files to the paths that they have here; those that are there, and as long, stay.
 
         One that is shorter there came but in part: who loses power may keep a name without bytes.
+        Folders that are missing there are made.
 
         Returns:
             What was wrong; empty if nothing was.
@@ -146,6 +152,7 @@ class Ssh:
             return ""
         listed = "\0".join(str(path).lstrip("/") for path in files)
         words = ["--times", "--perms", "--size-only", "--from0", "--files-from=-"]
+        words.append("--no-implied-dirs")  # folders above, which may be root's, stay as they are
         return self._rsync([*words, "--", "/", f"{host}:/"], listed)
 
     def copy_from(

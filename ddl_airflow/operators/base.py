@@ -279,6 +279,8 @@ class StepOperator(PrototypedOperator):
             )
             with ready:
                 self._context = now = self._context_of(layout, context)
+                if self._killed:  # before there was a step to cancel
+                    now.cancel()
                 if not context["params"].get("dry_run"):
                     now.begins(self.task_id)
                 step = self.work(self.asked(), now)

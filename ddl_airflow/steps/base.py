@@ -96,7 +96,8 @@ class StepContext:
         cleared: whether somebody has cleared it, or the run, since it was first tried.
         later: what the steps after this one are asked to do, by their names.
         published: called with places and facts about what was published.
-        job: what runs for the step now.
+        job: what runs for the step now; see ``set_job``.
+        cancelled: whether ``cancel`` was called.
     """
 
     layout: RunLayout
@@ -109,6 +110,7 @@ class StepContext:
     later: Mapping[str, Step] = field(default_factory=dict)
     published: Callable[[Mapping[str, Any]], None] = lambda _facts: None
     job: RunningJob | None = None
+    cancelled: bool = False
 
     def tell(self, state: str, step: str, **more: Any) -> None:
         """Has the run's record say how far it is; see ``keep_so_far``."""
@@ -121,8 +123,15 @@ class StepContext:
         """Has it say that the step is at work, whatever became of an earlier try."""
         self.tell("running", step, **{"try": self.try_number, "at_work": True})
 
+    def set_job(self, job: RunningJob) -> None:
+        """Says what runs for the step from now on. If the step is cancelled already, so is that."""
+        self.job = job
+        if self.cancelled:
+            job.cancel()
+
     def cancel(self) -> None:
         """Ends every process of the step; from a signal handler, or another thread."""
+        self.cancelled = True
         if self.job is not None:
             self.job.cancel()
 
@@ -216,8 +225,9 @@ class ScriptTry(StepTry[AskedOfScripts]):
         # Not at the top: a DAG that is parsed starts nothing.
         from ddl_airflow.launchers.local import OnceLauncher
 
-        self.context.job = RunningJob(OnceLauncher(), self.log)
-        self.context.job.run(job)
+        once = RunningJob(OnceLauncher(), self.log)
+        self.context.set_job(once)
+        once.run(job)
 
 
 @contextmanager
@@ -255,7 +265,8 @@ def prepared(layout: RunLayout, *, staged: bool, experiment: str, scripts: bool)
     except (WaitForJob, WaitForExperiment):  # its job goes on; or it has none, and closes by itself
         raise
     except BaseException:
-        layout.close_to_ranks()
+        if not layout.scheduled_job.exists():  # else its job may run, and its ranks may save
+            layout.close_to_ranks()
         raise
     layout.close_to_ranks()
 

@@ -29,6 +29,7 @@ from ddl_airflow.core.errors import (
     JobLost,
     JobPreempted,
     LaunchError,
+    SubmitFailed,
     TrainedApart,
 )
 from ddl_airflow.core.job import JobHandle, JobSpec, JobState, JobStatus, StartedJob, Submission
@@ -344,6 +345,7 @@ class ScheduledJob(RunningJob):
         Raises:
             LaunchError: it is not known whether a job of an earlier process still runs.
             JobLost: it was cancelled meanwhile.
+            JobPreempted: it had to make room, and nobody has dealt with that.
         """
         orphan = kept_job(self._kept)
         if orphan is None:
@@ -351,30 +353,39 @@ class ScheduledJob(RunningJob):
         handle = self._launcher.find(orphan.handle)
         orphan = replace(orphan, handle=handle)
         status = self._launcher.status(handle)
+        # Its caller notes that first. One that somebody waited for was ended by whoever cleared it.
+        if status.state is JobState.PREEMPTED and not orphan.monitored:
+            raise JobPreempted(status.reason, step=status.step)
         # One whose ranks trained apart is gone on with to its end, which says so.
         if status.ended and status.state is not JobState.SUCCEEDED and not status.apart:
             if status.permanent:  # it waits all the same, and starts if its reason is mended
                 self._launcher.cancel(handle, GRACE_S)
             self.drop_note()
             return None
-        name = f"{handle.kind} job {handle.number} ({handle.job_id})"
         if not status.ended and orphan.monitored:
             # Somebody waited for it, and a new try began all the same: a person cleared the task
             # (then its trigger cancels it, perhaps only now), or Airflow gave up on the trigger.
-            self._log.info("%s was given up; waiting for its end", name)
-            self._end(handle)
-            self.drop_note()
+            self._give_up(handle)
             return None
-        self._log.info("going on with %s, submitted by a process that is gone", name)
+        self._log.info("going on with %s, submitted by a process that is gone", _name(handle))
         self._submitted(orphan)
         return orphan
+
+    def give_up(self) -> None:
+        """Ends the job that an earlier process left, with which nobody is to go on.
+
+        Raises:
+            LaunchError: it is not known whether it runs, or it does not end.
+        """
+        if (orphan := kept_job(self._kept)) is not None:
+            self._give_up(self._launcher.find(orphan.handle))
 
     def submit(self, job: JobSpec, progress_path: Path) -> StartedJob:
         """A new job.
 
         Raises:
             SubmitFailed: nothing could be started.
-            JobLost: it was cancelled meanwhile.
+            JobLost: it was cancelled before or meanwhile.
         """
         submission = self._prepare(job)
         note = self._kept.with_name(f"{job.record_dir.name}.watched")
@@ -383,8 +394,15 @@ class ScheduledJob(RunningJob):
         started = StartedJob(
             self._launcher.expected(job), time.time(), _sizes(job), _end_of(progress_path), note
         )
+        if self._cancelled:
+            raise JobLost(f"job {job.job_id} was cancelled before it was submitted")
         self._keep(started)
-        started = replace(started, handle=self._launcher.submit(submission))
+        try:
+            started = replace(started, handle=self._launcher.submit(submission))
+        except SubmitFailed as refused:
+            if not refused.retryable:  # else the job may be there, and the answer was lost
+                self.drop_note()
+            raise
         self._log.info("submitted as %s job %d", started.handle.kind, started.handle.number)
         self._submitted(started)
         return started
@@ -434,6 +452,11 @@ class ScheduledJob(RunningJob):
             self.cancel()
             raise JobLost(f"job {started.handle.job_id} was cancelled")
 
+    def _give_up(self, handle: JobHandle) -> None:
+        self._log.info("%s was given up; waiting for its end", _name(handle))
+        self._end(handle)
+        self.drop_note()
+
     def _end(self, handle: JobHandle) -> None:
         deadline = time.monotonic() + END_S
         self._launcher.cancel(handle, GRACE_S)
@@ -448,6 +471,10 @@ class ScheduledJob(RunningJob):
     def _keep(self, started: StartedJob) -> None:
         said = json.dumps(started.dump()).encode()
         write_beneath(self._kept, self._kept.parent.parent, said)
+
+
+def _name(handle: JobHandle) -> str:
+    return f"{handle.kind} job {handle.number} ({handle.job_id})"
 
 
 def _sizes(job: JobSpec) -> dict[str, int]:

@@ -151,10 +151,18 @@ class Train(ScriptTry[TrainStep]):
             layout.restart_requested.touch()
         again = layout.restart_requested.exists()
         # Whatever is chosen now: the manifest may have been edited since.
-        if not again and (kept := kept_job(layout.scheduled_job)) is not None:
-            self.context.job = earlier = self._scheduled(self._launcher_of(kept.handle.kind))
-            if orphan := earlier.adopt():
-                raise WaitForJob(orphan)
+        if (kept := kept_job(layout.scheduled_job)) is not None:
+            earlier = self._scheduled(self._launcher_of(kept.handle.kind))
+            self.context.set_job(earlier)
+            if again:  # it may wait in a queue yet, and would train with what counts no more
+                earlier.give_up()
+            else:
+                try:
+                    if orphan := earlier.adopt():
+                        raise WaitForJob(orphan)
+                except JobPreempted as preempted:
+                    self._make_room_of(earlier, kept.handle, preempted)
+                    job = replace(self._job_of(), delay_s=Preemptions(layout).wait_s)
         with ExitStack() as held:
             lock = self._alone(held, job.job_id)
             saves = self._in_store()
@@ -180,7 +188,8 @@ class Train(ScriptTry[TrainStep]):
                 stream = None
                 if self.step.stream:
                     stream = held.enter_context(streamed(self.step, layout, self.site, self.log))
-                self.context.job = running = RunningJob(chosen, self.log, stream)
+                running = RunningJob(chosen, self.log, stream)
+                self.context.set_job(running)
                 with saves.saved(lambda: not running.cancelled) if saves else nullcontext():
                     handle = self._run_here(running, replace(job, inherits=(lock,)))
                 if stream is not None:
@@ -188,7 +197,8 @@ class Train(ScriptTry[TrainStep]):
                 self._keep_experiment()
                 return self._result(handle, running.progress)
         # From here on the job holds the place itself, while it runs.
-        self.context.job = scheduled = self._scheduled(chosen)
+        scheduled = self._scheduled(chosen)
+        self.context.set_job(scheduled)
         raise WaitForJob(scheduled.submit(job, layout.progress))
 
     def _cleared_after_its_end(self) -> bool:
@@ -231,7 +241,7 @@ class Train(ScriptTry[TrainStep]):
                 job, job_id=again.job_id, record_dir=again.record_dir, delay_s=again.delay_s
             )
             self._leave_whole_checkpoints()
-            self.context.job = running
+            self.context.set_job(running)
 
     def _make_room(self, job: JobHandle, preempted: JobPreempted) -> None:
         """Notes that a job was preempted; raises JobLost if that was once too often."""
@@ -251,6 +261,17 @@ class Train(ScriptTry[TrainStep]):
             preempted,
             f"; in {delay_s:.0f} s, for it got nowhere" if delay_s else "",
         )
+
+    def _make_room_of(self, job: ScheduledJob, handle: JobHandle, preempted: JobPreempted) -> None:
+        """As ``_make_room``, of a scheduler's job, with which then nobody goes on."""
+        # First the note that it was, then none that it runs: who comes after a process that is
+        # killed here finds a job that has ended, and starts the next one.
+        try:
+            self._make_room(handle, preempted)
+        except JobLost:  # once too often
+            job.drop_note()
+            raise
+        job.drop_note()
 
     def _trained_before(self, job: JobSpec) -> str:
         """As ``JobSpec`` has it, of the tries since the training last started again."""
@@ -306,18 +327,12 @@ class Train(ScriptTry[TrainStep]):
         """
         with suppress(ConnectionInvalid):  # it may be gone meanwhile
             self.environment()  # so that this process masks the script's secrets, too
-        self.context.job = job = self._scheduled(self._launcher_of(started.handle.kind))
+        job = self._scheduled(self._launcher_of(started.handle.kind))
+        self.context.set_job(job)
         try:
             job.finish(started, status, error)
         except JobPreempted as preempted:
-            # First the note that it was, then none that it runs: who comes after a process that is
-            # killed here finds a job that has ended, and starts the next one.
-            try:
-                self._make_room(started.handle, preempted)
-            except JobLost:  # once too often
-                job.drop_note()
-                raise
-            job.drop_note()
+            self._make_room_of(job, started.handle, preempted)
             return self.run()
         try:
             result = self._result(started.handle, job.progress)

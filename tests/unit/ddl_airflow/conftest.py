@@ -279,12 +279,17 @@ class FakeScheduler:
         number = max(self.numbers(), default=0) + 1
         handle = replace(self.expected(submission.job), number=number)
         told = {"handle": asdict(handle), "state": "pending", "reason": ""}
+        told["delay_s"] = submission.job.delay_s
         self._write(number, told)
         return handle
 
     def numbers(self) -> list[int]:
         """Of all jobs that were ever submitted."""
         return sorted(int(path.stem) for path in self.folder.glob("*.json"))
+
+    def delays(self) -> list[float]:
+        """For how long each job was to wait before it starts, in seconds."""
+        return [float(self._read(number)["delay_s"]) for number in self.numbers()]
 
     def state(self, number: int) -> str:
         """How a job goes: a value of JobState."""

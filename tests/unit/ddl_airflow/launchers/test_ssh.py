@@ -352,6 +352,16 @@ def test_a_folder_of_results_that_cannot_be_read_is_an_error(said, disks, tmp_pa
     assert "change_dir" in again.missing
 
 
+def test_a_workspace_that_a_host_lacks_is_made_closed_to_others(said, disks, tmp_path):
+    """As it is here; what a site has made keeps its rights."""
+    (tmp_path / "run-h0").chmod(0o755)
+    job = job_in(tmp_path / "run" / "workspace" / "one", hosts=("h0",))
+    Placement(Ssh(), job, LOG).send()
+    made = tmp_path / "run-h0" / "workspace"
+    assert (made / "one" / "code").is_dir() and made.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "run-h0").stat().st_mode & 0o777 == 0o755
+
+
 def test_an_object_that_a_hosts_cache_has_but_in_part_is_sent_again(tmp_path, monkeypatch):
     """As after a loss of power."""
     rsync, host = Ssh._rsync, tmp_path / "host"
@@ -371,6 +381,26 @@ def test_an_object_that_a_hosts_cache_has_but_in_part_is_sent_again(tmp_path, mo
     blob.touch()  # used once more
     assert Ssh().add_to("h0", [blob]) == ""
     assert there.stat().st_ino == inode
+
+
+def test_folders_that_a_host_has_stay_as_they_are(tmp_path, monkeypatch):
+    """Those above the workspace are root's there: another user may not change them."""
+    rsync, host = Ssh._rsync, tmp_path / "host"
+    blob = tmp_path / "srv" / "cache" / "ab" / "blob"
+    blob.parent.mkdir(parents=True)
+    blob.write_text("data")
+    (tmp_path / "srv").chmod(0o750)
+    above = host / str(tmp_path / "srv").lstrip("/")
+    above.mkdir(0o755, parents=True)
+    os.utime(above, (1, 1))
+
+    def to_folder(ssh: Ssh, words: list[str], *more: object) -> str:
+        return rsync(ssh, [one.replace("h0:/", f"{host}/") for one in words], *more)
+
+    monkeypatch.setattr(Ssh, "_rsync", to_folder)
+    assert Ssh().add_to("h0", [blob]) == ""
+    assert (above / "cache" / "ab" / "blob").read_text() == "data"
+    assert above.stat().st_mode & 0o777 == 0o755
 
 
 def test_no_half_of_a_file_is_among_what_was_saved(disks, tmp_path):

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time import macros
 
-from ddl_airflow.core.errors import SettingInvalid
+from ddl_airflow.core.errors import LaunchError, SettingInvalid
 from ddl_airflow.core.job import StartedJob
 from ddl_airflow.core.layout import RunLayout
 from ddl_airflow.core.plan import StageDataStep, StoreReference, TrainStep
@@ -909,6 +909,107 @@ def test_a_job_that_makes_room_is_followed_by_another_of_the_same_try(
     assert StartedJob.load(kept_job(layout.scheduled_job).dump()).handle.job_id.endswith("train-1")
 
 
+def test_a_job_found_to_have_made_room_counts_and_the_next_one_waits(
+    scheduled, layout, cluster, context_of
+):
+    """Its task was killed before it deferred: the next try sees that first."""
+    context = context_of("training", 1)
+    second = preempted(scheduled, context, deferred(scheduled, context), cluster, 1, 40)
+    assert StartedJob.load(second.trigger.job).handle.number == 2
+    cluster.set(2, "preempted", "all ranks saved", step=40)
+    third = deferred(scheduled, context_of("training", 2))
+    handle = StartedJob.load(third.trigger.job).handle
+    assert (handle.number, handle.job_id.rpartition("/")[2]) == (3, "train-2.1")
+    assert (len(Preemptions(layout)), cluster.delays()) == (2, [0, 0, 15])
+
+
+def test_a_job_found_to_have_made_room_may_be_once_too_often(
+    scheduled, layout, cluster, context_of, monkeypatch
+):
+    monkeypatch.setenv("AIRFLOW__DDL__PREEMPTIONS", "0")
+    deferred(scheduled, context_of("training", 1))
+    cluster.set(1, "preempted", "all ranks saved", step=40)
+    with pytest.raises(AirflowFailException, match="make room 1 times.*preemptions allows .0."):
+        scheduled.execute(context_of("training", 2))
+    assert cluster.numbers() == [1] and not layout.scheduled_job.exists()
+
+
+def test_the_job_of_a_training_that_gets_other_data_is_ended_first(
+    scheduled, layout, cluster, context_of, monkeypatch
+):
+    """It waited in the queue, and nobody has cancelled it; all was cleared from stage_data on."""
+    wish = deferred(scheduled, context_of("training", 1))
+    StartedJob.load(wish.trigger.job).mark_monitored()
+    monkeypatch.setattr("ddl_airflow.steps.train.trained_with_other_data", lambda layout: True)
+    again = deferred(scheduled, context_of("training", 2, 1))
+    assert (cluster.state(1), cluster.state(2)) == ("lost", "pending")
+    assert StartedJob.load(again.trigger.job).handle.number == 2
+
+
+@pytest.mark.parametrize("makes_room", [False, True])
+def test_a_task_that_a_person_ends_before_its_job_is_there_submits_none(
+    scheduled, cluster, context_of, monkeypatch, makes_room
+):
+    """Airflow's signal handler calls on_kill and returns; the task goes on until it is killed."""
+    context = context_of("training", 1)
+    begin = scheduled.execute
+    if makes_room:
+        wish = deferred(scheduled, context)
+        cluster.set(1, "preempted", "all ranks saved", step=40)
+        event = ended(wish.trigger)
+
+        def begin(context):
+            scheduled.execute_complete(context, event)
+
+    monkeypatch.setattr(
+        "ddl_airflow.steps.train.begin_training", lambda layout: scheduled.on_kill()
+    )
+    with pytest.raises(AirflowException, match="was cancelled before it was submitted"):
+        begin(context)
+    assert cluster.numbers() == [1] * makes_room
+
+
+def test_a_task_that_a_person_ends_before_its_step_begins_does_nothing(
+    scheduled, cluster, context_of
+):
+    scheduled.on_kill()
+    with pytest.raises(AirflowException, match="cancelled"):
+        scheduled.execute(context_of("training", 1))
+    assert cluster.numbers() == []
+
+
+@pytest.fixture
+def folder_of_ranks(layout, monkeypatch):
+    """folder_of_ranks() -> the mode of the run's folder, which is open while ranks may write."""
+    monkeypatch.setenv("AIRFLOW__DDL__RUN_RANKS_AS", "nobody")
+    return lambda: layout.root.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("why", ["no answer", "unseen"])
+def test_ranks_keep_their_folder_while_their_job_runs_though_a_try_fails(
+    scheduled, cluster, context_of, monkeypatch, folder_of_ranks, why
+):
+    wish = deferred(scheduled, context_of("training", 1))
+    cluster.set(1, "running")
+    assert folder_of_ranks() == 0o710
+    with monkeypatch.context() as patch, pytest.raises(AirflowException, match="away"):
+        if why == "unseen":
+            event = {"job": wish.trigger.job, "unseen": "squeue is away."}
+            scheduled.execute_complete(context_of("training", 1), event)
+        else:
+            patch.setattr(type(cluster), "status", _away)
+            scheduled.execute(context_of("training", 2))
+    assert folder_of_ranks() == 0o710
+    cluster.set(1, "failed", "of itself")
+    with pytest.raises(AirflowException):
+        scheduled.execute_complete(context_of("training", 2), ended(wish.trigger))
+    assert folder_of_ranks() == 0o700
+
+
+def _away(*_words):
+    raise LaunchError("the controller is away")
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_whoever_is_killed_as_a_job_makes_room_neither_loses_nor_doubles_it(
     scheduled, layout, cluster, context_of, monkeypatch, noted
@@ -924,7 +1025,9 @@ def test_whoever_is_killed_as_a_job_makes_room_neither_loses_nor_doubles_it(
             scheduled.execute_complete(context, event)
     assert kept_job(layout.scheduled_job).handle.number == 1
     again = deferred(scheduled, context_of("training", 2))
-    assert StartedJob.load(again.trigger.job).handle.job_id.endswith("train-2")
+    assert len(Preemptions(layout)) == 1
+    job_id = StartedJob.load(again.trigger.job).handle.job_id
+    assert job_id.endswith("train-2" if noted else "train-2.1")
     assert cluster.numbers() == [1, 2]
     # As the process that was killed would have, had it come once more.
     assert preempted(scheduled, context_of("training", 2), again, cluster, 2, 50)

@@ -13,7 +13,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddl_airflow.core.errors import JobFailed, JobLost, LaunchError, SubmitFailed
+from ddl_airflow.core.errors import (
+    JobFailed,
+    JobLost,
+    JobPreempted,
+    LaunchError,
+    SubmitFailed,
+)
 from ddl_airflow.core.job import JobState, JobStatus, RankFailure
 from ddl_airflow.launchers.fake import FakeLauncher
 from ddl_airflow.launchers.processes import marked
@@ -364,6 +370,36 @@ def test_no_second_job_beside_one_that_does_not_end(job, process, cluster, tmp_p
     cluster.set(1, "running")
     with pytest.raises(LaunchError, match="job 1 of an earlier try .* has not ended"):
         process(Deaf(cluster.folder)).adopt()
+
+
+@pytest.mark.parametrize("state", ["pending", "running", "succeeded"])
+def test_a_job_that_nobody_wants_any_more_is_ended(job, process, cluster, tmp_path, state):
+    process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, state)
+    process().give_up()
+    assert cluster.state(1) == ("succeeded" if state == "succeeded" else "lost")
+    assert process().adopt() is None
+
+
+def test_a_job_that_is_refused_for_good_is_not_looked_for(job, process, cluster, tmp_path):
+    class Refuses(FakeScheduler):
+        def submit(self, submission):
+            raise SubmitFailed("no such partition", retryable=retryable)
+
+    for retryable in (True, False):
+        one = process(Refuses(cluster.folder))
+        with pytest.raises(SubmitFailed):
+            one.submit(job().spec, tmp_path / "progress")
+        assert one._kept.exists() is retryable
+
+
+def test_a_job_that_made_room_and_was_not_dealt_with_is_said(job, process, cluster, tmp_path):
+    process().submit(job().spec, tmp_path / "progress")
+    cluster.set(1, "preempted", "all ranks saved", step=40)
+    for _ in range(2):  # until somebody has noted it
+        with pytest.raises(JobPreempted, match="all ranks saved") as caught:
+            process().adopt()
+        assert caught.value.step == 40
 
 
 def test_nothing_is_submitted_while_it_is_not_known_what_runs(job, process, cluster, tmp_path):
