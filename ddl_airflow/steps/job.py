@@ -418,10 +418,11 @@ class ScheduledJob(RunningJob):
             error: why it was ended, where that is known better than it is to the scheduler.
         """
         self._handle = started.handle
+        # Where the scheduler does not answer, the job may run on: the next try is to know of it.
+        status = self._follow(started, status)
+        if status.permanent:  # it may still wait, or run
+            self._launcher.cancel(started.handle, GRACE_S)
         try:
-            status = self._follow(started, status)
-            if status.permanent:  # it may still wait, or run
-                self._launcher.cancel(started.handle, GRACE_S)
             if error is not None:
                 raise error
             self._conclude(started, status)

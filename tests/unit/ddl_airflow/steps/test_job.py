@@ -412,6 +412,27 @@ def test_nothing_is_submitted_while_it_is_not_known_what_runs(job, process, clus
         process(Away(cluster.folder)).adopt()
 
 
+@pytest.mark.parametrize(
+    "status",
+    [None, JobStatus(JobState.FAILED, reason="It never starts.", permanent=True)],
+    ids=["unknown", "permanent"],
+)
+def test_a_job_is_not_forgotten_where_its_scheduler_does_not_answer(
+    job, process, cluster, tmp_path, status
+):
+    class Away(FakeScheduler):
+        def status(self, handle):
+            raise LaunchError("the controller is away")
+
+        def cancel(self, handle, grace_s=0.0):
+            raise LaunchError("the controller is away")
+
+    started = process().submit(job().spec, tmp_path / "progress")
+    with pytest.raises(LaunchError, match="away"):
+        process(Away(cluster.folder)).finish(started, status)
+    assert process().adopt() == started
+
+
 def test_a_task_that_is_killed_while_it_submits_leaves_no_job(job, cluster, process, tmp_path):
     class Killed(FakeScheduler):
         def submit(self, submission):
