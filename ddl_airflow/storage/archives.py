@@ -103,8 +103,9 @@ def members(path: Path, where: str, suffix: str) -> Iterator[Member]:
 def _of_tar(path: Path, where: str, opened: Callable[[Path], Any]) -> Iterator[Member]:
     with opened(path) as file:
         source = _Bounded(file, where)
+        # Attributes of files may be any bytes; of names that is refused with all keys.
         with tarfile.open(
-            fileobj=cast(BinaryIO, source), mode="r:", encoding="utf-8", errors="strict"
+            fileobj=cast(BinaryIO, source), mode="r:", encoding="utf-8", errors="surrogateescape"
         ) as archive:
             while (one := archive.next()) is not None:
                 # Else it keeps all of them, and what headers say of all.

@@ -177,12 +177,14 @@ class S3Source:
             self._first = answer
         elif answer["ETag"] != self._first["ETag"]:
             raise self.corrupt("changed since it was listed")
+        # What comes in chunks does not say how long it is.
+        length = answer.get("ContentLength", wanted if start is None else self._obj.size)
         if start is None:
-            if (length := answer["ContentLength"]) > wanted:
+            if length > wanted:
                 raise self.corrupt(f"{length:,} bytes came, {wanted:,} are listed")
             return
         said = answer.get("ContentRange", "")
-        if not said and answer["ContentLength"] == self._obj.size:
+        if not said and length == self._obj.size:
             raise RangesIgnored(f"{self._where}: the store, or a proxy, ignores ranges of bytes.")
         if not re.fullmatch(rf"bytes {start}-\d+/({self._obj.size}|\*)", said):
             raise self.corrupt(f"asked for bytes from {start:,} on, the store sent {said or 'all'}")

@@ -45,7 +45,7 @@ def files(pattern: str = "*", *, by_rank: bool = False) -> Iterator[str]:
 
     Raises:
         RuntimeError: at the call, without $DATA_DIR.
-        StagingFailed: while it waits for a file that never comes.
+        StagingFailed: while it waits for a file that never comes; of a link to a folder above it.
         FileNotFoundError: at the end, if no name matches.
     """
     folder = os.environ.get("DATA_DIR", "")
@@ -98,12 +98,19 @@ def _listing(folder: str) -> Iterator[str]:
 
 
 def _found(folder: str) -> list[str]:
-    names = []
-    for parent, _, inside in os.walk(folder):
-        below = os.path.relpath(parent, folder)
-        start = "" if below == "." else f"{below}/"
-        names += [f"{start}{name}" for name in inside if start or name not in _OWN]
-    return sorted(names)
+    return sorted(name for name in _below(folder, "", frozenset()) if name not in _OWN)
+
+
+def _below(folder: str, start: str, parents: frozenset[str]) -> Iterator[str]:
+    here = os.path.realpath(folder)
+    if here in parents:
+        raise StagingFailed(f"{folder} links to a folder above itself. Remove the link.")
+    with suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():  # also by a link, as what is staged is listed
+                yield from _below(entry.path, f"{start}{entry.name}/", parents | {here})
+            else:
+                yield f"{start}{entry.name}"
 
 
 def _wait_for(path: str, folder: str) -> None:

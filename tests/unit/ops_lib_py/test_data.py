@@ -52,6 +52,18 @@ def test_a_folder_that_is_whole_is_read_in_the_order_of_its_listing(folder: Path
         list(data.files("*.csv"))
 
 
+def test_folders_that_are_linked_are_read_too(folder: Path) -> None:
+    come(folder, "day1/a", "day1/b")
+    come(folder.parent, "elsewhere/c")
+    (folder / "day2").symlink_to("../elsewhere")
+    (folder / "same").symlink_to("day1")
+    names = ["day1/a", "day1/b", "day2/c", "same/a", "same/b"]
+    assert named(folder, data.files()) == names
+    (folder / "day1" / "round").symlink_to("..")
+    with pytest.raises(data.StagingFailed, match="day1/round links to a folder above itself"):
+        list(data.files())
+
+
 def test_each_file_comes_as_soon_as_it_is_there(folder: Path) -> None:
     names = ["line\nfeed", "one", "sub/two"]
     grows(folder, names)

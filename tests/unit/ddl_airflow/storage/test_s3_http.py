@@ -9,7 +9,10 @@ import hashlib
 import socket
 import ssl
 import subprocess
+import threading
+from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
 import pytest
@@ -173,6 +176,42 @@ def test_the_certificates_that_the_client_trusts_are_trusted(
         other._retries._left = 0
         with pytest.raises(StagingError, match="CERTIFICATE_VERIFY_FAILED|certificate verify"):
             other.get(store.list()[0], tmp_path / "f.part", ignore)
+
+
+@pytest.mark.parametrize("size", [5000, PIECE + 5000])
+def test_answers_that_do_not_say_how_long_they_are_are_read(opened, tmp_path, size):
+    """As of a gateway that answers in chunks, and knows no ranges."""
+    content = bytes(range(250)) * (size // 250)
+    etag = hashlib.md5(content).hexdigest()
+
+    class Gateway(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header("ETag", f'"{etag}"')
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with suppress(OSError):  # whoever asked for a range hangs up
+                self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content))
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        store, path = opened(f"http://127.0.0.1:{server.server_port}"), tmp_path / "f.part"
+        store.get(StoredObject("a", len(content), etag), path, ignore)
+        assert path.read_bytes() == content
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_boto3_follows_where_the_service_sends_it(endpoint_url, opened, tmp_path):

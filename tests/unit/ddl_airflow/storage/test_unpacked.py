@@ -170,7 +170,7 @@ EVIL = {
     "twice": ("x.tar", tar_of({"a": b"1", "./a": b"2"}), "'a' is there twice"),
     "file in a file": ("x.tar", tar_of({"a": b"1", "a/b": b"2"}), "'x/a/b' needs a folder"),
     "name": ("x.tar", tar_of({"a" * 300: b"1"}), "over 255 bytes"),
-    "latin": ("x.tar", tar_of({"\xe4": b"1"}, encoding="latin-1", format=0), "utf-8"),
+    "latin": ("x.tar", tar_of({"\xe4": b"1"}, encoding="latin-1", format=0), "no text in UTF-8"),
     "zip climbing": ("x.zip", zip_of({"../evil": b"1"}), r"'\.\./evil' leads out"),
     "zip absolute": ("x.zip", zip_of({"/evil": b"1"}), "'/evil' is an absolute path"),
     "no name": ("a/.zip", zip_of({"a": b"1"}), "it has no name"),
@@ -210,6 +210,22 @@ def test_what_may_not_be_unpacked_is_named_and_nothing_of_it_is_there(store, cac
     assert {*tmp_path.rglob("*evil*")} == before and not (tmp_path / "data").exists()
     assert not list((cache.root / "archives").glob("??/*.json"))
     assert not [one for one in (cache.root / "archives").glob("*/??/*") if one.is_file()]
+
+
+def test_what_a_tar_says_beside_names_need_be_no_text(store, cache, tmp_path):
+    """As the tar of macOS writes attributes of files."""
+
+    def record(value: bytes) -> bytes:
+        body = b" SCHILY.xattr.com.apple.provenance=" + value + b"\n"
+        return str(len(body) + len(str(len(body)))).encode() + body
+
+    said = record(b"\1\2\0\xfe\xd2\xe1")
+    head = tarfile.TarInfo("PaxHeader/a.txt")
+    head.type, head.size = tarfile.XHDTYPE, len(said)
+    body = head.tobuf(tarfile.USTAR_FORMAT) + said.ljust(512, b"\0")
+    store.put_bytes("x.tar", body + tar_of({"a.txt": b"text"}))
+    staged(store, cache, tmp_path / "data")
+    assert (tmp_path / "data" / "x" / "a.txt").read_bytes() == b"text"
 
 
 def test_a_link_a_device_and_a_secret_of_a_zip_are_refused(store, cache, tmp_path):
