@@ -7,11 +7,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddl_airflow.core.beneath import read_beneath
 from ddl_airflow.core.errors import CommandInvalid, FileRefused
 from ddl_airflow.core.manifest.rule import Finding, nearest
+from ddl_airflow.core.manifest.sections.definition import split_commands
 
 _EXPANDED = re.compile(r"[$*?\[\]{}~`]")
 # Compiling takes a hundred times as much memory.
@@ -57,6 +59,8 @@ def command_finding(
     Returns:
         None if nothing is; without a field if it is wrong in the script.
     """
+    with suppress(ValueError):  # said below
+        command = "\n".join(split_commands(command))  # without comments
     try:
         words = shlex.split(command)
     except ValueError as error:

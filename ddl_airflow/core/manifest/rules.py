@@ -5,6 +5,7 @@ What depends on the site is in ``compute_rules`` of the launcher.
 
 from __future__ import annotations
 
+from ddl_airflow.core.manifest.document import child
 from ddl_airflow.core.manifest.rule import Finding, Findings, Rule, registering
 from ddl_airflow.core.manifest.sections import (
     checkpoints,
@@ -19,6 +20,7 @@ from ddl_airflow.core.manifest.sections import (
     tries,
 )
 from ddl_airflow.core.manifest.sections.experiment import Experiment
+from ddl_airflow.core.manifest.sections.notifications import Notifications
 from ddl_airflow.core.manifest.sections.outcome import Evaluation
 from ddl_airflow.core.manifest.sections.places import leaves_its_folder
 from ddl_airflow.core.manifest.sections.schedule import Schedule
@@ -70,10 +72,23 @@ def evaluation_has_dates_in_each_run(
         yield from _dates_of_no_run(f"{at}.command", given, evaluation.command)
 
 
-def _dates_of_no_run(at: str, given: Schedule | None, command: str) -> Findings:
+@_rule("schedule", "notifications", warning=True)
+def notifications_have_dates_in_each_run(
+    at: str, given: Schedule | None, to: Notifications
+) -> Findings:
+    for event, entries in to:
+        for i, one in enumerate(entries):
+            for name, value in one.arguments.items():
+                field = child(f"{at}.{event}[{i}].arguments", name)
+                for text in value if isinstance(value, tuple) else (value,):
+                    if isinstance(text, str):
+                        yield from _dates_of_no_run(field, given, text, "does not send it")
+
+
+def _dates_of_no_run(at: str, given: Schedule | None, text: str, then: str = "fails") -> Findings:
     if given is None or not (given.on_data_change or given.assets):
         return
-    if dates := dates_in(command):
+    if dates := dates_in(text):
         starts = "changed data start" if given.on_data_change else "assets start"
-        message = f"names {', '.join(dates)}; a run that {starts} has no logical date, and fails"
+        message = f"names {', '.join(dates)}; a run that {starts} has no logical date, and {then}"
         yield Finding(at, message, WITHOUT_DATES)

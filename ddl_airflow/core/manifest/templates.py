@@ -245,7 +245,7 @@ def _is_known(called: nodes.Node) -> bool:
 
 
 def dates_in(text: str) -> list[str]:
-    """The names of ``DATES`` that a template asks for in each run.
+    """The names of ``DATES`` that a template asks for in each run, also of ``dag_run``.
 
     Empty where it decides by a value, or says what to take for one that is missing.
     """
@@ -261,8 +261,13 @@ def dates_in(text: str) -> list[str]:
     for node in tree.find_all(decides):
         if not isinstance(node, nodes.Filter) or node.name in ("d", "default"):
             return []
-    names = (one.name for one in tree.find_all(nodes.Name) if one.ctx == "load")
-    return list(dict.fromkeys(name for name in names if name in DATES))
+    found = [one.name for one in tree.find_all(nodes.Name) if one.ctx == "load"]
+    for one in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        assert isinstance(one, (nodes.Getattr, nodes.Getitem))
+        # Where it is missing, dag_run has None, which a command would take for a word.
+        if isinstance(one.node, nodes.Name) and one.node.name == "dag_run" and _key(one) in DATES:
+            found.append(f"dag_run.{_key(one)}")
+    return list(dict.fromkeys(name for name in found if name.removeprefix("dag_run.") in DATES))
 
 
 def template_findings(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddl_airflow.core.command import check_command
+from ddl_airflow.core.command import check_command, command_finding
 from ddl_airflow.core.errors import CommandInvalid
 
 
@@ -172,3 +172,17 @@ def test_a_program_that_may_be_meant_passes(tmp_path, command, ranks):
 def test_a_misspelt_python_is_named(tmp_path, program):
     with pytest.raises(CommandInvalid, match="Did you mean 'python'"):
         check_command(f"{program} train.py", tmp_path, sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("# the held-out set isn't in DATA_DIR\npython train.py", None),
+        ("# the held-out set\npython trian.py", "'trian.py' is not in the manifest's code folder"),
+        ("cd below\npython other.py  # isn't beside it", None),
+    ],
+)
+def test_comments_are_no_part_of_a_command(tmp_path, command, said):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    found = command_finding("evaluation.command", command, tmp_path, sys.executable)
+    assert found is None if said is None else found is not None and said in found.message

@@ -288,6 +288,17 @@ def test_a_command_with_dates_in_a_run_without_any_fails_before_data_are_fetched
         path.write_text(path.read_text().replace(other, "{{ ds }}"))
 
 
+def test_a_date_of_dag_run_is_no_word_of_a_command_where_the_run_has_none(
+    tmp_path, workspace, write_manifest, run_task
+):
+    """The training would have the word None."""
+    command = "python train.py --until {{ dag_run.logical_date | ds }}"
+    path = write_manifest(tmp_path / "dags", "dated", f"'{command}'")
+    done = run_task(dag_from(load_manifest(path), path).get_task("stage_data"))
+    assert done.state == "failed" and isinstance(done.error, AirflowFailException)
+    assert "names dag_run.logical_date, and this run has no logical date" in str(done.error)
+
+
 def test_a_template_that_cannot_be_filled_in_is_not_tried_again(run_task, workspace):
     with DAG("dated", schedule=None):
         train = TrainOperator(

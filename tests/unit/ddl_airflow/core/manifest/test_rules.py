@@ -324,6 +324,14 @@ def test_the_rules_of_every_section_are_looked_at() -> None:
     [
         ("{on_data_change: true}", "--until {{ ds }}", "", ["model_definition.execution.command"]),
         ("{assets: [a]}", "", "--on {{ logical_date | ts }}", ["evaluation.command"]),
+        (
+            *("{assets: [a]}", "--until {{ dag_run.logical_date | ds }}", ""),
+            ["model_definition.execution.command"],
+        ),
+        (
+            *("{assets: [a]}", "", "--on {{ dag_run['data_interval_end'] }}"),
+            ["evaluation.command"],
+        ),
         ("{cron: '@daily'}", "--until {{ ds }}", "--on {{ ds }}", []),
         ("{on_data_change: true}", "--until {{ dag_run.run_after | ds }}", "--on {{ run_id }}", []),
         ("{on_data_change: true}", "--until {{ ds | default(run_id) }}", "", []),
@@ -342,6 +350,26 @@ def test_dates_that_a_run_of_changed_data_has_not_are_warned_of(
     found = [issue for issue in warnings if "no logical date" in issue.message]
     assert [issue.field for issue in found] == warned
     assert all("{{ dag_run.run_after | ds }}" in issue.fix for issue in found)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "subject", "warned"),
+    [
+        ("{on_data_change: true}", "training of {{ ds }} failed", True),
+        ("{assets: [a]}", "training of {{ dag_run.logical_date | ds }} failed", True),
+        ("{on_data_change: true}", "training of {{ dag_run.run_after | ds }} failed", False),
+        ("{cron: '@daily'}", "training of {{ ds }} failed", False),
+    ],
+)
+def test_a_mail_that_names_dates_that_its_run_has_not_is_warned_of(
+    schedule: str, subject: str, warned: bool
+) -> None:
+    text = (VALID / "folders.yml").read_text("utf-8").replace("schedule:", f"schedule: {schedule}")
+    mail = f'{{arguments: {{to: ml@example.com, subject: "{subject}"}}}}'
+    text += f"notifications: {{on_failure: [{mail}]}}\n"
+    warnings = load_manifest_text(text, "m.yml").warnings
+    found = [issue.field for issue in warnings if "no logical date" in issue.message]
+    assert found == ["notifications.on_failure[0].arguments.subject"] * warned
 
 
 @pytest.mark.parametrize(
