@@ -546,6 +546,43 @@ def optimizers_of_keras_2_add_up_several_passes() -> None:
 
 
 @check
+def clipped_gradients_of_keras_2_are_combined_once() -> None:
+    """Those of compute_gradients, which a script changes before it applies them."""
+    if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
+        return
+    import tf_keras
+
+    total = SIZE * MEAN
+    for kinds, compute in (
+        (tf_keras.optimizers, "compute_gradients"),
+        (tf_keras.optimizers.legacy, "_compute_gradients"),
+    ):
+        for op, passes, of_update in (
+            (hvd.Sum, 1, total),
+            (hvd.Average, 2, 2 * MEAN),
+            (hvd.Sum, 3, 3 * total),
+        ):
+            for wrap in (lambda function: function, tf.function):
+                optimizer = hvd_keras.DistributedOptimizer(
+                    kinds.SGD(1.0), op=op, backward_passes_per_step=passes
+                )
+                weight = tf.Variable(0.0)
+
+                def step(optimizer=optimizer, weight=weight, compute=compute) -> None:
+                    with tf.GradientTape() as tape:
+                        loss = weight * (RANK + 1.0)
+                    ((gradient, _),) = getattr(optimizer, compute)(loss, [weight], tape=tape)
+                    clipped, _ = tf.clip_by_global_norm([gradient], 1e3)
+                    optimizer.apply_gradients(zip(clipped, [weight], strict=True))
+
+                run = wrap(step)
+                for done in range(1, 2 * passes + 1):
+                    run()
+                    expected = -of_update * (done // passes)
+                    assert np.isclose(weight, expected), (kinds, op, passes, done, weight)
+
+
+@check
 def loss_scaling_of_keras_2_reduces_once() -> None:
     if importlib.util.find_spec("tf_keras") is None:  # pip install -r requirements/legacy.txt
         return

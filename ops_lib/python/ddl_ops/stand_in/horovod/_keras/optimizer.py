@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -103,6 +104,10 @@ class _Distributed:
     """What both have: the class attribute `_hvd_how` says how."""
 
     _hvd_how: tuple[Reduction, int, bool]
+    # Whether the script itself has gradients computed, and combined; then it may change them, by
+    # clipping say, and what it applies is combined no more, as in Horovod.
+    _computed_by_script = False
+    _minimizing = False
 
     def _begin(self: Any) -> None:
         reduction, passes, average = self._hvd_how
@@ -158,6 +163,8 @@ class _Distributed:
             grad_loss: the gradient of the loss, by default ones.
             tape: see loss; of a function it records the call.
         """
+        if not self._minimizing:
+            self._computed_by_script = True
         if callable(loss):
             tape = tf.GradientTape() if tape is None else tape
             with tape:
@@ -166,7 +173,15 @@ class _Distributed:
         gradients = tape.gradient(loss, variables, grad_loss)
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
+    def minimize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As that of Keras, of gradients combined over the ranks."""
+        with _minimizing(self):
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]
+
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self._computed_by_script:
+            for gradient in gradients:
+                mark_reduced(gradient)
         if all(gradient is None or is_reduced(gradient) for gradient in gradients):
             return list(gradients)
         return list(self._allreduce(gradients, variables))
@@ -254,9 +269,29 @@ class _Keras2(_Distributed):
         return aggregated
 
 
+@contextmanager
+def _minimizing(optimizer: Any) -> Iterator[None]:
+    """While Keras computes and applies: the script has not computed by itself."""
+    optimizer._minimizing = True
+    try:
+        yield
+    finally:
+        optimizer._minimizing = False
+
+
 @functools.cache
 def _hook_loss_scaling_of_keras_2() -> None:
     # It computes and applies by the optimizer within. In between it makes new tensors, which would
     # be combined once more.
     for kind in sys.modules["tf_keras"].mixed_precision.LossScaleOptimizer.__subclasses__():
         kind.get_unscaled_gradients = keeping_marks(kind.get_unscaled_gradients)
+        kind.minimize = _minimizing_within(kind.minimize)
+
+
+def _minimizing_within(minimize: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(minimize)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _minimizing(self.inner_optimizer):
+            return minimize(self, *args, **kwargs)
+
+    return run
