@@ -173,11 +173,6 @@ class _Distributed:
         gradients = tape.gradient(loss, variables, grad_loss)
         return list(zip(self._allreduce(gradients, variables), variables, strict=True))
 
-    def minimize(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As that of Keras, of gradients combined over the ranks."""
-        with _minimizing(self):
-            return super().minimize(*args, **kwargs)  # type: ignore[misc]
-
     def _combined(self: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self._computed_by_script:
             for gradient in gradients:
@@ -226,6 +221,11 @@ class _Keras3(_Distributed):
 
 
 class _Keras2(_Distributed):
+    def minimize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As that of Keras, of gradients combined over the ranks."""
+        with _minimizing(self):
+            return super().minimize(*args, **kwargs)  # type: ignore[misc]
+
     def get_gradients(self: Any, loss: Any, params: Any) -> list[Any]:
         """As that of Keras's older optimizers in TensorFlow 1, combined over the ranks."""
         variables = tf.nest.flatten(params)
