@@ -14,8 +14,11 @@ TensorFlow is imported inside the functions: importing this module costs nothing
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -435,6 +438,7 @@ def _export_keras(
     outputs: Mapping[str, str],
     folder: Path,
 ) -> Exported:
+    import keras
     import tensorflow as tf
 
     model, exported = _first_readable(checkpoints, _load_keras)
@@ -449,7 +453,11 @@ def _export_keras(
     fetches = _renamed(path, "outputs", outputs, output_names, None)
 
     def call(tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        results = model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
+        # Several may be a dict.
+        given = (
+            keras.tree.pack_sequence_as(model.input, tensors) if len(tensors) > 1 else tensors[0]
+        )
+        results = model(given, training=False)
         by_name = dict(zip(output_names, tf.nest.flatten(results), strict=True))
         found = {name or _default_output_name(by_name[own]): by_name[own] for name, own in fetches}
         predicted, served, _ = _heads(found, bool(outputs))
@@ -493,7 +501,8 @@ def _resources(path: Path, model: Any, functions: Iterable[Any]) -> list[Any]:
     own = [
         found for found in tf.train.TrackableView(model).descendants() if isinstance(found, kinds)
     ]
-    own += [variable.value for variable in model.variables]
+    # Those of Keras 3 are none of TensorFlow's, but have one.
+    own += [one.value for one in model.variables if not isinstance(one, tf.Variable)]
     by_handle = {
         id(one.handle if isinstance(one, tf.Variable) else one.resource_handle): one for one in own
     }
@@ -533,17 +542,39 @@ def _reason(error: Exception) -> str:
 
 
 def _load_keras(checkpoint: Checkpoint) -> Any:
-    import keras
-
+    keras = _keras_of(checkpoint.path)
+    # Horovod's, which is only another one while it trains. By its name its weights are found.
+    kind = type("SyncBatchNormalization", (keras.layers.BatchNormalization,), {})
     try:
         # Without the optimizer: it may be one that only the training script knows.
-        return keras.models.load_model(checkpoint.path, compile=False, safe_mode=True)
+        return keras.models.load_model(
+            checkpoint.path, {kind.__name__: kind}, compile=False, safe_mode=True
+        )
     except Exception as error:  # Keras lets through whatever a layer's own constructor raises
         raise TransformError(
             f"{checkpoint.path}: Keras cannot load it without the training script "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Build the "
             f"model from Keras' own layers, without Lambda and classes of the script."
         ) from error
+
+
+def _keras_of(path: Path) -> Any:
+    """The Keras that reads the file: 2 and 3 do not read what the other one saved."""
+    import keras
+
+    with suppress(KeyError, ValueError), zipfile.ZipFile(path) as archive:
+        said = json.loads(archive.read("metadata.json"))
+        if not str(said.get("keras_version", "")).startswith("2."):
+            return keras
+        try:
+            import tf_keras
+        except ImportError:
+            raise CheckpointUnreadable(
+                "it was saved by Keras 2: pip install 'ddl-ops[legacy]' where models are made, or "
+                "write the SavedModel to $RESULT_DIR/model"
+            ) from None
+        return tf_keras
+    return keras
 
 
 def _renamed(

@@ -14,6 +14,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -723,6 +724,84 @@ def test_keras_names_of_the_manifest(empty: Bench) -> None:
     shutil.rmtree(empty.model)
     error = empty.fail("TransformError", "--input", "digits=x:0")
     assert "transform.inputs names x:0; the model has pixels" in error
+
+
+def test_keras_inputs_that_are_a_dict_go_where_they_belong(empty: Bench, tf: Any) -> None:
+    import keras
+
+    last, first = (keras.Input((CLASSES,), name=name) for name in ("z", "a"))
+    ends = keras.layers.Subtract(name="difference")([last, first])
+    model = keras.Model({"z": last, "a": first}, ends)
+    model.compile("adam", "mse")
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.succeed()
+    serve = tf.saved_model.load(str(empty.model)).signatures["predict_images"]
+    found = serve(z=tf.ones([2, CLASSES]), a=tf.zeros([2, CLASSES]))
+    np.testing.assert_allclose(found["logits"], np.ones([2, CLASSES]))
+
+
+def test_keras_batch_normalization_of_horovods_name(empty: Bench, tf: Any) -> None:
+    """It synchronises while it trains alone, and its module is not where models are served."""
+    import keras
+
+    kind = type("SyncBatchNormalization", (keras.layers.BatchNormalization,), {})
+    kind.__module__ = "horovod.tensorflow.sync_batch_norm"
+    ends = keras.layers.Dense(CLASSES, activation=None)
+    model = keras.Sequential([keras.Input((2, 3, 1)), kind(), keras.layers.Flatten(), ends])
+    model.layers[0].set_weights([np.full([1], value) for value in (2.0, 0.5, 0.25, 4.0)])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    empty.succeed()
+    serve = tf.saved_model.load(str(empty.model)).signatures["predict_images"]
+    images = np.random.default_rng(1).normal(size=(4, 2, 3, 1)).astype(np.float32)
+    expected = model.predict(images, verbose=0)
+    np.testing.assert_allclose(serve(images=tf.constant(images))["logits"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_keras_files_of_keras_2(empty: Bench, tf: Any, functional: bool) -> None:
+    """As scripts for Horovod write them where TF_USE_LEGACY_KERAS is set."""
+    keras = pytest.importorskip("tf_keras", reason="pip install -r requirements/legacy.txt")
+    first, middle, last = (
+        keras.Input((2, 3, 1), name="pixels"),
+        [keras.layers.BatchNormalization(), keras.layers.Flatten()],
+        keras.layers.Dense(CLASSES, activation="softmax", name="last"),
+    )
+    model = keras.Sequential([first, *middle, last])
+    if functional:
+        model = keras.Model(first, last(middle[1](middle[0](first))))
+    model.compile("adam", "sparse_categorical_crossentropy")
+    last.set_weights([weights(1), BIAS])
+    save_keras(empty.result / "model-1.keras", model, 1000)
+    report = empty.succeed()
+    assert report["framework"] == "keras"
+    serve = tf.saved_model.load(str(empty.model)).signatures["predict_images"]
+    images = np.random.default_rng(1).normal(size=(4, 2, 3, 1)).astype(np.float32)
+    expected = model.predict(images, verbose=0)
+    np.testing.assert_allclose(serve(images=tf.constant(images))["scores"], expected, rtol=1e-4)
+
+
+def test_keras_files_of_a_keras_2_that_is_not_installed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.succeed("--checkpoint", "20")  # writes a model
+    shutil.rmtree(bench.result / "checkpoints", ignore_errors=True)
+    for file in bench.result.iterdir():
+        if file != bench.model and file.is_file():
+            file.unlink()
+    path = bench.result / "model-1.keras"
+    save_keras(path, keras_model(1), 1000)
+    other = path.with_name("other.zip")
+    with zipfile.ZipFile(path) as before, zipfile.ZipFile(other, "w") as after:
+        for name in before.namelist():
+            known = {"metadata.json": b'{"keras_version": "2.21.0"}'}
+            after.writestr(name, known.get(name) or before.read(name))
+    other.replace(path)
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    _, said = bench.run()
+    assert said["kind"] == "CheckpointMissing"
+    assert "it was saved by Keras 2: pip install 'ddl-ops[legacy]'" in said["error"]
+    report = bench.succeed("--may-be-written")
+    assert report["warnings"][0].startswith("took the model that the training wrote itself: ")
 
 
 def ends_of_keras_models() -> list[Any]:
