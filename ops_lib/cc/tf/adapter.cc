@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,6 +37,14 @@ Status FindGpu(tf::OpKernelContext* context, std::shared_ptr<GpuContext>* gpu) {
   (*gpu)->device = stream->parent()->device_ordinal();
   (*gpu)->stream = static_cast<CudaStream>(stream->platform_specific_handle().stream);
   return MarkReady(*library, gpu->get());
+}
+
+// They live as long as the process: kernels may outlive one another.
+Runs* RunsOf(int process_set, const std::string& stream) {
+  static std::mutex mutex;
+  static auto* const all = new std::map<std::pair<int, std::string>, Runs>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return &(*all)[{process_set, stream}];
 }
 
 }  // namespace
@@ -107,31 +116,36 @@ CollectiveKernel::CollectiveKernel(tf::OpKernelConstruction* construction)
   if (mismatch == "failed_precondition") mismatch_ = Code::kFailedPrecondition;
   request_ = OneLine(request_.empty() ? name() : request_);
   stream_ = OneLine(stream_);
+  runs_ = RunsOf(process_set_, stream_);
 }
 
 void CollectiveKernel::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
+  if (!ordered_) {
+    Start(context, std::move(done));
+    return;
+  }
   const int64_t step = context->step_id();  // of one call of a tf.function
   bool alone = true;
   {
-    std::lock_guard<std::mutex> lock(runs_mutex_);
-    alone = !ordered_ || running_ == 0 || running_step_ == step;
+    std::lock_guard<std::mutex> lock(runs_->mutex);
+    alone = runs_->unfinished == 0 || (runs_->step == step && step != 0);
     if (alone) {
-      ++running_;
-      running_step_ = step;
+      ++runs_->unfinished;
+      runs_->step = step;
     }
   }
   if (!alone) {
     context->SetStatus(absl::FailedPreconditionError(
         type_string() + " \"" + request_ +
-        "\": two threads run its tf.function at once, and the ranks cannot tell whose turn it is. "
-        "Make a tf.function in each thread."));
+        "\": two threads run collectives of one thread at once, and the ranks cannot tell whose "
+        "turn it is. Make a tf.function in the thread that runs it."));
     done();
     return;
   }
-  Start(context, [this, done = std::move(done)] {
+  Start(context, [runs = runs_, done = std::move(done)] {
     {
-      std::lock_guard<std::mutex> lock(runs_mutex_);
-      --running_;
+      std::lock_guard<std::mutex> lock(runs->mutex);
+      --runs->unfinished;
     }
     done();
   });

@@ -61,13 +61,21 @@ class KernelCompletion {
   bool complete_ = false;
 };
 
+// The runs of the ordered ops of one stream: an eager op is one, and a call of a tf.function.
+struct Runs {
+  std::mutex mutex;   // guards what follows
+  int unfinished = 0;  // ops
+  int64_t step = 0;    // of the run that they are of; 0 for eager ones
+};
+
 // A kernel of a collective: knows the attributes that all have.
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* construction);
 
-  // Refuses a second thread that runs the same ordered op meanwhile. The op knows the thread in
-  // which its tf.function was traced, so the ranks would take one thread's tensors for the other's.
+  // Refuses a second thread that runs an ordered op of the same stream meanwhile. An op knows the
+  // thread in which its tf.function was traced, so the ranks would take one thread's tensors for the
+  // other's.
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final;
 
  protected:
@@ -109,9 +117,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   Code mismatch_ = Code::kInvalidArgument;
   std::mutex mutex_;  // guards signature_
   std::shared_ptr<const Signature> signature_;
-  std::mutex runs_mutex_;  // guards what follows
-  int running_ = 0;        // runs that have not ended
-  int64_t running_step_ = 0;
+  Runs* runs_ = nullptr;  // of its stream
 };
 
 // Ours for TensorFlow's. Only for the types in kPlainTypes.

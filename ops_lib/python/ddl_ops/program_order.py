@@ -12,15 +12,15 @@ from typing import ClassVar
 _AUTOMATIC = re.compile(r"(Thread|Dummy|Timer)-\d+")
 
 
-class _Unnamed:
-    """Threads without a name that may take part: of each function the last one, by that.
+class _Threads:
+    """The threads that have asked for collectives: of each stream the last one.
 
     Attributes:
-        allowed: whether any may.
+        unnamed_allowed: whether those that have no name may.
         others: of a stream, the threads that there were when its thread first asked for anything.
     """
 
-    allowed = False
+    unnamed_allowed = False
     streams: ClassVar[dict[str, threading.Thread]] = {}
     others: ClassVar[dict[str, weakref.WeakSet[threading.Thread]]] = {}
     lock = threading.Lock()
@@ -32,7 +32,7 @@ def allow_unnamed_threads() -> None:
     Scripts for Horovod need not name threads: there collectives are known by the names of tensors.
     Several threads of one function are refused still, unless one begins after another's end.
     """
-    _Unnamed.allowed = True
+    _Threads.unnamed_allowed = True
 
 
 def stream(what: str) -> str:
@@ -45,18 +45,24 @@ def stream(what: str) -> str:
     Args:
         what: the call, for the message.
 
-    Raises RuntimeError in a thread without a name, and in those of a pool.
+    Raises RuntimeError in a thread without a name, in those of a pool, and in one whose name
+    another one has, or had while both were there.
     """
     thread = threading.current_thread()
     if thread is threading.main_thread():
         return ""
     if _AUTOMATIC.match(thread.name) or _is_in_pool(thread):
-        if _Unnamed.allowed and (known := _by_function(thread)):
+        if _Threads.unnamed_allowed and (known := _by_function(thread)):
             return known
         raise RuntimeError(
             f"{what} in {thread.name}: the ranks cannot tell which of their threads this is. Name "
             "the thread, alike on all ranks (threading.Thread(name=...)), or, in a pool, each "
             "collective (ddl.allreduce(..., name=...))."
+        )
+    if not _is_alone(thread.name, thread):
+        raise RuntimeError(
+            f"{what} in {thread.name}: two threads have this name, and the ranks cannot tell which "
+            "of them this is. Give each a name of its own, alike on all ranks."
         )
     return thread.name
 
@@ -70,15 +76,20 @@ def _by_function(thread: threading.Thread) -> str:
     if not name or _is_in_pool(thread):
         return ""
     name = f"thread of {getattr(function, '__module__', '')}.{name}"
-    with _Unnamed.lock:
-        before = _Unnamed.streams.get(name)
+    return name if _is_alone(name, thread) else ""
+
+
+def _is_alone(name: str, thread: threading.Thread) -> bool:
+    """Whether the stream can be that of no other thread, on any rank."""
+    with _Threads.lock:
+        before = _Threads.streams.get(name)
         if before is thread:
-            return name
-        if before is not None and (before.is_alive() or thread in _Unnamed.others[name]):
-            return ""
-        _Unnamed.streams[name] = thread
-        _Unnamed.others[name] = weakref.WeakSet(threading.enumerate())
-        return name
+            return True
+        if before is not None and (before.is_alive() or thread in _Threads.others[name]):
+            return False
+        _Threads.streams[name] = thread
+        _Threads.others[name] = weakref.WeakSet(threading.enumerate())
+        return True
 
 
 def _is_in_pool(thread: threading.Thread) -> bool:

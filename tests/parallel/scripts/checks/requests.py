@@ -66,6 +66,58 @@ def threads_that_cannot_be_told_apart_are_refused_not_mixed() -> None:
 
 
 @check
+def threads_of_one_name_are_refused_not_mixed() -> None:
+    if SIZE == 1:
+        return
+
+    def total(value: float) -> float:
+        if value == 1:
+            time.sleep(0.3)  # until both are there
+        return float(ddl.allreduce(tf.constant(value), average=False))
+
+    names = ("same", "same")
+    if RANK % 2 == 0:
+        got, refused = in_threads(
+            lambda: total(1.0), lambda: time.sleep(0.6) or total(100.0), names=names
+        )
+    else:
+        refused, got = in_threads(
+            lambda: time.sleep(0.9) or total(100.0), lambda: total(1.0), names=names
+        )
+    assert got == SIZE, got
+    assert isinstance(refused, RuntimeError) and "two threads have this name" in str(refused)
+    # One after the other's end is the same one.
+    (again,) = in_threads(lambda: total(1.0), names=("same",))
+    assert again == SIZE, again
+
+
+@check
+def two_functions_of_one_thread_that_run_at_once_are_refused_not_mixed() -> None:
+    if SIZE == 1:
+        return
+
+    def made() -> tf.types.experimental.GenericFunction:
+        return tf.function(lambda value: ddl.allreduce(value, average=False))
+
+    training, evaluation = made(), made()
+    for one in (training, evaluation):
+        one(tf.constant(0.0))  # traced in the main thread, whose stream both have from then on
+    if RANK > 0:
+        time.sleep(1.0)
+        assert float(training(tf.constant(1.0))) == SIZE
+        return
+
+    def second() -> None:
+        time.sleep(0.3)
+        evaluation(tf.constant(100.0))
+
+    first, refused = in_threads(lambda: float(training(tf.constant(1.0))), second, names=("a", "b"))
+    assert first == SIZE, first
+    assert isinstance(refused, tf.errors.FailedPreconditionError), refused
+    assert "two threads run collectives of one thread at once" in refused.message, refused
+
+
+@check
 def a_function_that_two_threads_run_at_once_is_refused_not_mixed() -> None:
     if SIZE == 1:
         return
@@ -87,7 +139,7 @@ def a_function_that_two_threads_run_at_once_is_refused_not_mixed() -> None:
     first, refused = in_threads(lambda: float(total(tf.constant(1.0))), second, names=("a", "b"))
     assert first == SIZE, first
     assert isinstance(refused, tf.errors.FailedPreconditionError), refused
-    assert "two threads run its tf.function at once" in refused.message, refused
+    assert "two threads run collectives of one thread at once" in refused.message, refused
 
 
 @check
